@@ -220,7 +220,7 @@ impl Authenticator {
     /// When the session must be cut: its listed token or its signing key is gone, the runtime's label belongs to another
     /// runtime, one of its credentials is revoked, or has been expired for longer than the grace.
     /// [`AuthRefusal::is_revoked`] distinguishes a revocation from a credential that is only gone.
-    pub fn as_of(&self, grant: &Grant, now: SystemTime) -> Result<Grant, AuthRefusal> {
+    pub fn recheck(&self, grant: &Grant, now: SystemTime) -> Result<Grant, AuthRefusal> {
         let runtimes = self.runtimes.load();
         let mut expires: Option<SystemTime> = None;
         for credential in &grant.credentials.all {
@@ -252,7 +252,7 @@ impl Authenticator {
     /// When the session must be cut: [`AuthRefusal::is_denial`] distinguishes a denial from a platform that does not answer.
     pub async fn renew(&self, grant: &Grant) -> Result<Grant, AuthRefusal> {
         let (Some(platform), Some(query)) = (&self.platform, &grant.credentials.query) else {
-            return self.as_of(grant, SystemTime::now());
+            return self.recheck(grant, SystemTime::now());
         };
         let verified = platform.verify(query).await?;
         check_same(&grant.credentials.named, &verified.named)?;
@@ -270,7 +270,7 @@ impl Authenticator {
             .collect();
         let now = SystemTime::now();
         let renewed = self.grant([verified].into_iter().chain(others).collect(), now)?;
-        self.as_of(&renewed, now)
+        self.recheck(&renewed, now)
     }
 
     /// Replaces the runtimes and tokens of the runtimes file.
@@ -306,7 +306,7 @@ impl Authenticator {
     /// When there are too many revocations already.
     pub fn revoke(&self, revocation: &Revocation) -> Result<(), RevocationsFull> {
         let mut is_full = Ok(());
-        self.revoked.rcu(|revoked| match revoked.and(revocation) {
+        self.revoked.rcu(|revoked| match revoked.with(revocation) {
             Ok(more) => {
                 is_full = Ok(());
                 Arc::new(more)
@@ -346,21 +346,21 @@ impl Authenticator {
     }
 
     /// The number of stored labels of runtimes that are not in the runtimes file.
-    pub(crate) fn labels_known(&self) -> usize {
+    pub(crate) fn stored_labels(&self) -> usize {
         self.labels.len()
     }
 
-    /// The number of open requests to the platform.
-    pub(crate) fn questions(&self) -> usize {
+    /// The number of open queries to the platform.
+    pub(crate) fn open_platform_queries(&self) -> usize {
         self.platform
             .as_ref()
             .map_or(0, PlatformVerifier::open_queries)
     }
 
     /// The number of cached answers of the platform.
-    pub(crate) fn answers_known(&self) -> usize {
+    pub(crate) fn cached_platform_answers(&self) -> usize {
         let platform = self.platform.as_ref();
-        platform.map_or(0, PlatformVerifier::answers_known)
+        platform.map_or(0, PlatformVerifier::cached_answers)
     }
 
     /// Whether the configured revocation list has an entry.
@@ -371,7 +371,7 @@ impl Authenticator {
     /// Whether the last request to the platform was not answered; `None` if no platform is configured.
     #[must_use]
     pub fn is_platform_away(&self) -> Option<bool> {
-        self.platform.as_ref().map(PlatformVerifier::is_away)
+        self.platform.as_ref().map(PlatformVerifier::is_unreachable)
     }
 
     fn check_revoked(

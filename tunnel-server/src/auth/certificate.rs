@@ -222,7 +222,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_certificate_is_refused() {
+    fn a_malformed_certificate_is_refused() {
         let mut good = leaf(vec![uri("tunnel://acme/prod")]).to_vec();
         good.push(0);
         for bad in [&b""[..], b"x", &good, &good[..40]] {
@@ -231,13 +231,13 @@ mod tests {
         }
     }
 
-    /// As a TLS ticket brings it back: nobody has looked at it since it was good.
+    /// As after a TLS resumption: the certificate was last checked while it was valid.
     #[test]
-    fn what_has_run_out_or_is_not_good_yet_is_refused_with_both_clocks() {
+    fn an_expired_or_not_yet_valid_certificate_is_refused_with_both_clocks() {
         let now = SystemTime::from("2030-01-01T00:00:00Z".parse::<Moment>().unwrap());
         let at = |years| verify(&[leaf_between(vec![uri("tunnel://acme/prod")], years)], now);
         assert!(at((2029, 2031)).is_ok() && at((2030, 2031)).is_ok());
-        for (years, reason, told) in [
+        for (years, reason, text) in [
             (
                 (2020, 2030),
                 "certificate_expired",
@@ -254,7 +254,7 @@ mod tests {
             let refusal = at(years).err().unwrap();
             assert_eq!(
                 (refusal.name(), refusal.to_string().as_str()),
-                (reason, told)
+                (reason, text)
             );
         }
         let ancient = at((1950, 1960)).err().unwrap();

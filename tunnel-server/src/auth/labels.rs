@@ -157,7 +157,7 @@ pub(super) mod tests {
     }
 
     #[test]
-    fn a_label_stays_with_whom_it_belongs_to() {
+    fn a_label_stays_with_its_owner() {
         let labels = Labels::new("d.example".parse().unwrap());
         let get = |runtimes: &Runtimes, account, name| {
             labels.entry(runtimes, &NamedRuntime::new(account, name).unwrap())
@@ -166,16 +166,24 @@ pub(super) mod tests {
         let first = get(&none, "a-b", "c").unwrap();
         assert_eq!(first.label.as_str(), "a-b-c");
         let taken = Err(AuthRefusal::RuntimeLabelTaken(first.label.clone()));
-        assert_eq!(get(&none, "a", "b-c"), taken, "he is not the first");
+        assert_eq!(get(&none, "a", "b-c"), taken, "another runtime has it");
         assert!(Arc::ptr_eq(&get(&none, "a-b", "c").unwrap(), &first));
         drop(first);
-        assert_eq!(get(&none, "a", "b-c"), taken, "nor when the first is away");
+        assert_eq!(
+            get(&none, "a", "b-c"),
+            taken,
+            "also while its owner has no session"
+        );
         let file = listed("[[runtime]]\naccount = \"a\"\nname = \"b-c\"\n");
-        assert_eq!(get(&file, "a-b", "c"), taken, "the file counts most");
+        assert_eq!(get(&file, "a-b", "c"), taken, "the file takes precedence");
         assert!(get(&file, "a", "b-c").is_ok());
         let host =
             listed("[[runtime]]\naccount = \"x\"\nname = \"y\"\nhosts = [\"a-b-c.d.example\"]\n");
-        assert_eq!(get(&host, "a-b", "c"), taken, "it is somebody's host");
+        assert_eq!(
+            get(&host, "a-b", "c"),
+            taken,
+            "it is another runtime's host"
+        );
     }
 
     #[test]

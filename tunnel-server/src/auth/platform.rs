@@ -8,7 +8,7 @@
 
 mod answer;
 mod breaker;
-mod memory;
+mod cache;
 
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
@@ -28,7 +28,7 @@ use tunnel_proto::handshake::Greeting;
 
 use self::answer::{Answer, PlatformReply};
 use self::breaker::{Attempt, Breaker};
-use self::memory::{Approval, Denial, Memory};
+use self::cache::{Approval, DecisionCache, Denial};
 use super::credential::{CredentialId, CredentialKind};
 use super::https::HttpsClient;
 use super::refusal::AuthRefusal;
@@ -44,14 +44,14 @@ const ANSWER_BYTES: usize = 64 * 1024;
 const RENEW: Duration = Duration::from_secs(15 * 60);
 
 /// Time to the next query of a session while the platform is unreachable.
-const RENEW_AWAY: Duration = Duration::from_secs(30);
+const RENEW_UNREACHABLE: Duration = Duration::from_secs(30);
 
 /// Log lines about queries without an approval or a denial: the first 20 at once, then one per second, since any client
 /// can cause any number of queries.
 const FAULT_LINES: u32 = 20;
 const FAULT_LINE_EACH: Duration = Duration::from_secs(1);
 
-const AWAY: AuthRefusal = AuthRefusal::AuthUnavailable("the platform does not answer");
+const UNREACHABLE: AuthRefusal = AuthRefusal::AuthUnavailable("the platform does not answer");
 
 /// Verifies tokens by asking the platform.
 pub(super) struct PlatformVerifier {
@@ -60,8 +60,8 @@ pub(super) struct PlatformVerifier {
     own_token: ArcSwapOption<PlatformToken>,
     permits: Semaphore,
     breaker: Mutex<Breaker>,
-    memory: Mutex<Memory>,
-    flights: Mutex<Flights>,
+    cache: Mutex<DecisionCache>,
+    open_queries: Mutex<OpenQueries>,
     /// Limits log lines about queries without an approval or a denial.
     lines: Allowance,
 }
@@ -104,16 +104,16 @@ enum Decision {
 }
 
 /// One query that several clients wait for. The one that holds the lock sends it; the others find the decision.
-type Flight = sync::Mutex<Option<Decision>>;
+type SharedQuery = sync::Mutex<Option<Decision>>;
 
 /// The open queries, each with the number of waiters.
-type Flights = HashMap<TokenHash, (usize, Arc<Flight>)>;
+type OpenQueries = HashMap<TokenHash, (usize, Arc<SharedQuery>)>;
 
 /// One waiter for a query; counted until dropped.
 struct Waiter<'a> {
-    flights: &'a Mutex<Flights>,
+    open_queries: &'a Mutex<OpenQueries>,
     sha256: TokenHash,
-    flight: Arc<Flight>,
+    shared: Arc<SharedQuery>,
 }
 
 impl PlatformToken {
@@ -161,8 +161,8 @@ impl PlatformVerifier {
             client,
             own_token: ArcSwapOption::from_pointee(own_token),
             breaker: Mutex::default(),
-            memory: Mutex::default(),
-            flights: Mutex::default(),
+            cache: Mutex::default(),
+            open_queries: Mutex::default(),
             lines: Allowance::new(FAULT_LINES, FAULT_LINE_EACH),
         }
     }
@@ -173,18 +173,18 @@ impl PlatformVerifier {
     }
 
     /// Whether the last query was not answered.
-    pub(super) fn is_away(&self) -> bool {
-        self.breaker.lock().away_since().is_some()
+    pub(super) fn is_unreachable(&self) -> bool {
+        self.breaker.lock().unreachable_since().is_some()
     }
 
     /// The number of open queries.
     pub(super) fn open_queries(&self) -> usize {
-        self.flights.lock().len()
+        self.open_queries.lock().len()
     }
 
     /// The number of cached answers.
-    pub(super) fn answers_known(&self) -> usize {
-        self.memory.lock().len()
+    pub(super) fn cached_answers(&self) -> usize {
+        self.cache.lock().len()
     }
 
     /// Verifies a token.
@@ -193,7 +193,7 @@ impl PlatformVerifier {
     /// When the platform denies it, or its answer is missing or cannot be used and the token was not approved before.
     pub(super) async fn verify(&self, query: &Arc<PlatformQuery>) -> Result<Verified, AuthRefusal> {
         match self.decision(query).await {
-            Decision::Approved(good) => Ok(self.good(query, &good)),
+            Decision::Approved(approval) => Ok(Self::approved(query, &approval)),
             Decision::Denied(denial) => Err(denial.refusal),
             Decision::Inconclusive(denial) => {
                 self.without_platform(query).map_err(|_| denial.refusal)
@@ -204,13 +204,13 @@ impl PlatformVerifier {
     }
 
     async fn decision(&self, query: &PlatformQuery) -> Decision {
-        let cached = self.memory.lock().fresh(&query.sha256, self.settings.cache);
+        let cached = self.cache.lock().fresh(&query.sha256, self.settings.cache);
         if let Some(decision) = cached {
             return decision;
         }
-        let waiter = self.join_flight(query.sha256);
+        let waiter = self.join_query(query.sha256);
         // Twice the deadline, because the query before this one may wait for a permit first.
-        let Ok(mut decision) = timeout(2 * self.client.deadline(), waiter.flight.lock()).await
+        let Ok(mut decision) = timeout(2 * self.client.deadline(), waiter.shared.lock()).await
         else {
             return Decision::Busy;
         };
@@ -243,9 +243,11 @@ impl PlatformVerifier {
         }
         match reply {
             PlatformReply::Approved(answer) => {
-                let good = Approval::new(answer);
-                self.memory.lock().good(query.sha256, good.clone());
-                Decision::Approved(good)
+                let approval = Approval::new(answer);
+                self.cache
+                    .lock()
+                    .insert_approval(query.sha256, approval.clone());
+                Decision::Approved(approval)
             }
             PlatformReply::Denied(reason) => self.deny(query, AuthRefusal::PlatformRefused(reason)),
             PlatformReply::Rejected(reason) => {
@@ -274,14 +276,18 @@ impl PlatformVerifier {
 
     fn deny(&self, query: &PlatformQuery, refusal: AuthRefusal) -> Decision {
         let denial = Denial::new(refusal);
-        self.memory.lock().refused(query.sha256, denial.clone());
+        self.cache
+            .lock()
+            .insert_denial(query.sha256, denial.clone());
         Decision::Denied(denial)
     }
 
     /// Neither an approval nor a denial. The refusal is for a token that was not approved before.
     fn inconclusive(&self, query: &PlatformQuery, refusal: AuthRefusal) -> Decision {
         let denial = Denial::new(refusal);
-        self.memory.lock().unclear(query.sha256, denial.clone());
+        self.cache
+            .lock()
+            .insert_inconclusive(query.sha256, denial.clone());
         Decision::Inconclusive(denial)
     }
 
@@ -303,57 +309,62 @@ impl PlatformVerifier {
         request.body(Full::from(json)).ok()
     }
 
-    fn good(&self, query: &Arc<PlatformQuery>, good: &Approval) -> Verified {
-        let valid_for = good.answer.valid_for;
-        let expires = valid_for.and_then(|valid_for| good.received_at.checked_add(valid_for));
-        let renew_at = good.received_at + spread(valid_for.unwrap_or(RENEW), query);
+    fn approved(query: &Arc<PlatformQuery>, approval: &Approval) -> Verified {
+        let valid_for = approval.answer.valid_for;
+        let expires = valid_for.and_then(|valid_for| approval.received_at.checked_add(valid_for));
+        let renew_at = approval.received_at + spread(valid_for.unwrap_or(RENEW), query);
         Verified {
             renewable_end: expires,
-            ..verified(query, &good.answer, expires, renew_at)
+            ..verified(query, &approval.answer, expires, renew_at)
         }
     }
 
     /// Accepts, for `--auth-outage`, a token that was approved when the platform became unreachable, or when its answers
     /// about the token began to be unusable.
     fn without_platform(&self, query: &Arc<PlatformQuery>) -> Result<Verified, AuthRefusal> {
-        let away_since = self.breaker.lock().away_since();
-        let memory = self.memory.lock();
-        let good = memory.known(&query.sha256).ok_or(AWAY)?;
-        let away_since = away_since.into_iter().chain(good.unclear_since());
-        let away_since = away_since.min().ok_or(AWAY)?;
-        let left = self.settings.outage.saturating_sub(away_since.elapsed());
-        if left.is_zero() || !good.is_valid_at(away_since) {
-            return Err(AWAY);
+        let unreachable_since = self.breaker.lock().unreachable_since();
+        let cache = self.cache.lock();
+        let approval = cache.last_approval(&query.sha256).ok_or(UNREACHABLE)?;
+        let unreachable_since = unreachable_since
+            .into_iter()
+            .chain(approval.unusable_since());
+        let unreachable_since = unreachable_since.min().ok_or(UNREACHABLE)?;
+        let left = self
+            .settings
+            .outage
+            .saturating_sub(unreachable_since.elapsed());
+        if left.is_zero() || !approval.is_valid_at(unreachable_since) {
+            return Err(UNREACHABLE);
         }
         let now = SystemTime::now();
-        let renew_at = now + spread(RENEW_AWAY.min(left), query);
+        let renew_at = now + spread(RENEW_UNREACHABLE.min(left), query);
         let expires = now.checked_add(left);
         // A renewal while the platform is unreachable does not postpone the expiry.
-        Ok(verified(query, &good.answer, expires, renew_at))
+        Ok(verified(query, &approval.answer, expires, renew_at))
     }
 
-    fn join_flight(&self, sha256: TokenHash) -> Waiter<'_> {
-        let mut flights = self.flights.lock();
-        let (waiters, flight) = flights.entry(sha256).or_default();
+    fn join_query(&self, sha256: TokenHash) -> Waiter<'_> {
+        let mut open_queries = self.open_queries.lock();
+        let (waiters, shared) = open_queries.entry(sha256).or_default();
         *waiters += 1;
         Waiter {
-            flights: &self.flights,
+            open_queries: &self.open_queries,
             sha256,
-            flight: flight.clone(),
+            shared: shared.clone(),
         }
     }
 }
 
 impl Drop for Waiter<'_> {
     fn drop(&mut self) {
-        let mut flights = self.flights.lock();
+        let mut open_queries = self.open_queries.lock();
         // Counted explicitly. The reference count of the `Arc` falls only after this lock is released, so of two
         // waiters that leave at once neither would see that it is the last.
-        if let Entry::Occupied(mut flight) = flights.entry(self.sha256) {
-            let (waiters, _) = flight.get_mut();
+        if let Entry::Occupied(mut shared) = open_queries.entry(self.sha256) {
+            let (waiters, _) = shared.get_mut();
             *waiters -= 1;
             if *waiters == 0 {
-                flight.remove();
+                shared.remove();
             }
         }
     }

@@ -9,7 +9,7 @@ use super::credential::CredentialId;
 use crate::runtimes::{Moment, RuntimeLabel};
 
 /// Time after which a client should retry while the platform is unreachable or the keys cannot be fetched.
-const RETRY_AWAY: Duration = Duration::from_secs(5);
+const RETRY_UNREACHABLE: Duration = Duration::from_secs(5);
 
 /// Time after which a client should retry while too many credentials are being checked.
 const RETRY_BUSY: Duration = Duration::from_secs(2);
@@ -188,7 +188,7 @@ impl AuthRefusal {
     #[must_use]
     pub fn retry_after(&self) -> Option<Duration> {
         match self {
-            Self::AuthUnavailable(_) | Self::PlatformUnclear(_) => Some(RETRY_AWAY),
+            Self::AuthUnavailable(_) | Self::PlatformUnclear(_) => Some(RETRY_UNREACHABLE),
             Self::AuthBusy => Some(RETRY_BUSY),
             _ => None,
         }

@@ -37,7 +37,7 @@ pub struct RevocationsFull;
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum RevocationTarget {
     /// One credential, by its public id: a token's id, a JSON Web Token's `jti` (or the first 16
-    /// digits of the SHA-256 of its head and claims), the platform's id (or the same of the whole
+    /// digits of the SHA-256 of its head and claims), the platform's id (or the first 16 digits of the SHA-256 of the whole
     /// token), a certificate's serial number.
     Credential(String),
     /// One credential by its public id, for this runtime alone.
@@ -97,7 +97,7 @@ impl Revocations {
     /// Reads the file.
     ///
     /// # Errors
-    /// When it cannot be read or is invalid; each fault is reported with its line.
+    /// As [`Self::parse`], and when the file cannot be read.
     pub fn load(path: &Path) -> Result<Self, RuntimesError> {
         Self::parse(&TomlFile::read(path)?)
     }
@@ -105,7 +105,7 @@ impl Revocations {
     /// Reads the text of a revocations file.
     ///
     /// # Errors
-    /// When it is not good.
+    /// When it is not valid TOML, or an entry is invalid; each fault is reported with its line.
     pub fn parse(file: &TomlFile) -> Result<Self, RuntimesError> {
         let raw: RawFile = file.parse()?;
         let mut revocations = Self {
@@ -114,8 +114,8 @@ impl Revocations {
         };
         let mut faults = Vec::new();
         for entry in raw.revoked {
-            let place = entry.span();
-            match revocation(file, place, entry.into_inner()) {
+            let span = entry.span();
+            match revocation(file, span, entry.into_inner()) {
                 Ok(revocation) => revocations.insert(revocation),
                 Err(fault) => faults.push(fault),
             }
@@ -126,11 +126,11 @@ impl Revocations {
         }
     }
 
-    /// These and one more of the operator's.
+    /// Returns a copy with one more revocation of the operator.
     ///
     /// # Errors
-    /// There are too many.
-    pub(super) fn and(&self, revocation: &Revocation) -> Result<Self, RevocationsFull> {
+    /// When the copy would have more than [`OPERATOR_ENTRIES`].
+    pub(super) fn with(&self, revocation: &Revocation) -> Result<Self, RevocationsFull> {
         let mut more = self.clone();
         more.insert(revocation.clone());
         if more.entries > OPERATOR_ENTRIES {
@@ -156,27 +156,27 @@ impl Revocations {
         self.entries += usize::from(is_new);
     }
 
-    /// How many entries there are, after merging.
+    /// The number of entries, after merging.
     #[must_use]
     pub fn len(&self) -> usize {
         self.entries
     }
 
-    /// The first 16 hexadecimal digits of the file's SHA-256, to distinguish one from another; empty when there is
+    /// The first 16 hexadecimal digits of the file's SHA-256, which tell versions of the file apart; empty if there is
     /// no file.
     #[must_use]
     pub fn fingerprint(&self) -> &str {
         &self.fingerprint
     }
 
-    /// Whether there are none.
+    /// Whether there is no entry.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.entries == 0
     }
 
-    /// Whether a credential of this runtime is among them. One that does not say when it was issued
-    /// counts as issued before any moment.
+    /// Whether an entry revokes this credential of this runtime. A credential without a time of issue counts as
+    /// issued before any moment.
     #[must_use]
     pub(super) fn cover(
         &self,
@@ -220,7 +220,8 @@ impl Ids {
     }
 }
 
-/// A serial number as credentials have it: lower-case digits without colons and leading zeros.
+/// Normalises a serial number to lower-case digits without colons and leading zeros, as credentials have it; `None`
+/// if it is not hexadecimal.
 pub(crate) fn serial(text: &str) -> Option<String> {
     let is_digit = |letter: char| letter.is_ascii_hexdigit() || letter == ':';
     if text.is_empty() || !text.chars().all(is_digit) {
@@ -230,7 +231,7 @@ pub(crate) fn serial(text: &str) -> Option<String> {
     Some(digits.trim_start_matches('0').to_owned())
 }
 
-/// Whether nothing was said of it before.
+/// Adds an entry, or keeps the stronger of the old and the new one. Returns whether the key is new.
 fn add<K: Eq + std::hash::Hash>(cuts: &mut HashMap<K, Cut>, key: K, cut: Cut) -> bool {
     let stronger = match (cuts.get(&key), cut) {
         (Some(Cut::All), _) => Cut::All,
@@ -242,16 +243,16 @@ fn add<K: Eq + std::hash::Hash>(cuts: &mut HashMap<K, Cut>, key: K, cut: Cut) ->
 
 fn revocation(
     file: &TomlFile,
-    place: Range<usize>,
+    span: Range<usize>,
     raw: RawEntry,
 ) -> Result<Revocation, ConfigFileError> {
     let target = match (raw.id, raw.account, raw.runtime) {
         (Some(id), None, None) => {
-            // It would match no credential, and take nothing back.
+            // It would match no credential and revoke nothing.
             if !CredentialId::is_id(id.get_ref()) {
                 return Err(file.error_at(id.span(), "revoked.id", CredentialId::EXPECTED));
             }
-            // The whole token is a mistake: it gives the secret away, and would revoke nothing.
+            // The whole token would disclose the secret in the file, and would match no credential.
             if id.get_ref().starts_with("tnlrt_") {
                 let problem = "expected the token's id, its 16 digits after `tnlrt_`, alone";
                 return Err(file.error_at(id.span(), "revoked.id", problem));
@@ -267,7 +268,7 @@ fn revocation(
         ),
         _ => {
             let problem = "expected either `id`, or `account` with or without `runtime`";
-            return Err(file.error_at(place, "revoked", problem));
+            return Err(file.error_at(span, "revoked", problem));
         }
     };
     Ok(Revocation {
@@ -307,7 +308,7 @@ mod tests {
     }
 
     #[test]
-    fn the_operator_s_entries_have_a_bound_and_the_same_one_counts_once() {
+    fn the_operator_s_entries_are_bounded_and_duplicates_are_merged() {
         let revocation = |id: usize| Revocation {
             target: RevocationTarget::Credential(format!("{id:x}-")),
             before: None,
@@ -316,9 +317,9 @@ mod tests {
         for id in 0..OPERATOR_ENTRIES {
             list.insert(revocation(id));
         }
-        let again = list.and(&revocation(1)).unwrap();
+        let again = list.with(&revocation(1)).unwrap();
         assert_eq!(again.len(), OPERATOR_ENTRIES);
-        let full = list.and(&revocation(OPERATOR_ENTRIES));
+        let full = list.with(&revocation(OPERATOR_ENTRIES));
         assert_eq!(full.unwrap_err(), RevocationsFull);
     }
 
@@ -348,15 +349,20 @@ mod tests {
         assert!(!covers(Jwt, "aff01", prod, None));
         assert!(covers(Jwt, "x", ("gone", "any"), None));
         let test = ("acme", "test");
-        let turn = moment("2026-01-01T00:00:00Z");
+        let before = moment("2026-01-01T00:00:00Z");
         assert!(covers(Jwt, "x", test, None), "fails closed");
-        assert!(covers(Jwt, "x", test, Some(turn - Duration::from_secs(1))));
-        assert!(!covers(Jwt, "x", test, Some(turn)));
+        assert!(covers(
+            Jwt,
+            "x",
+            test,
+            Some(before - Duration::from_secs(1))
+        ));
+        assert!(!covers(Jwt, "x", test, Some(before)));
         assert!(!covers(Jwt, "x", prod, None));
     }
 
     #[test]
-    fn an_id_of_one_runtime_is_good_elsewhere() {
+    fn an_id_of_one_runtime_stays_valid_elsewhere() {
         let mut list = Revocations::default();
         for id in ["a-1", "0A:FF"] {
             let (account, name) = ("acme".parse().unwrap(), "prod".parse().unwrap());
@@ -406,9 +412,9 @@ mod tests {
         }
     }
 
-    /// An id of another form belongs to no credential: such a one is known by its hash.
+    /// An id of another form belongs to no credential: a credential with such an id is identified by its hash.
     #[test]
-    fn an_entry_that_could_take_nothing_back_is_refused() {
+    fn an_entry_that_cannot_match_a_credential_is_refused() {
         for bad in [String::new(), "a b".into(), "é".into(), "x".repeat(129)] {
             let error = read(&format!("[[revoked]]\nid = \"{bad}\"\n"))
                 .unwrap_err()
@@ -422,7 +428,7 @@ mod tests {
     }
 
     #[test]
-    fn every_fault_is_told_where_it_stands() {
+    fn every_fault_is_reported_with_its_line() {
         let error = read(
             "[[revoked]]\nruntime = \"b\"\n[[revoked]]\nid = \"x\"\naccount = \"a\"\n\
              [[revoked]]\naccount = \"A\"\n[[revoked]]\nid = \"tnlrt_secret\"\n",

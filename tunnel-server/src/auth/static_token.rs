@@ -125,7 +125,7 @@ mod tests {
     }
 
     #[test]
-    fn a_listed_token_lets_its_runtime_in() {
+    fn a_listed_token_authenticates_its_runtime() {
         let token = Token::generate().unwrap();
         let runtimes = listed(&token, "");
         assert_eq!(label(&runtimes, token.expose()).as_deref(), Ok("acme-prod"));
@@ -134,24 +134,24 @@ mod tests {
     #[test]
     fn an_unknown_id_and_a_wrong_secret_get_the_same_refusal() {
         let token = Token::generate().unwrap();
-        let stranger = Token::generate().unwrap();
+        let unlisted = Token::generate().unwrap();
         let last = if token.expose().ends_with('x') {
             "y"
         } else {
             "x"
         };
         let wrong_secret = format!("{}{last}", &token.expose()[..token.expose().len() - 1]);
-        // Neither is told that the token was revoked or has run out.
+        // The refusal does not disclose that the token was revoked or has expired.
         for rest in ["", "revoked = true", "expires = 2020-01-01T00:00:00Z"] {
             let runtimes = listed(&token, rest);
             let refusal = |text| verify(&runtimes, text, SystemTime::now()).unwrap_err();
-            assert_eq!(refusal(stranger.expose()), AuthRefusal::TokenRefused);
+            assert_eq!(refusal(unlisted.expose()), AuthRefusal::TokenRefused);
             assert_eq!(refusal(&wrong_secret), AuthRefusal::TokenRefused);
         }
     }
 
     #[test]
-    fn a_token_that_ran_out_or_was_revoked_is_refused_by_name() {
+    fn an_expired_or_revoked_token_is_refused_by_name() {
         let token = Token::generate().unwrap();
         let name = |rest| label(&listed(&token, rest), token.expose());
         assert_eq!(name("revoked = true"), Err("credential_revoked"));
@@ -168,14 +168,14 @@ mod tests {
     }
 
     #[test]
-    fn whatever_is_wrong_with_a_token_it_is_hashed_and_compared_once() {
-        let (token, stranger) = (Token::generate().unwrap(), Token::generate().unwrap());
+    fn every_token_is_hashed_and_compared_once() {
+        let (token, unlisted) = (Token::generate().unwrap(), Token::generate().unwrap());
         let id_and_prefix = token.expose().rfind('_').unwrap();
-        let secret = &stranger.expose()[id_and_prefix..];
+        let secret = &unlisted.expose()[id_and_prefix..];
         let wrong_secret = format!("{}{secret}", &token.expose()[..id_and_prefix]);
         for rest in ["", "revoked = true", "expires = 2020-01-01T00:00:00Z"] {
             let runtimes = listed(&token, rest);
-            for text in [token.expose(), stranger.expose(), &wrong_secret] {
+            for text in [token.expose(), unlisted.expose(), &wrong_secret] {
                 COMPARED.set(0);
                 let _ = verify(&runtimes, text, SystemTime::now());
                 assert_eq!(COMPARED.get(), 1, "{rest}");
@@ -184,7 +184,7 @@ mod tests {
     }
 
     #[test]
-    fn what_has_not_the_form_is_refused_as_such() {
+    fn a_token_of_another_form_is_refused_as_such() {
         let token = Token::generate().unwrap();
         let runtimes = listed(&token, "");
         let good = token.expose();
@@ -199,7 +199,7 @@ mod tests {
         ] {
             let refusal = verify(&runtimes, text, SystemTime::now()).unwrap_err();
             assert_eq!(refusal, AuthRefusal::NotAToken, "{text}");
-            // One that begins well is told what it lacks.
+            // With the right prefix, the refusal says what is missing.
             let form = "not a runtime token: expected `tnlrt_`, 16 hexadecimal digits";
             assert!(refusal.to_string().contains(form), "{refusal}");
         }

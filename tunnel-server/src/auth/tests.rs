@@ -64,7 +64,7 @@ fn greeting(version: &str, allow_from: Option<&str>) -> Greeting {
     }
 }
 
-async fn show(
+async fn authenticate(
     authenticator: &Authenticator,
     bearer: Option<&str>,
     certificates: &[CertificateDer<'static>],
@@ -78,7 +78,7 @@ async fn show(
     authenticator.authenticate(&presented).await
 }
 
-/// Who signs clients' certificates, with the CA file and a file for the revocation list.
+/// An authority that signs client certificates, with the CA file and a file for the revocation list.
 struct Authority {
     issuer: CertifiedIssuer<'static, KeyPair>,
     ca: NamedTempFile,
@@ -157,14 +157,14 @@ fn name<T>(result: Result<T, AuthRefusal>) -> &'static str {
 }
 
 #[tokio::test]
-async fn a_session_follows_its_token_in_the_file() {
+async fn a_grant_follows_its_token_in_the_file() {
     let (text, token) = added("", "acme", "prod");
     let (text, other) = added(&text, "acme", "prod");
     let authenticator = authenticator(&text, |_| {});
     let mut changed = authenticator.changed();
-    assert!(changed.has_changed().unwrap(), "who begins looks once");
+    assert!(changed.has_changed().unwrap(), "a new session checks once");
     changed.mark_unchanged();
-    let grant = show(&authenticator, Some(token.expose()), &[])
+    let grant = authenticate(&authenticator, Some(token.expose()), &[])
         .await
         .unwrap();
     assert_eq!(
@@ -172,14 +172,14 @@ async fn a_session_follows_its_token_in_the_file() {
         format!("token {}", token.id())
     );
     let now = SystemTime::now();
-    assert_eq!(name(authenticator.as_of(&grant, now)), "good");
+    assert_eq!(name(authenticator.recheck(&grant, now)), "good");
 
     let limits = text.replacen("name =", "allow_from = [\"192.0.2.7\"]\nname =", 1);
     authenticator.replace_runtimes(runtimes(&limits));
     assert!(changed.has_changed().unwrap());
     changed.mark_unchanged();
-    let as_of = authenticator.as_of(&grant, now).unwrap();
-    assert!(as_of.runtime.allow_from.is_some(), "the file's word of now");
+    let rechecked = authenticator.recheck(&grant, now).unwrap();
+    assert!(rechecked.runtime.allow_from.is_some(), "as in the new file");
 
     let ending = text.replacen("created", "expires = 2026-06-01T00:00:00Z\ncreated", 1);
     authenticator.replace_runtimes(runtimes(&ending));
@@ -188,10 +188,10 @@ async fn a_session_follows_its_token_in_the_file() {
         .unwrap()
         .into();
     let in_grace = end + Duration::from_secs(29);
-    let as_of = authenticator.as_of(&grant, in_grace).unwrap();
-    assert_eq!(as_of.expires, Some(end), "the session is to warn");
+    let rechecked = authenticator.recheck(&grant, in_grace).unwrap();
+    assert_eq!(rechecked.expires, Some(end), "the session must warn");
     let over = end + Duration::from_secs(30);
-    assert_eq!(name(authenticator.as_of(&grant, over)), "token_expired");
+    assert_eq!(name(authenticator.recheck(&grant, over)), "token_expired");
 
     let revoking = Revoking {
         account: &"acme".parse().unwrap(),
@@ -200,15 +200,15 @@ async fn a_session_follows_its_token_in_the_file() {
     };
     let (revoked, _) = revoke_tokens(&text, &revoking).unwrap();
     authenticator.replace_runtimes(runtimes(&revoked));
-    let refusal = authenticator.as_of(&grant, now).unwrap_err();
+    let refusal = authenticator.recheck(&grant, now).unwrap_err();
     assert_eq!(refusal.name(), "credential_revoked");
-    assert!(refusal.is_revoked(), "by who wrote the file");
-    let fresh = show(&authenticator, Some(other.expose()), &[]).await;
-    assert_eq!(name(fresh), "good", "the other goes on");
+    assert!(refusal.is_revoked(), "explicitly, in the file");
+    let fresh = authenticate(&authenticator, Some(other.expose()), &[]).await;
+    assert_eq!(name(fresh), "good", "the other token stays valid");
 
     for gone in ["", &text.replacen("prod", "stage", 1)] {
         authenticator.replace_runtimes(runtimes(gone));
-        let refusal = authenticator.as_of(&grant, now).unwrap_err();
+        let refusal = authenticator.recheck(&grant, now).unwrap_err();
         assert_eq!(refusal.name(), "token_refused");
         assert!(!refusal.is_revoked(), "the file may have been cut short");
     }
@@ -216,7 +216,7 @@ async fn a_session_follows_its_token_in_the_file() {
     let same_id = again.replacen(again.split('"').nth(5).unwrap(), token.id().as_str(), 1);
     authenticator.replace_runtimes(runtimes(&same_id));
     assert_eq!(
-        name(authenticator.as_of(&grant, now)),
+        name(authenticator.recheck(&grant, now)),
         "token_refused",
         "the same id with another secret"
     );
@@ -240,10 +240,10 @@ async fn revocations_cut_by_id_runtime_and_account_and_leave_others() {
         let mut changed = authenticator.changed();
         changed.mark_unchanged();
         let now = SystemTime::now();
-        let grant = show(&authenticator, Some(token.expose()), &[])
+        let grant = authenticate(&authenticator, Some(token.expose()), &[])
             .await
             .unwrap();
-        let untouched = show(&authenticator, Some(other.expose()), &[])
+        let untouched = authenticate(&authenticator, Some(other.expose()), &[])
             .await
             .unwrap();
         authenticator
@@ -251,42 +251,42 @@ async fn revocations_cut_by_id_runtime_and_account_and_leave_others() {
             .unwrap();
         assert!(changed.has_changed().unwrap());
         changed.mark_unchanged();
-        let refusal = authenticator.as_of(&grant, now).unwrap_err();
+        let refusal = authenticator.recheck(&grant, now).unwrap_err();
         assert_eq!(
             (refusal.reason(), refusal.is_denial()),
             (RefusalReason::CredentialRevoked, true)
         );
         assert!(refusal.is_revoked());
-        let again = show(&authenticator, Some(token.expose()), &[]).await;
+        let again = authenticate(&authenticator, Some(token.expose()), &[]).await;
         assert_eq!(name(again), "credential_revoked");
-        assert!(authenticator.as_of(&untouched, now).is_ok());
-        // What the operator said outlives another reading of the file.
+        assert!(authenticator.recheck(&untouched, now).is_ok());
+        // The operator's revocations stay when the file is read again.
         authenticator.replace_revocations(Revocations::default());
-        assert!(authenticator.as_of(&grant, now).is_err());
+        assert!(authenticator.recheck(&grant, now).is_err());
     }
     let authenticator = authenticator(&text, |_| {});
     let account = RevocationTarget::Account("acme".parse().unwrap());
     authenticator
         .revoke(&revocation(account, Some("2025-01-01T00:00:00Z")))
         .unwrap();
-    let later = show(&authenticator, Some(token.expose()), &[]).await;
+    let later = authenticate(&authenticator, Some(token.expose()), &[]).await;
     assert_eq!(name(later), "good", "it was made later");
 }
 
 #[tokio::test]
-async fn a_certificate_lets_in_alone_or_beside_a_token_of_the_same_runtime() {
+async fn a_certificate_authenticates_alone_or_beside_a_token_of_its_runtime() {
     let (text, token) = added("", "acme", "prod");
     let authenticator = authenticator(&text, with_certificates);
     let prod = [leaf("tunnel://acme/prod")];
     let test = [leaf("tunnel://acme/test")];
-    let nobody = [leaf("https://acme/prod")];
-    let alone = show(&authenticator, None, &prod).await.unwrap();
+    let nameless = [leaf("https://acme/prod")];
+    let alone = authenticate(&authenticator, None, &prod).await.unwrap();
     assert_eq!(alone.runtime.label.as_str(), "acme-prod");
     assert_eq!(alone.credential.kind(), CredentialKind::Certificate);
     assert!(alone.expires.is_some());
-    let unlisted = show(&authenticator, None, &test).await.unwrap();
+    let unlisted = authenticate(&authenticator, None, &test).await.unwrap();
     assert_eq!(unlisted.runtime.label.as_str(), "acme-test");
-    let both = show(&authenticator, Some(token.expose()), &prod)
+    let both = authenticate(&authenticator, Some(token.expose()), &prod)
         .await
         .unwrap();
     assert_eq!(both.credential.kind(), CredentialKind::Token);
@@ -294,23 +294,29 @@ async fn a_certificate_lets_in_alone_or_beside_a_token_of_the_same_runtime() {
     let token = Some(token.expose());
     for (bearer, chain, reason) in [
         (token, &test[..], "credentials_disagree"),
-        (token, &nobody, "certificate_without_runtime"),
-        (None, &nobody, "certificate_without_runtime"),
+        (token, &nameless, "certificate_without_runtime"),
+        (None, &nameless, "certificate_without_runtime"),
         (Some("x"), &prod, "token_refused"),
         (None, &[], "credential_missing"),
     ] {
-        assert_eq!(name(show(&authenticator, bearer, chain).await), reason);
+        assert_eq!(
+            name(authenticate(&authenticator, bearer, chain).await),
+            reason
+        );
     }
     let serial = RevocationTarget::Credential(alone.credential.id().to_uppercase());
     authenticator.revoke(&revocation(serial, None)).unwrap();
     let now = SystemTime::now();
     for grant in [&alone, &both] {
-        assert_eq!(name(authenticator.as_of(grant, now)), "credential_revoked");
+        assert_eq!(
+            name(authenticator.recheck(grant, now)),
+            "credential_revoked"
+        );
     }
 }
 
 #[test]
-fn an_end_is_put_off_by_the_platform_only_where_it_is_its_own() {
+fn the_platform_postpones_only_the_expiry_of_its_own_answer() {
     let authenticator = authenticator("", with_certificates);
     let now = SystemTime::now();
     let minutes = |count: u64| Some(now + Duration::from_secs(60 * count));
@@ -336,8 +342,8 @@ fn an_end_is_put_off_by_the_platform_only_where_it_is_its_own() {
     }
 }
 
-/// What a configuration with certificates of this authority, and perhaps its list, brings.
-fn taking(authority: Option<(&Authority, bool)>) -> PreparedCredentials {
+/// The credentials of a configuration that accepts certificates of this authority, and perhaps checks its list.
+fn accepting(authority: Option<(&Authority, bool)>) -> PreparedCredentials {
     let made = &*CERTIFICATES;
     let identity = Identity::from_pem(&made.server_pem, &made.server_key).unwrap();
     let mut config = Config::new(identity, runtimes(""), DOMAIN.parse().unwrap());
@@ -348,7 +354,7 @@ fn taking(authority: Option<(&Authority, bool)>) -> PreparedCredentials {
 }
 
 #[tokio::test]
-async fn what_let_a_session_in_may_be_revoked_by_its_issuer() {
+async fn the_issuer_s_list_revokes_a_certificate_in_use() {
     let ours = Authority::new("ours");
     ours.revoke(&[]);
     let authenticator = authenticator("", |config| {
@@ -358,33 +364,33 @@ async fn what_let_a_session_in_may_be_revoked_by_its_issuer() {
         [ours.leaf("tunnel://acme/prod", 7)],
         [ours.leaf("tunnel://acme/test", 8)],
     );
-    let grant = show(&authenticator, None, &seven).await.unwrap();
-    let other = show(&authenticator, None, &eight).await.unwrap();
+    let grant = authenticate(&authenticator, None, &seven).await.unwrap();
+    let other = authenticate(&authenticator, None, &eight).await.unwrap();
     let mut changed = authenticator.changed();
     ours.revoke(&[7]);
-    authenticator.replace(taking(Some((&ours, true))));
+    authenticator.replace(accepting(Some((&ours, true))));
     assert!(changed.has_changed().unwrap());
     changed.mark_unchanged();
     let now = SystemTime::now();
-    let refusal = authenticator.as_of(&grant, now).unwrap_err();
+    let refusal = authenticator.recheck(&grant, now).unwrap_err();
     assert_eq!(
         refusal.to_string(),
         "the credential has been revoked (certificate 7): request a new one"
     );
-    assert_eq!(name(authenticator.as_of(&other, now)), "good");
-    // The handshake was before the list came.
-    let late = show(&authenticator, None, &seven).await;
+    assert_eq!(name(authenticator.recheck(&other, now)), "good");
+    // The TLS handshake was before the list was read.
+    let late = authenticate(&authenticator, None, &seven).await;
     assert_eq!(name(late), "credential_revoked");
 }
 
 #[tokio::test]
-async fn whose_issuer_is_trusted_no_more_is_let_in_no_more() {
+async fn a_certificate_is_refused_once_its_issuer_is_no_longer_trusted() {
     let (ours, other) = (Authority::new("ours"), Authority::new("other"));
     let authenticator = authenticator("", |config| {
         ours.set(config, false);
     });
     let chain = [ours.leaf("tunnel://acme/prod", 7)];
-    let grant = show(&authenticator, None, &chain).await.unwrap();
+    let grant = authenticate(&authenticator, None, &chain).await.unwrap();
     let now = SystemTime::now();
     for (certificates, reason) in [
         (Some((&ours, false)), "good"),
@@ -392,50 +398,53 @@ async fn whose_issuer_is_trusted_no_more_is_let_in_no_more() {
         (None, "certificate_untrusted"),
         (Some((&ours, false)), "good"),
     ] {
-        authenticator.replace(taking(certificates));
-        assert_eq!(name(authenticator.as_of(&grant, now)), reason);
+        authenticator.replace(accepting(certificates));
+        assert_eq!(name(authenticator.recheck(&grant, now)), reason);
     }
-    authenticator.replace(taking(Some((&other, false))));
-    let refused = show(&authenticator, None, &chain).await;
+    authenticator.replace(accepting(Some((&other, false))));
+    let refused = authenticate(&authenticator, None, &chain).await;
     assert_eq!(name(refused), "certificate_untrusted");
-    let strange = [other.leaf("tunnel://acme/prod", 7)];
-    assert_eq!(name(show(&authenticator, None, &strange).await), "good");
+    let foreign = [other.leaf("tunnel://acme/prod", 7)];
+    assert_eq!(
+        name(authenticate(&authenticator, None, &foreign).await),
+        "good"
+    );
 }
 
 #[tokio::test]
 async fn a_session_ends_with_its_certificate_after_the_grace() {
     let authenticator = authenticator("", with_certificates);
     let chain = [leaf("tunnel://acme/prod")];
-    let grant = show(&authenticator, None, &chain).await.unwrap();
+    let grant = authenticate(&authenticator, None, &chain).await.unwrap();
     let end = grant.expires.unwrap();
     let in_grace = end + Duration::from_secs(29);
-    let as_of = authenticator.as_of(&grant, in_grace).unwrap();
-    assert_eq!(as_of.expires, Some(end), "the session is to warn");
+    let rechecked = authenticator.recheck(&grant, in_grace).unwrap();
+    assert_eq!(rechecked.expires, Some(end), "the session must warn");
     let over = end + Duration::from_secs(30);
-    let refusal = authenticator.as_of(&grant, over).unwrap_err();
+    let refusal = authenticator.recheck(&grant, over).unwrap_err();
     assert_eq!(refusal.name(), "certificate_expired");
     assert!(refusal.is_expiry());
 }
 
 #[tokio::test]
-async fn a_certificate_is_nothing_where_none_are_taken() {
+async fn a_certificate_is_ignored_if_none_are_accepted() {
     let authenticator = authenticator("", |_| {});
-    let refused = show(&authenticator, None, &[leaf("tunnel://acme/prod")]).await;
+    let refused = authenticate(&authenticator, None, &[leaf("tunnel://acme/prod")]).await;
     assert_eq!(name(refused), "credential_missing");
 }
 
 #[tokio::test]
-async fn whom_the_file_names_later_keeps_his_label() {
+async fn a_runtime_that_is_listed_later_takes_its_label() {
     let authenticator = authenticator("", with_certificates);
-    let grant = show(&authenticator, None, &[leaf("tunnel://a-b/c")])
+    let grant = authenticate(&authenticator, None, &[leaf("tunnel://a-b/c")])
         .await
         .unwrap();
-    let other = show(&authenticator, None, &[leaf("tunnel://a/b-c")]).await;
+    let other = authenticate(&authenticator, None, &[leaf("tunnel://a/b-c")]).await;
     assert_eq!(name(other), "runtime_label_taken");
     let (text, _) = added("", "a", "b-c");
     authenticator.replace_runtimes(runtimes(&text));
     let now = SystemTime::now();
-    let refusal = authenticator.as_of(&grant, now).unwrap_err();
+    let refusal = authenticator.recheck(&grant, now).unwrap_err();
     assert_eq!(
         (refusal.name(), refusal.is_revoked()),
         ("runtime_label_taken", true)
@@ -443,17 +452,17 @@ async fn whom_the_file_names_later_keeps_his_label() {
 }
 
 #[tokio::test]
-async fn a_credential_that_lets_nobody_in_keeps_no_label() {
+async fn a_refused_credential_stores_no_label() {
     let authenticator = authenticator("", with_certificates);
     let revoked = AUTHORITY.leaf("tunnel://a-b/c", 0x0b);
     let target = RevocationTarget::Credential("0b".to_owned());
     authenticator.revoke(&revocation(target, None)).unwrap();
-    let refused = show(&authenticator, None, &[revoked]).await;
+    let refused = authenticate(&authenticator, None, &[revoked]).await;
     assert_eq!(name(refused), "credential_revoked");
     let foreign = Authority::new("theirs").leaf("tunnel://a-b/c", 0x0c);
-    let refused = show(&authenticator, None, &[foreign]).await;
+    let refused = authenticate(&authenticator, None, &[foreign]).await;
     assert_eq!(name(refused), "certificate_untrusted");
-    let rightful = show(&authenticator, None, &[leaf("tunnel://a/b-c")]).await;
+    let rightful = authenticate(&authenticator, None, &[leaf("tunnel://a/b-c")]).await;
     assert_eq!(name(rightful), "good");
 }
 
@@ -466,7 +475,10 @@ async fn a_token_has_one_verifier_by_its_form() {
         ("eyJhbGciOiJub25lIn0.e30.", "token_refused"),
         ("tnlrt_x", "token_refused"),
     ] {
-        assert_eq!(name(show(&authenticator, Some(text), &[]).await), reason);
+        assert_eq!(
+            name(authenticate(&authenticator, Some(text), &[]).await),
+            reason
+        );
     }
     assert_eq!(
         (authenticator.key_count(), authenticator.is_platform_away()),
@@ -475,7 +487,7 @@ async fn a_token_has_one_verifier_by_its_form() {
 }
 
 #[tokio::test]
-async fn a_file_that_is_not_good_keeps_the_server_from_starting() {
+async fn an_unreadable_file_keeps_the_server_from_starting() {
     let made = &*CERTIFICATES;
     let identity = Identity::from_pem(&made.server_pem, &made.server_key).unwrap();
     let mut config = Config::new(identity, runtimes(""), DOMAIN.parse().unwrap());
@@ -488,7 +500,7 @@ async fn a_file_that_is_not_good_keeps_the_server_from_starting() {
 }
 
 #[tokio::test]
-async fn nothing_that_is_shown_holds_a_secret() {
+async fn no_debug_output_contains_a_secret() {
     let (text, token) = added("", "acme", "prod");
     let secret = token.expose().rsplit('_').next().unwrap();
     let hash: String = token
@@ -507,7 +519,9 @@ async fn nothing_that_is_shown_holds_a_secret() {
     };
     let grant = authenticator.authenticate(&presented).await.unwrap();
     let wrong = format!("{}x", token.expose());
-    let refusal = show(&authenticator, Some(&wrong), &[]).await.unwrap_err();
+    let refusal = authenticate(&authenticator, Some(&wrong), &[])
+        .await
+        .unwrap_err();
     let runtimes = runtimes(&text);
     let listed = runtimes.tokens().next().unwrap();
     let shown = format!(
@@ -518,7 +532,7 @@ async fn nothing_that_is_shown_holds_a_secret() {
 }
 
 #[test]
-fn one_bearer_and_only_one_is_taken() {
+fn exactly_one_bearer_is_accepted() {
     let headers = |values: &[&str]| {
         let mut headers = HeaderMap::new();
         for value in values {
@@ -542,7 +556,7 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(64))]
 
     #[test]
-    fn a_token_never_lets_another_runtime_in(
+    fn a_token_never_authenticates_another_runtime(
         version in "\\PC{0,40}",
         allow_from in proptest::option::of("\\PC{0,40}"),
         instance in any::<[u8; 16]>(),

@@ -150,9 +150,15 @@ impl Parts {
                 ("claims", self.registry.claims()),
                 ("runtimes", self.registry.len()),
                 ("hosts", self.router.hosts()),
-                ("labels", self.authenticator.labels_known()),
-                ("platform_questions", self.authenticator.questions()),
-                ("platform_answers", self.authenticator.answers_known()),
+                ("labels", self.authenticator.stored_labels()),
+                (
+                    "platform_questions",
+                    self.authenticator.open_platform_queries(),
+                ),
+                (
+                    "platform_answers",
+                    self.authenticator.cached_platform_answers(),
+                ),
                 ("exchanges", self.registry.open()),
                 ("waiting", self.registry.waiting()),
                 ("streams", self.registry.streams()),

@@ -156,7 +156,7 @@ async fn sessions_of_a_key_that_is_gone_are_told_to_look() {
     let mut changed = authenticator.changed();
     changed.mark_unchanged();
     let stranger = Issuer::new("x").sign("a", "b");
-    let is_good = || name(authenticator.as_of(&grant, SystemTime::now()));
+    let is_good = || name(authenticator.recheck(&grant, SystemTime::now()));
     for reply in [
         Reply::Answer(200, Issuer::keys(&[&new, &old])),
         Reply::Answer(500, String::new()),
@@ -323,18 +323,22 @@ async fn keys_of_a_file_are_there_at_once_and_can_be_replaced() {
     let read = |keys: String| tunnel_server::auth::jwks::Jwks::parse(keys.as_bytes()).unwrap();
     let now = SystemTime::now();
     authenticator.replace_jwks(read(Issuer::keys(&[&new, &old])));
-    assert_eq!(name(authenticator.as_of(&grant, now)), "good");
+    assert_eq!(name(authenticator.recheck(&grant, now)), "good");
     changed.mark_unchanged();
     let same_name = Issuer::new("old");
     authenticator.replace_jwks(read(Issuer::keys(&[&new, &same_name])));
     assert!(changed.has_changed().unwrap());
-    let refusal = authenticator.as_of(&grant, now).unwrap_err();
+    let refusal = authenticator.recheck(&grant, now).unwrap_err();
     assert_eq!(
         (refusal.name(), refusal.is_denial(), refusal.is_revoked()),
         ("token_key_unknown", false, false)
     );
     authenticator.replace_jwks(read(Issuer::keys(&[&old])));
-    assert_eq!(name(authenticator.as_of(&grant, now)), "good", "it is back");
+    assert_eq!(
+        name(authenticator.recheck(&grant, now)),
+        "good",
+        "it is back"
+    );
     authenticator.replace_jwks(read(Issuer::keys(&[&new])));
     assert_eq!(
         name(show(&authenticator, &new.sign("acme", "prod")).await),

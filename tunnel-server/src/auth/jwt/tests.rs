@@ -68,7 +68,7 @@ fn keys(signers: &[&Signer]) -> Jwks {
     Jwks::parse(json!({ "keys": keys }).to_string().as_bytes()).unwrap()
 }
 
-fn judge_with(signers: &[&Signer]) -> JwtVerifier {
+fn verifier_with(signers: &[&Signer]) -> JwtVerifier {
     let settings = JwtSettings {
         keys: JwksSource::File("keys.json".into()),
         issuer: "https://id.example".into(),
@@ -98,17 +98,17 @@ fn with(name: &str, value: Value) -> Value {
     claims
 }
 
-async fn verified(judge: &JwtVerifier, token: &str) -> Result<Verified, AuthRefusal> {
+async fn verified(verifier: &JwtVerifier, token: &str) -> Result<Verified, AuthRefusal> {
     let now = SystemTime::UNIX_EPOCH + Duration::from_secs(NOW);
-    judge.verify(token, now).await
+    verifier.verify(token, now).await
 }
 
-async fn refused(judge: &JwtVerifier, token: &str) -> AuthRefusal {
-    verified(judge, token).await.err().unwrap()
+async fn refused(verifier: &JwtVerifier, token: &str) -> AuthRefusal {
+    verified(verifier, token).await.err().unwrap()
 }
 
 #[tokio::test]
-async fn each_asymmetric_algorithm_lets_its_runtime_in() {
+async fn each_asymmetric_algorithm_authenticates_its_runtime() {
     for algorithm in [
         Algorithm::RS256,
         Algorithm::PS384,
@@ -117,9 +117,9 @@ async fn each_asymmetric_algorithm_lets_its_runtime_in() {
         Algorithm::EdDSA,
     ] {
         let signer = Signer::new(algorithm, "k1");
-        let judge = judge_with(&[&signer]);
+        let verifier = verifier_with(&[&signer]);
         let token = signer.sign(&claims());
-        let verified = verified(&judge, &token).await.unwrap();
+        let verified = verified(&verifier, &token).await.unwrap();
         assert_eq!(verified.named, NamedRuntime::new("acme", "prod").unwrap());
         assert_eq!(
             verified.credential.id.to_string(),
@@ -134,38 +134,38 @@ async fn each_asymmetric_algorithm_lets_its_runtime_in() {
             "with the leeway"
         );
         // Another's key, and a change of one letter.
-        let stranger = Signer::new(algorithm, "k1");
-        let forged = refused(&judge, &stranger.sign(&claims())).await;
+        let other_key = Signer::new(algorithm, "k1");
+        let forged = refused(&verifier, &other_key.sign(&claims())).await;
         assert_eq!(forged, AuthRefusal::TokenSignature);
         let (head, signature) = token.rsplit_once('.').unwrap();
         let (head, _) = head.split_once('.').unwrap();
         let other = URL_SAFE_NO_PAD.encode(with("account", json!("other")).to_string());
-        let changed = refused(&judge, &format!("{head}.{other}.{signature}")).await;
+        let changed = refused(&verifier, &format!("{head}.{other}.{signature}")).await;
         assert_eq!(changed, AuthRefusal::TokenSignature);
     }
 }
 
 #[tokio::test]
-async fn without_an_id_a_token_is_known_by_what_was_signed() {
+async fn without_an_id_a_token_is_identified_by_its_signed_part() {
     let signer = Signer::new(Algorithm::ES256, "k1");
-    let judge = judge_with(&[&signer]);
+    let verifier = verifier_with(&[&signer]);
     let mut nameless = claims();
     nameless.as_object_mut().unwrap().remove("jti");
-    // Each signature of this kind is drawn anew, over the same head and claims.
+    // Each signature of this kind is randomised, so it differs over equal head and claims.
     let (one, other) = (signer.sign(&nameless), signer.sign(&nameless));
     assert_ne!(one, other);
-    let id = verified(&judge, &one).await.unwrap().credential.id;
-    assert_eq!(verified(&judge, &other).await.unwrap().credential.id, id);
+    let id = verified(&verifier, &one).await.unwrap().credential.id;
+    assert_eq!(verified(&verifier, &other).await.unwrap().credential.id, id);
     assert_eq!(id.id().len(), 16);
     nameless["iat"] = json!(NOW - 59);
-    let another = verified(&judge, &signer.sign(&nameless)).await.unwrap();
+    let another = verified(&verifier, &signer.sign(&nameless)).await.unwrap();
     assert_ne!(another.credential.id, id);
 }
 
 #[tokio::test]
 async fn each_fault_of_the_claims_has_its_name() {
     let signer = Signer::new(Algorithm::ES256, "k1");
-    let judge = judge_with(&[&signer]);
+    let verifier = verifier_with(&[&signer]);
     for (name, value, reason) in [
         ("iss", json!("https://evil.example"), "token_issuer"),
         ("iss", json!(["https://id.example"]), "token_issuer"),
@@ -184,7 +184,7 @@ async fn each_fault_of_the_claims_has_its_name() {
         ("account", json!(7), "token_malformed"),
     ] {
         let token = signer.sign(&with(name, value.clone()));
-        let refusal = refused(&judge, &token).await;
+        let refusal = refused(&verifier, &token).await;
         assert_eq!(refusal.name(), reason, "{name} {value}: {refusal}");
     }
     for (name, value) in [
@@ -194,69 +194,72 @@ async fn each_fault_of_the_claims_has_its_name() {
         ("aud", json!("tunnel")),
     ] {
         let token = signer.sign(&with(name, value.clone()));
-        assert!(verified(&judge, &token).await.is_ok(), "{name} {value}");
+        assert!(verified(&verifier, &token).await.is_ok(), "{name} {value}");
     }
     for name in ["iss", "aud", "exp"] {
         let mut missing = claims();
         missing.as_object_mut().unwrap().remove(name);
-        assert!(verified(&judge, &signer.sign(&missing)).await.is_err());
+        assert!(verified(&verifier, &signer.sign(&missing)).await.is_err());
     }
 }
 
 #[tokio::test]
 async fn both_clocks_are_named() {
     let signer = Signer::new(Algorithm::ES256, "k1");
-    let judge = judge_with(&[&signer]);
+    let verifier = verifier_with(&[&signer]);
     let token = signer.sign(&with("nbf", json!(NOW + 3600)));
     assert_eq!(
-        refused(&judge, &token).await.to_string(),
+        refused(&verifier, &token).await.to_string(),
         "the token is not valid before 2027-01-15T09:00:00Z; this server's clock says 2027-01-15T08:00:00Z: \
          compare the clocks"
     );
     let token = signer.sign(&with("exp", json!(NOW - 3600)));
     assert_eq!(
-        refused(&judge, &token).await.to_string(),
+        refused(&verifier, &token).await.to_string(),
         "the token expired at 2027-01-15T07:00:00Z; this server's clock says 2027-01-15T08:00:00Z"
     );
 }
 
 #[tokio::test]
-async fn no_algorithm_is_taken_but_that_of_the_key() {
+async fn only_the_algorithm_of_the_key_is_accepted() {
     let (rsa, ec) = (
         Signer::new(Algorithm::RS256, "r"),
         Signer::new(Algorithm::ES256, "e"),
     );
-    let judge = judge_with(&[&rsa, &ec]);
+    let verifier = verifier_with(&[&rsa, &ec]);
     let unsigned = |alg: &str| {
         let head = json!({ "alg": alg, "kid": "r" }).to_string();
         let parts = [head, claims().to_string()].map(|part| URL_SAFE_NO_PAD.encode(part));
         parts.join(".")
     };
     for alg in ["none", "None", "HS256", "HS512", "ES512", ""] {
-        let refusal = refused(&judge, &format!("{}.", unsigned(alg))).await;
+        let refusal = refused(&verifier, &format!("{}.", unsigned(alg))).await;
         assert_eq!(refusal, AuthRefusal::TokenAlgorithm(alg.into()));
     }
-    // The public key, which everybody has, passed off as a secret.
+    // The public key, which is not secret, used as the key of an HMAC.
     let secret = EncodingKey::from_secret(rsa.jwk()["n"].as_str().unwrap().as_bytes());
     let mut header = Header::new(Algorithm::HS256);
     header.kid = Some("r".into());
     let forged = jsonwebtoken::encode(&header, &claims(), &secret).unwrap();
-    assert_eq!(refused(&judge, &forged).await.name(), "token_algorithm");
+    assert_eq!(refused(&verifier, &forged).await.name(), "token_algorithm");
     // A key's own algorithm counts, and a key of another kind is none.
     for (algorithm, kid) in [(Algorithm::PS256, "r"), (Algorithm::RS256, "e")] {
         let mut header = Header::new(algorithm);
         header.kid = Some(kid.into());
         let token = rsa.sign_with(&header, &claims());
-        assert_eq!(refused(&judge, &token).await.name(), "token_algorithm");
+        assert_eq!(refused(&verifier, &token).await.name(), "token_algorithm");
     }
-    // A key that comes with the token is nobody's.
+    // A key that comes with the token is not trusted.
     let own = Signer::new(Algorithm::ES256, "e");
     let mut header = Header::new(Algorithm::ES256);
     header.jwk = Some(serde_json::from_value(own.jwk()).unwrap());
     header.jku = Some("https://evil.example/keys".into());
     header.kid = Some("e".into());
     let token = own.sign_with(&header, &claims());
-    assert_eq!(refused(&judge, &token).await, AuthRefusal::TokenSignature);
+    assert_eq!(
+        refused(&verifier, &token).await,
+        AuthRefusal::TokenSignature
+    );
 }
 
 #[tokio::test]
@@ -265,27 +268,27 @@ async fn the_key_is_found_by_its_name_or_tried() {
         Signer::new(Algorithm::ES256, "one"),
         Signer::new(Algorithm::ES256, "two"),
     );
-    let judge = judge_with(&[&one, &two]);
+    let verifier = verifier_with(&[&one, &two]);
     for signer in [&one, &two] {
-        assert!(verified(&judge, &signer.sign(&claims())).await.is_ok());
+        assert!(verified(&verifier, &signer.sign(&claims())).await.is_ok());
         let nameless = signer.sign_with(&Header::new(Algorithm::ES256), &claims());
-        assert!(verified(&judge, &nameless).await.is_ok());
+        assert!(verified(&verifier, &nameless).await.is_ok());
     }
     let other = Signer::new(Algorithm::ES256, "three\u{1b}[31m");
-    let refusal = refused(&judge, &other.sign(&claims())).await;
+    let refusal = refused(&verifier, &other.sign(&claims())).await;
     assert_eq!(refusal, AuthRefusal::TokenKeyUnknown("`three?[31m`".into()));
-    judge.replace(keys(&[&other]));
-    assert!(verified(&judge, &other.sign(&claims())).await.is_ok());
+    verifier.replace(keys(&[&other]));
+    assert!(verified(&verifier, &other.sign(&claims())).await.is_ok());
     assert_eq!(
-        refused(&judge, &one.sign(&claims())).await.name(),
+        refused(&verifier, &one.sign(&claims())).await.name(),
         "token_key_unknown"
     );
 }
 
 #[tokio::test]
-async fn what_is_no_token_is_refused_as_such() {
+async fn a_malformed_token_is_refused_as_such() {
     let signer = Signer::new(Algorithm::ES256, "k1");
-    let judge = judge_with(&[&signer]);
+    let verifier = verifier_with(&[&signer]);
     let good = signer.sign(&claims());
     let crit = json!({ "alg": "ES256", "kid": "k1", "crit": ["b64"] }).to_string();
     for text in [
@@ -299,7 +302,7 @@ async fn what_is_no_token_is_refused_as_such() {
         &format!("eyJ{}..", "A".repeat(MOST_BYTES)),
         &format!("{}.e30.x", URL_SAFE_NO_PAD.encode(crit)),
     ] {
-        let refusal = refused(&judge, text).await;
+        let refusal = refused(&verifier, text).await;
         assert_eq!(refusal.name(), "token_malformed", "{text}");
     }
 }

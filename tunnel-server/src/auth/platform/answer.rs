@@ -38,9 +38,9 @@ pub(super) enum PlatformReply {
     Rejected(String),
     /// The platform limits the rate of queries (408, 429).
     Busy(StatusCode),
-    /// An answer that cannot be used, and why.
+    /// An answer that cannot be used, and reason.
     Unusable(String),
-    /// No answer or a 5xx, and why.
+    /// No answer or a 5xx, and reason.
     NoAnswer(String),
 }
 
@@ -87,10 +87,10 @@ impl PlatformReply {
             StatusCode::REQUEST_TIMEOUT | StatusCode::TOO_MANY_REQUESTS => Self::Busy(status),
             status if status.is_server_error() => Self::NoAnswer(format!("the answer is {status}")),
             status if status.is_client_error() => {
-                let why = reason_text(&body.unwrap_or_default(), token);
+                let reason = reason_text(&body.unwrap_or_default(), token);
                 match status {
-                    StatusCode::UNAUTHORIZED | StatusCode::FORBIDDEN => Self::Denied(why),
-                    status => Self::Rejected(format!("it answered {status}{why}")),
+                    StatusCode::UNAUTHORIZED | StatusCode::FORBIDDEN => Self::Denied(reason),
+                    status => Self::Rejected(format!("it answered {status}{reason}")),
                 }
             }
             status => Self::Unusable(format!("it is {status}")),
@@ -100,7 +100,7 @@ impl PlatformReply {
 
 impl Answer {
     /// # Errors
-    /// When it cannot be used: why, as text.
+    /// When it cannot be used: reason, as text.
     pub(super) fn parse(json: &[u8]) -> Result<Self, String> {
         let raw: RawAnswer =
             serde_json::from_slice(json).map_err(|error| format!("it is malformed: {error}"))?;
@@ -200,20 +200,20 @@ mod tests {
     }
 
     #[test]
-    fn what_is_wrong_with_one_token_says_nothing_of_the_platform() {
-        let said = |status: u16, body: &str| {
+    fn a_fault_of_one_token_does_not_count_as_an_outage() {
+        let reply = |status: u16, body: &str| {
             let body = Bytes::from(body.to_owned());
             PlatformReply::of(Ok((status.try_into().unwrap(), body)), "s3cr3t-x")
         };
         for status in [408, 429] {
             assert!(
-                matches!(said(status, "{}"), PlatformReply::Busy(_)),
+                matches!(reply(status, "{}"), PlatformReply::Busy(_)),
                 "{status}"
             );
         }
         for status in [500, 502, 503, 599] {
             assert!(
-                matches!(said(status, "{}"), PlatformReply::NoAnswer(_)),
+                matches!(reply(status, "{}"), PlatformReply::NoAnswer(_)),
                 "{status}"
             );
         }
@@ -223,20 +223,20 @@ mod tests {
             PlatformReply::NoAnswer(_)
         ));
         for status in [401, 403] {
-            let PlatformReply::Denied(why) = said(status, r#"{"reason": "gone"}"#) else {
+            let PlatformReply::Denied(reason) = reply(status, r#"{"reason": "gone"}"#) else {
                 panic!("{status} is no denial");
             };
-            assert_eq!(why, ": gone");
+            assert_eq!(reason, ": gone");
         }
         for (status, expected) in [
             (400, "it answered 400 Bad Request: gone"),
             (404, "it answered 404 Not Found: gone"),
             (422, "it answered 422 Unprocessable Entity: gone"),
         ] {
-            let PlatformReply::Rejected(why) = said(status, r#"{"reason": "gone"}"#) else {
+            let PlatformReply::Rejected(reason) = reply(status, r#"{"reason": "gone"}"#) else {
                 panic!("{status} may not be about the token");
             };
-            assert_eq!(why, expected);
+            assert_eq!(reason, expected);
         }
         for (status, body) in [
             (200, "<html>"),
@@ -245,10 +245,10 @@ mod tests {
             (302, ""),
             (700, ""),
         ] {
-            let PlatformReply::Unusable(why) = said(status, body) else {
+            let PlatformReply::Unusable(reason) = reply(status, body) else {
                 panic!("{status} is clear");
             };
-            assert!(!why.contains("s3cr3t"), "{why}");
+            assert!(!reason.contains("s3cr3t"), "{reason}");
         }
         let large = |status| {
             let (status, most) = (StatusCode::try_from(status).unwrap(), 7);

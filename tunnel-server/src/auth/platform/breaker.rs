@@ -19,7 +19,7 @@ const PAUSE: Duration = Duration::from_secs(5);
 pub(super) struct Breaker {
     failures: u32,
     /// The time of the first failure since the last answer.
-    away_since: Option<Instant>,
+    unreachable_since: Option<Instant>,
     paused_until: Option<Instant>,
     /// Whether the probe after a pause is open.
     is_probing: bool,
@@ -33,8 +33,8 @@ pub(super) struct Attempt<'a> {
 }
 
 impl Breaker {
-    pub(super) fn away_since(&self) -> Option<Instant> {
-        self.away_since
+    pub(super) fn unreachable_since(&self) -> Option<Instant> {
+        self.unreachable_since
     }
 
     fn may_ask(&mut self) -> bool {
@@ -52,7 +52,7 @@ impl Breaker {
         let now = Instant::now();
         self.is_probing = false;
         self.failures = self.failures.saturating_add(1);
-        self.away_since.get_or_insert(now);
+        self.unreachable_since.get_or_insert(now);
         if self.failures >= FAILURES {
             self.paused_until = Some(now + PAUSE);
         }
@@ -99,25 +99,25 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn after_failures_in_a_row_one_question_at_a_time_goes_ahead() {
+    async fn after_failures_in_a_row_one_query_at_a_time_is_sent() {
         let breaker = Mutex::default();
         let start = Instant::now();
         for _ in 0..FAILURES {
             fail(&breaker);
             advance(Duration::from_millis(1)).await;
         }
-        assert_eq!(breaker.lock().away_since(), Some(start));
+        assert_eq!(breaker.lock().unreachable_since(), Some(start));
         assert!(Attempt::begin(&breaker).is_none());
         advance(PAUSE).await;
         let probe = Attempt::begin(&breaker).unwrap();
         assert!(Attempt::begin(&breaker).is_none(), "one is enough");
         drop(probe);
-        // Whoever asked gave up: the next may.
+        // The attempt was abandoned without a result: the next one may be made.
         fail(&breaker);
         assert!(Attempt::begin(&breaker).is_none());
         advance(PAUSE).await;
         Attempt::begin(&breaker).unwrap().succeeded();
-        assert_eq!(breaker.lock().away_since(), None);
+        assert_eq!(breaker.lock().unreachable_since(), None);
         let both = [Attempt::begin(&breaker), Attempt::begin(&breaker)];
         assert!(both.iter().all(Option::is_some));
     }

@@ -1,4 +1,4 @@
-//! What valid_for while the platform is away, by a clock that is moved by hand. Real queries are in the
+//! Which tokens stay valid while the platform is unreachable, on a paused clock. Real queries are in the
 //! tests of the whole server.
 
 use tokio::time::advance;
@@ -36,14 +36,17 @@ fn query(token: &str) -> Arc<PlatformQuery> {
     Arc::new(PlatformQuery::new(token, &greeting, peer))
 }
 
-fn say_yes(verifier: &PlatformVerifier, query: &PlatformQuery, valid_for: Option<u64>) -> Approval {
+fn approve(verifier: &PlatformVerifier, query: &PlatformQuery, valid_for: Option<u64>) -> Approval {
     let valid_for = valid_for.map_or(String::new(), |valid_for| {
         format!(", \"expires_in\": {valid_for}")
     });
     let json = format!("{{\"account\": \"a\", \"runtime\": \"b\"{valid_for}}}");
-    let good = Approval::new(Answer::parse(json.as_bytes()).unwrap());
-    verifier.memory.lock().good(query.sha256, good.clone());
-    good
+    let approval = Approval::new(Answer::parse(json.as_bytes()).unwrap());
+    verifier
+        .cache
+        .lock()
+        .insert_approval(query.sha256, approval.clone());
+    approval
 }
 
 fn fail(verifier: &PlatformVerifier) {
@@ -51,70 +54,73 @@ fn fail(verifier: &PlatformVerifier) {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_good_token_goes_on_for_a_set_time_and_a_stranger_does_not() {
+async fn an_approved_token_stays_valid_through_an_outage_and_an_unknown_one_is_refused() {
     let verifier = verifier();
-    let (known, stranger) = (query("known"), query("stranger"));
-    say_yes(&verifier, &known, None);
+    let (known, unknown) = (query("known"), query("unknown"));
+    approve(&verifier, &known, None);
     advance(Duration::from_secs(7200)).await;
     assert_eq!(
         verifier.without_platform(&known).err(),
-        Some(AWAY),
-        "it is not away"
+        Some(UNREACHABLE),
+        "the platform is reachable"
     );
     fail(&verifier);
-    let going_on = verifier.without_platform(&known).unwrap();
-    let left = going_on.credential.expires.unwrap();
+    let verified = verifier.without_platform(&known).unwrap();
+    let left = verified.credential.expires.unwrap();
     let left = left.duration_since(SystemTime::now()).unwrap();
     assert!(left <= OUTAGE && left > OUTAGE - Duration::from_secs(60));
-    assert!(going_on.renew_at < going_on.credential.expires);
-    assert_eq!(verifier.without_platform(&stranger).err(), Some(AWAY));
+    assert!(verified.renew_at < verified.credential.expires);
+    assert_eq!(verifier.without_platform(&unknown).err(), Some(UNREACHABLE));
     advance(OUTAGE - Duration::from_secs(1)).await;
     fail(&verifier);
     assert!(verifier.without_platform(&known).is_ok());
     advance(Duration::from_secs(1)).await;
-    assert_eq!(verifier.without_platform(&known).err(), Some(AWAY));
+    assert_eq!(verifier.without_platform(&known).err(), Some(UNREACHABLE));
 }
 
 #[tokio::test(start_paused = true)]
-async fn an_answer_that_had_run_out_before_is_not_good_any_more() {
+async fn an_answer_that_expired_before_the_outage_is_not_accepted() {
     let verifier = verifier();
     let (short, long) = (query("short"), query("long"));
-    say_yes(&verifier, &short, Some(60));
-    say_yes(&verifier, &long, Some(600));
+    approve(&verifier, &short, Some(60));
+    approve(&verifier, &long, Some(600));
     advance(Duration::from_secs(60)).await;
     fail(&verifier);
     advance(Duration::from_secs(1800)).await;
-    assert_eq!(verifier.without_platform(&short).err(), Some(AWAY));
+    assert_eq!(verifier.without_platform(&short).err(), Some(UNREACHABLE));
     assert!(
         verifier.without_platform(&long).is_ok(),
-        "it held when it went away"
+        "it was valid when the outage began"
     );
-    let denial = Denial::new(AWAY);
-    verifier.memory.lock().refused(long.sha256, denial);
-    assert_eq!(verifier.without_platform(&long).err(), Some(AWAY));
+    let denial = Denial::new(UNREACHABLE);
+    verifier.cache.lock().insert_denial(long.sha256, denial);
+    assert_eq!(verifier.without_platform(&long).err(), Some(UNREACHABLE));
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_good_token_whose_answer_cannot_be_used_goes_on_for_the_same_time() {
+async fn an_approved_token_whose_answer_becomes_unusable_stays_valid_as_in_an_outage() {
     let verifier = verifier();
     let (known, short) = (query("known"), query("short"));
-    say_yes(&verifier, &known, None);
-    say_yes(&verifier, &short, Some(60));
+    approve(&verifier, &known, None);
+    approve(&verifier, &short, Some(60));
     let unclear = |query: &PlatformQuery| {
         let denial = Denial::new(AuthRefusal::PlatformUnclear("it is malformed".into()));
-        verifier.memory.lock().unclear(query.sha256, denial);
+        verifier
+            .cache
+            .lock()
+            .insert_inconclusive(query.sha256, denial);
     };
     advance(Duration::from_secs(60)).await;
     unclear(&known);
     unclear(&short);
-    assert!(!verifier.is_away(), "for nobody else");
-    let going_on = verifier.verify(&known).await.unwrap();
+    assert!(!verifier.is_unreachable(), "for other tokens");
+    let verified = verifier.verify(&known).await.unwrap();
     assert!(
-        going_on.credential.expires.is_some() && going_on.renew_at < going_on.credential.expires
+        verified.credential.expires.is_some() && verified.renew_at < verified.credential.expires
     );
     let over = verifier.verify(&short).await.err().unwrap();
-    assert_eq!(over.name(), "auth_unclear", "it had run out before");
-    // Neither more of the same nor a platform that goes away in between makes it longer.
+    assert_eq!(over.name(), "auth_unclear", "it had expired before");
+    // Neither more unusable answers nor an outage in between extends the time.
     advance(OUTAGE - Duration::from_secs(1)).await;
     unclear(&known);
     fail(&verifier);
@@ -128,26 +134,23 @@ async fn a_good_token_whose_answer_cannot_be_used_goes_on_for_the_same_time() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn an_answer_is_used_again_for_a_moment_and_renewed_before_it_runs_out() {
+async fn an_answer_is_cached_for_a_moment_and_renewed_before_it_expires() {
     let verifier = verifier();
     let query = query("known");
     let cache = Duration::from_secs(10);
-    let good = say_yes(&verifier, &query, Some(8));
-    let fresh = || verifier.memory.lock().fresh(&query.sha256, cache).is_some();
-    let verified = verifier.good(&query, &good);
+    let approval = approve(&verifier, &query, Some(8));
+    let fresh = || verifier.cache.lock().fresh(&query.sha256, cache).is_some();
+    let verified = PlatformVerifier::approved(&query, &approval);
     let renew_in = verified
         .renew_at
         .unwrap()
-        .duration_since(good.received_at)
+        .duration_since(approval.received_at)
         .unwrap();
     assert!(renew_in >= Duration::from_millis(5600) && renew_in <= Duration::from_millis(7200));
     assert!(fresh());
     advance(Duration::from_secs(4)).await;
-    assert!(
-        !fresh(),
-        "else whoever renews would get the same answer again"
-    );
-    say_yes(&verifier, &query, None);
+    assert!(!fresh(), "a renewal must not be answered from the cache");
+    approve(&verifier, &query, None);
     advance(Duration::from_secs(9)).await;
     assert!(fresh());
     advance(Duration::from_secs(1)).await;
@@ -155,27 +158,27 @@ async fn an_answer_is_used_again_for_a_moment_and_renewed_before_it_runs_out() {
 }
 
 #[tokio::test]
-async fn who_gave_up_leaves_nothing_behind() {
+async fn the_last_waiter_removes_its_query() {
     let verifier = verifier();
-    let seats = [
-        verifier.join_flight([1; 32]),
-        verifier.join_flight([1; 32]),
-        verifier.join_flight([2; 32]),
+    let waiters = [
+        verifier.join_query([1; 32]),
+        verifier.join_query([1; 32]),
+        verifier.join_query([2; 32]),
     ];
-    assert!(Arc::ptr_eq(&seats[0].flight, &seats[1].flight));
-    assert_eq!(verifier.flights.lock().len(), 2);
-    drop(seats);
-    assert!(verifier.flights.lock().is_empty());
+    assert!(Arc::ptr_eq(&waiters[0].shared, &waiters[1].shared));
+    assert_eq!(verifier.open_queries.lock().len(), 2);
+    drop(waiters);
+    assert!(verifier.open_queries.lock().is_empty());
 }
 
 #[tokio::test]
-async fn two_who_leave_at_once_leave_nothing_behind() {
+async fn two_waiters_that_leave_at_once_remove_their_query() {
     let verifier = verifier();
-    let (one, other) = (verifier.join_flight([1; 32]), verifier.join_flight([1; 32]));
-    // As if one had left the table, and not let go of the query yet, when the other leaves.
-    let not_yet_gone = one.flight.clone();
+    let (one, other) = (verifier.join_query([1; 32]), verifier.join_query([1; 32]));
+    // As if one waiter were removed from the table but still held the query when the other leaves.
+    let not_yet_gone = one.shared.clone();
     drop((one, other));
-    assert!(verifier.flights.lock().is_empty());
+    assert!(verifier.open_queries.lock().is_empty());
     drop(not_yet_gone);
 }
 

@@ -162,7 +162,7 @@ impl Credential {
         session: &Session,
     ) -> Option<CloseReason> {
         let now = SystemTime::now();
-        match authenticator.as_of(&self.grant, now) {
+        match authenticator.recheck(&self.grant, now) {
             Ok(grant) => self.hold(grant),
             Err(refusal) => return Some(self.lost(events, session, &refusal)),
         }

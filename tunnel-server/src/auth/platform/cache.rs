@@ -15,10 +15,10 @@ use crate::auth::refusal::AuthRefusal;
 use crate::token::TokenHash;
 
 /// Most approvals in the cache.
-const MOST_GOOD: usize = 50_000;
+const MOST_APPROVALS: usize = 50_000;
 
 /// Most denials in the cache.
-const MOST_REFUSED: usize = 10_000;
+const MOST_DENIALS: usize = 10_000;
 
 /// An approval, and when it was given.
 #[derive(Debug, Clone)]
@@ -27,7 +27,7 @@ pub(super) struct Approval {
     pub(super) received: Instant,
     pub(super) received_at: SystemTime,
     /// If later answers were neither approvals nor denials: the time of the first, and the last of them.
-    unclear: Option<(Instant, Denial)>,
+    inconclusive: Option<(Instant, Denial)>,
 }
 
 /// A denial or an answer that cannot be used, and when it was given.
@@ -38,9 +38,9 @@ pub(super) struct Denial {
 }
 
 /// The cached decisions.
-pub(super) struct Memory {
-    good: Bounded<Approval>,
-    refused: Bounded<Denial>,
+pub(super) struct DecisionCache {
+    approvals: Bounded<Approval>,
+    denials: Bounded<Denial>,
 }
 
 /// A map that removes the oldest entry when it is full.
@@ -58,13 +58,13 @@ impl Approval {
             answer: Arc::new(answer),
             received: Instant::now(),
             received_at: SystemTime::now(),
-            unclear: None,
+            inconclusive: None,
         }
     }
 
     /// Since when the answers about this token have been neither approvals nor denials.
-    pub(super) fn unclear_since(&self) -> Option<Instant> {
-        self.unclear.as_ref().map(|(since, _)| *since)
+    pub(super) fn unusable_since(&self) -> Option<Instant> {
+        self.inconclusive.as_ref().map(|(since, _)| *since)
     }
 
     /// Whether the answer was valid at this moment.
@@ -74,9 +74,9 @@ impl Approval {
     }
 
     /// Whether the answer may be used again without a query. Ends well before the answer is renewed.
-    fn is_fresh(&self, cache: Duration) -> bool {
+    fn is_fresh(&self, max_age: Duration) -> bool {
         let half = self.answer.valid_for.unwrap_or(RENEW) / 2;
-        self.received.elapsed() < cache.min(half)
+        self.received.elapsed() < max_age.min(half)
     }
 }
 
@@ -88,67 +88,67 @@ impl Denial {
         }
     }
 
-    fn is_fresh(&self, cache: Duration) -> bool {
-        self.received.elapsed() < cache
+    fn is_fresh(&self, max_age: Duration) -> bool {
+        self.received.elapsed() < max_age
     }
 }
 
-impl Default for Memory {
+impl Default for DecisionCache {
     fn default() -> Self {
         Self {
-            good: Bounded::new(MOST_GOOD),
-            refused: Bounded::new(MOST_REFUSED),
+            approvals: Bounded::new(MOST_APPROVALS),
+            denials: Bounded::new(MOST_DENIALS),
         }
     }
 }
 
-impl Memory {
+impl DecisionCache {
     /// The number of entries.
     pub(super) fn len(&self) -> usize {
-        self.good.values.len() + self.refused.values.len()
+        self.approvals.values.len() + self.denials.values.len()
     }
 
     /// The decision about a token, if it is fresh enough to be used again.
-    pub(super) fn fresh(&self, token: &TokenHash, cache: Duration) -> Option<Decision> {
-        let Some(good) = self.good.get(token) else {
+    pub(super) fn fresh(&self, token: &TokenHash, max_age: Duration) -> Option<Decision> {
+        let Some(approval) = self.approvals.get(token) else {
             let denial = self
-                .refused
+                .denials
                 .get(token)
-                .filter(|denial| denial.is_fresh(cache));
+                .filter(|denial| denial.is_fresh(max_age));
             return denial.map(|denial| Decision::Denied(denial.clone()));
         };
-        match &good.unclear {
-            Some((_, denial)) if denial.is_fresh(cache) => {
+        match &approval.inconclusive {
+            Some((_, denial)) if denial.is_fresh(max_age) => {
                 Some(Decision::Inconclusive(denial.clone()))
             }
-            None if good.is_fresh(cache) => Some(Decision::Approved(good.clone())),
+            None if approval.is_fresh(max_age) => Some(Decision::Approved(approval.clone())),
             _ => None,
         }
     }
 
     /// The last approval of a token that was not denied since.
-    pub(super) fn known(&self, token: &TokenHash) -> Option<&Approval> {
-        self.good.get(token)
+    pub(super) fn last_approval(&self, token: &TokenHash) -> Option<&Approval> {
+        self.approvals.get(token)
     }
 
-    pub(super) fn good(&mut self, token: TokenHash, good: Approval) {
-        self.refused.values.remove(&token);
-        self.good.put(token, good);
+    pub(super) fn insert_approval(&mut self, token: TokenHash, approval: Approval) {
+        self.denials.values.remove(&token);
+        self.approvals.put(token, approval);
     }
 
-    pub(super) fn refused(&mut self, token: TokenHash, denial: Denial) {
-        self.good.values.remove(&token);
-        self.refused.put(token, denial);
+    pub(super) fn insert_denial(&mut self, token: TokenHash, denial: Denial) {
+        self.approvals.values.remove(&token);
+        self.denials.put(token, denial);
     }
 
     /// Neither an approval nor a denial: an earlier approval stays, and no new one is made.
-    pub(super) fn unclear(&mut self, token: TokenHash, denial: Denial) {
-        match self.good.values.get_mut(&token) {
-            Some((_, good)) => {
-                let since = good.unclear_since().unwrap_or(denial.received);
-                good.unclear = Some((since, denial));
+    pub(super) fn insert_inconclusive(&mut self, token: TokenHash, denial: Denial) {
+        match self.approvals.values.get_mut(&token) {
+            Some((_, approval)) => {
+                let since = approval.unusable_since().unwrap_or(denial.received);
+                approval.inconclusive = Some((since, denial));
             }
-            None => self.refused.put(token, denial),
+            None => self.denials.put(token, denial),
         }
     }
 }
@@ -205,7 +205,7 @@ mod tests {
     }
 
     #[test]
-    fn a_full_memory_forgets_the_oldest() {
+    fn a_full_map_removes_the_oldest_entry() {
         let mut bounded = Bounded::new(3);
         for key in 0..3 {
             bounded.put([key; 32], key);
@@ -222,48 +222,54 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn strangers_push_out_no_good_token() {
-        let mut memory = Memory::default();
+    async fn denials_do_not_evict_approvals() {
+        let mut cache = DecisionCache::default();
         let answer = Answer::parse(br#"{"account": "a", "runtime": "b"}"#).unwrap();
-        memory.good([0; 32], Approval::new(answer));
-        for number in 0..(2 * MOST_REFUSED) as u64 {
+        cache.insert_approval([0; 32], Approval::new(answer));
+        for number in 0..(2 * MOST_DENIALS) as u64 {
             let mut token = [1; 32];
             token[..8].copy_from_slice(&number.to_be_bytes());
             match number % 2 {
-                0 => memory.refused(token, Denial::new(refusal())),
-                _ => memory.unclear(token, Denial::new(refusal())),
+                0 => cache.insert_denial(token, Denial::new(refusal())),
+                _ => cache.insert_inconclusive(token, Denial::new(refusal())),
             }
         }
-        assert!(memory.known(&[0; 32]).is_some());
-        assert_eq!(memory.refused.values.len(), MOST_REFUSED);
-        memory.unclear([0; 32], Denial::new(refusal()));
-        assert!(memory.known(&[0; 32]).is_some(), "it is no denial");
-        memory.refused([0; 32], Denial::new(refusal()));
-        assert!(memory.known(&[0; 32]).is_none(), "the last word counts");
+        assert!(cache.last_approval(&[0; 32]).is_some());
+        assert_eq!(cache.denials.values.len(), MOST_DENIALS);
+        cache.insert_inconclusive([0; 32], Denial::new(refusal()));
+        assert!(cache.last_approval(&[0; 32]).is_some(), "it is no denial");
+        cache.insert_denial([0; 32], Denial::new(refusal()));
+        assert!(
+            cache.last_approval(&[0; 32]).is_none(),
+            "the last decision counts"
+        );
     }
 
     #[tokio::test(start_paused = true)]
-    async fn what_is_unclear_is_remembered_for_a_moment_and_from_when_on_it_was() {
-        let cache = Duration::from_secs(10);
-        let mut memory = Memory::default();
+    async fn an_inconclusive_answer_is_cached_with_the_time_of_the_first() {
+        let max_age = Duration::from_secs(10);
+        let mut cache = DecisionCache::default();
         let answer = || Answer::parse(br#"{"account": "a", "runtime": "b"}"#).unwrap();
-        memory.good([0; 32], Approval::new(answer()));
+        cache.insert_approval([0; 32], Approval::new(answer()));
         let began = Instant::now();
         for token in [0, 1] {
-            memory.unclear([token; 32], Denial::new(refusal()));
+            cache.insert_inconclusive([token; 32], Denial::new(refusal()));
         }
-        let good = memory.fresh(&[0; 32], cache);
-        assert!(matches!(good, Some(Decision::Inconclusive(_))));
-        let stranger = memory.fresh(&[1; 32], cache);
-        assert!(matches!(stranger, Some(Decision::Denied(_))));
-        tokio::time::advance(cache).await;
+        let approved = cache.fresh(&[0; 32], max_age);
+        assert!(matches!(approved, Some(Decision::Inconclusive(_))));
+        let unknown = cache.fresh(&[1; 32], max_age);
+        assert!(matches!(unknown, Some(Decision::Denied(_))));
+        tokio::time::advance(max_age).await;
         for token in [0, 1] {
-            assert!(memory.fresh(&[token; 32], cache).is_none());
-            memory.unclear([token; 32], Denial::new(refusal()));
+            assert!(cache.fresh(&[token; 32], max_age).is_none());
+            cache.insert_inconclusive([token; 32], Denial::new(refusal()));
         }
-        let since = memory.known(&[0; 32]).unwrap().unclear_since();
+        let since = cache.last_approval(&[0; 32]).unwrap().unusable_since();
         assert_eq!(since, Some(began), "not from the last one on");
-        memory.good([0; 32], Approval::new(answer()));
-        assert_eq!(memory.known(&[0; 32]).unwrap().unclear_since(), None);
+        cache.insert_approval([0; 32], Approval::new(answer()));
+        assert_eq!(
+            cache.last_approval(&[0; 32]).unwrap().unusable_since(),
+            None
+        );
     }
 }
