@@ -1,8 +1,8 @@
 //! The tunnel listener: where tunnel clients dial in.
 //!
-//! Each connection is one TLS handshake, one `GET /connect` that is checked and authenticated before
-//! anything is upgraded, and then one session ([`session`]). Everything before the session has a
-//! deadline; handshakes run beside each other, so that a silent peer never holds up a good one.
+//! Each connection is one TLS handshake, one `GET /connect` that is checked and authenticated before it is upgraded,
+//! and then one session ([`session`]). Everything before the session has a deadline. Handshakes run concurrently, so
+//! that a silent peer does not delay others.
 
 pub(crate) mod checks;
 pub(crate) mod gate;
@@ -62,18 +62,17 @@ use crate::{
 /// Largest head of a request for a session, in bytes.
 const HEAD_BYTES: usize = 16 * 1024;
 
-/// How long sent bytes may stay unacknowledged before the kernel gives a connection up. Ends a
-/// session whose peer is gone while there is something to send, which pings alone do not see sooner.
+/// How long sent bytes may stay unacknowledged before the kernel closes a connection. Ends a session whose peer has
+/// disappeared while data is being sent; pings alone would not detect it sooner.
 const USER_TIMEOUT: Duration = Duration::from_secs(30);
 
-/// What a client may take for TLS, and for its request, once it is its turn: it holds a place that
-/// others wait for.
-const GATED: Duration = Duration::from_secs(5);
+/// Time for TLS, and time for the request's head, of a client that has a pass, since other clients wait for the pass.
+const GATED_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// When an instance that finds its runtime held by another is to come back.
+/// `Retry-After` of an instance whose runtime another instance holds.
 const HELD_RETRY: Duration = Duration::from_secs(10);
 
-/// When a check that finds no place is to come back.
+/// `Retry-After` of a check for which there is no permit.
 const CHECK_RETRY: Duration = Duration::from_secs(30);
 
 /// The parts of the server that the connections of the tunnel listener use.
@@ -86,31 +85,31 @@ pub(crate) struct TunnelListener {
     pub(crate) lifecycle: Arc<Lifecycle>,
     pub(crate) permits: Arc<Permits>,
     pub(crate) tls: Arc<LiveServerConfig>,
-    /// Limits the handshakes at once.
+    /// Limits concurrent handshakes.
     pub(crate) gate: Arc<Gate>,
-    /// Limits the sessions that only check the way.
+    /// Limits the sessions that only check the path.
     pub(crate) checks: Arc<Checks>,
     /// Limits the log lines about tunnel clients that are refused.
     pub(crate) refusal_lines: Allowance,
 }
 
-/// Why a request is not let in, and when to come back where that is known.
+/// Why a request is refused, and when the client may try again, if that is known.
 struct Refusal {
     reason: RefusalReason,
     detail: String,
     retry_after: Option<Duration>,
 }
 
-/// A request that was let in.
+/// A request that was accepted.
 struct Admitted {
     grant: Grant,
-    /// Tells of changes after which the grant may be none any more.
+    /// Changes after which the grant must be checked again.
     changed: watch::Receiver<u64>,
     greeting: Greeting,
-    /// Where the instance itself lets its runtime be reached from.
+    /// The source networks that the instance itself allows for its runtime.
     allow_from: Option<Vec<IpNet>>,
     upgrade: OnUpgrade,
-    /// Of a session that only checks the way.
+    /// The permit of a session that only checks the path.
     check: Option<CheckPermit>,
 }
 
@@ -125,7 +124,7 @@ pub(crate) async fn serve_all(shared: Arc<TunnelListener>, listener: TcpListener
         while connections.try_join_next().is_some() {}
         match shared.permits.acquire(Some(peer.ip().to_canonical())) {
             Ok(permit) => {
-                connections.spawn(one(shared.clone(), socket, peer, permit));
+                connections.spawn(serve_connection(shared.clone(), socket, peer, permit));
             }
             Err(exhausted) => {
                 let labels = ["tunnel", exhausted_cause(exhausted)];
@@ -134,40 +133,46 @@ pub(crate) async fn serve_all(shared: Arc<TunnelListener>, listener: TcpListener
             }
         }
     }
-    // Clients that dial now are refused at once, and so dial another server.
+    // Clients that dial now are refused immediately and dial another server.
     drop(listener);
     while connections.join_next().await.is_some() {}
 }
 
-async fn one(shared: Arc<TunnelListener>, socket: TcpStream, peer: SocketAddr, _permit: Permit) {
+async fn serve_connection(
+    shared: Arc<TunnelListener>,
+    socket: TcpStream,
+    peer: SocketAddr,
+    _permit: Permit,
+) {
     let _open = shared.metrics.connection("tunnel");
     if let Err(error) = set_options(&socket) {
         tracing::debug!(%peer, %error, "cannot set the options of a tunnel connection");
     }
-    // In a box of its own, so that the session, which lives for days, does not hold its space.
-    let begun = Box::pin(begin(&shared, socket, peer)).await;
-    if let Some(session) = begun {
+    // Boxed, so that its space is freed before the session, which lives for days.
+    let session = Box::pin(begin_session(&shared, socket, peer)).await;
+    if let Some(session) = session {
         session.run(&shared).await;
     }
 }
 
-/// From the first byte to a session that has begun, unless the tunnel client is refused.
-async fn begin(
+/// Serves a connection from the first byte until its session begins; `None` if the tunnel client is refused.
+async fn begin_session(
     shared: &TunnelListener,
     socket: TcpStream,
     peer: SocketAddr,
 ) -> Option<Box<LiveSession>> {
     let (admitted, io, leftover) = tokio::select! {
-        admitted = greet(shared, socket, peer) => admitted?,
+        admitted = accept_client(shared, socket, peer) => admitted?,
         () = shared.lifecycle.silent_grace_over() => return None,
     };
-    // Boxed, since it is handed on: each place it passes would hold space for it as long as it lives.
+    // Boxed, because each future that it is moved through would reserve space for it.
     let session = LiveSession::begin(&shared.config.load(), admitted, io, leftover, peer);
     Some(Box::new(session))
 }
 
-/// From the first byte to the answer; the session's stream if the tunnel client was let in.
-async fn greet(
+/// Serves a connection from the first byte to the response; returns the session's stream if the tunnel client was
+/// accepted.
+async fn accept_client(
     shared: &TunnelListener,
     socket: TcpStream,
     peer: SocketAddr,
@@ -180,70 +185,70 @@ async fn greet(
     };
     let address = peer.ip().to_canonical();
     let entered = timeout(limit, shared.gate.enter(address)).await;
-    let entered = entered.unwrap_or_else(|_| Err(shared.gate.send_away(address)));
-    let entrance = match entered {
-        Ok(pass) => Entrance {
-            away: None,
+    let entered = entered.unwrap_or_else(|_| Err(shared.gate.reject(address)));
+    let outcome = match entered {
+        Ok(pass) => GateOutcome {
+            retry_after: None,
             pass: Some((shared.metrics.handshake(), pass)),
             _permit: None,
         },
-        Err(Rejection::Answer(permit, after)) => Entrance {
-            away: Some(after),
+        Err(Rejection::Answer(permit, after)) => GateOutcome {
+            retry_after: Some(after),
             pass: None,
             _permit: Some(permit),
         },
         Err(Rejection::Close) => return refuse_connection(&shared.metrics, "max_handshakes"),
     };
     let admitted = async {
-        let handshake = handshake(start, shared.tls.acceptor());
-        match timeout(limit.min(GATED), handshake).await {
+        let handshake = tls_handshake(start, shared.tls.acceptor());
+        match timeout(limit.min(GATED_TIMEOUT), handshake).await {
             Ok(Ok(stream)) => {
                 shared.metrics.on_tls_handshake(is_resumed(&stream));
-                admit(shared, stream, peer, &entrance).await
+                serve_request(shared, stream, peer, &outcome).await
             }
             _ => refuse_connection(&shared.metrics, "tls"),
         }
     };
     tokio::select! {
         admitted = admitted => admitted,
-        () = entrance.taken_back() => refuse_connection(&shared.metrics, "silent"),
+        () = outcome.displaced() => refuse_connection(&shared.metrics, "silent"),
     }
 }
 
-/// What the gate has said; held until the client has its answer.
-struct Entrance {
-    /// When the client is to come back, if there is no room for it now.
-    away: Option<Duration>,
-    // The count goes first, so that it is never above the gate.
+/// The gate's decision about a client; held until the client has its response.
+struct GateOutcome {
+    /// When the client may try again, if there is no pass for it now.
+    retry_after: Option<Duration>,
+    // The count is dropped first, so that it never exceeds the number of passes.
     pass: Option<(OpenConnection, Pass)>,
     _permit: Option<Permit>,
 }
 
-impl Entrance {
-    /// The client's request is there.
-    fn spoke(&self) {
+impl GateOutcome {
+    /// The client's request has been received.
+    fn on_request(&self) {
         if let Some((_, pass)) = &self.pass {
-            pass.spoke();
+            pass.on_request();
         }
     }
 
-    /// Resolves when the client's pass was given to another, because it was silent for too long.
-    async fn taken_back(&self) {
+    /// Resolves when the pass was given to another client, because this one was silent for too long.
+    async fn displaced(&self) {
         match &self.pass {
-            Some((_, pass)) => pass.taken_back().await,
+            Some((_, pass)) => pass.displaced().await,
             None => pending().await,
         }
     }
 }
 
-async fn handshake(
+async fn tls_handshake(
     start: StartHandshake<TcpStream>,
     tls: TlsAcceptor,
 ) -> io::Result<TlsStream<TcpStream>> {
     start.into_stream(tls.config().clone()).await
 }
 
-/// Whether the client has come by a session of TLS that it had before.
+/// Whether the client has resumed an earlier TLS session.
 fn is_resumed(stream: &TlsStream<TcpStream>) -> bool {
     let kind = stream.get_ref().1.handshake_kind();
     kind == Some(HandshakeKind::Resumed)
@@ -264,20 +269,20 @@ fn set_options(socket: &TcpStream) -> io::Result<()> {
     SockRef::from(socket).set_tcp_keepalive(&TcpKeepalive::new().with_time(USER_TIMEOUT))
 }
 
-/// Answers the one request of a connection; the session's stream if it was let in.
-async fn admit(
+/// Answers the one request of a connection; returns the session's stream if the request was accepted.
+async fn serve_request(
     shared: &TunnelListener,
     stream: TlsStream<TcpStream>,
     peer: SocketAddr,
-    entrance: &Entrance,
+    outcome: &GateOutcome,
 ) -> Option<(Admitted, TlsStream<TcpStream>, Bytes)> {
     let certificates = stream.get_ref().1.peer_certificates();
     let certificates = certificates.unwrap_or_default().to_vec();
     let admitted = Arc::new(Mutex::new(None));
-    let shown = (entrance, &*certificates);
+    let client = (outcome, &*certificates);
     let service = service_fn(|request| {
-        let answer = answer(shared, request, peer, shown, &admitted);
-        async move { Ok::<_, Infallible>(answer.await) }
+        let response = respond(shared, request, peer, client, &admitted);
+        async move { Ok::<_, Infallible>(response.await) }
     });
     let serving = http1::Builder::new()
         .timer(TokioTimer::new())
@@ -287,13 +292,13 @@ async fn admit(
                 .load()
                 .settings
                 .request_head_timeout
-                .min(GATED),
+                .min(GATED_TIMEOUT),
         )
         .max_buf_size(HEAD_BYTES)
         .serve_connection(TokioIo::new(stream), service)
         .with_upgrades();
-    // The head has its own limit; this one bounds asking for the credential, and the answer, too.
-    let limit = 2 * GATED + 3 * shared.config.load().settings.auth_timeout;
+    // The head has its own limit; this one also bounds the authentication and the response.
+    let limit = 2 * GATED_TIMEOUT + 3 * shared.config.load().settings.auth_timeout;
     timeout(limit, serving).await.ok()?.ok()?;
     let mut admitted: Admitted = admitted.lock().take()?;
     let upgraded = (&mut admitted.upgrade).await.ok()?;
@@ -301,34 +306,34 @@ async fn admit(
     Some((admitted, parts.io.into_inner(), parts.read_buf))
 }
 
-/// The answer to one request: 101, or a refusal that says what to do.
-async fn answer(
+/// The response to one request: 101, or a refusal with its reason.
+async fn respond(
     shared: &TunnelListener,
     request: Request<Incoming>,
     peer: SocketAddr,
-    entry: (&Entrance, &[CertificateDer<'static>]),
+    client: (&GateOutcome, &[CertificateDer<'static>]),
     admitted: &Mutex<Option<Admitted>>,
 ) -> Response<Full<Bytes>> {
-    match let_in(shared, request, peer, entry, admitted).await {
+    match admit(shared, request, peer, client, admitted).await {
         Ok(response) => response,
         Err(refusal) => refuse(&shared.metrics, &refusal),
     }
 }
 
-/// The 101 to a request that is let in, which is left in `admitted`.
-async fn let_in(
+/// Checks and authenticates a request. If it is accepted, returns the 101 and stores the request in `admitted`.
+async fn admit(
     shared: &TunnelListener,
     mut request: Request<Incoming>,
     peer: SocketAddr,
-    (entrance, certificates): (&Entrance, &[CertificateDer<'static>]),
+    (outcome, certificates): (&GateOutcome, &[CertificateDer<'static>]),
     admitted: &Mutex<Option<Admitted>>,
 ) -> Result<Response<Full<Bytes>>, Refusal> {
-    entrance.spoke();
+    outcome.on_request();
     let greeting = handshake::check_request(&request).inspect_err(
-        |error| tracing::debug!(%peer, %error, "a request that is not for a session"),
+        |error| tracing::debug!(%peer, %error, "a request on the tunnel listener does not ask for a session"),
     )?;
-    if let Some(after) = entrance.away {
-        let detail = "this server has too many handshakes to do: dial again later";
+    if let Some(after) = outcome.retry_after {
+        let detail = "this server has too many handshakes in progress: dial again later";
         return Err(Refusal::for_now(
             RefusalReason::HandshakeQueue,
             detail,
@@ -339,7 +344,7 @@ async fn let_in(
         let (reason, after) = (RefusalReason::ServerDraining, Duration::from_secs(1));
         return Err(Refusal::for_now(
             reason,
-            "this server is going away: dial again",
+            "this server is shutting down: dial again",
             after,
         ));
     }
@@ -377,8 +382,8 @@ async fn let_in(
     Ok(response)
 }
 
-/// Whether a session can begin now that its credential is good: for a check, when there is a place for it; for
-/// any other, when its instance would get the runtime.
+/// Whether an authenticated session can begin: a check if there is a permit for it, which is returned; any other if its
+/// instance would get the runtime.
 async fn may_begin(
     shared: &TunnelListener,
     grant: &Grant,
@@ -388,7 +393,7 @@ async fn may_begin(
     let runtime = &grant.runtime;
     if greeting.is_check {
         let permit = shared.checks.enter(&runtime.account, &runtime.label);
-        let detail = "too many checks are under way: check again later";
+        let detail = "too many checks are in progress: check again later";
         return match permit {
             Some(permit) => Ok(Some(permit)),
             None => Err(Refusal::for_now(
@@ -419,7 +424,7 @@ async fn may_begin(
     Err(refusal.into())
 }
 
-/// Where the instance itself lets its runtime be reached from.
+/// The source networks that the instance itself allows for its runtime.
 fn allow_from(greeting: &Greeting) -> Result<Option<Vec<IpNet>>, Refusal> {
     let list = greeting.allow_from.as_deref().map(sources::parse);
     list.transpose().map_err(|error| Refusal {
@@ -430,7 +435,7 @@ fn allow_from(greeting: &Greeting) -> Result<Option<Vec<IpNet>>, Refusal> {
 }
 
 fn switch(request: &Request<Incoming>, subprotocol: &'static str) -> Response<Full<Bytes>> {
-    // The key's presence was checked with the rest of the handshake.
+    // `handshake::check_request` has checked that the key is present.
     let key = request
         .headers()
         .get(header::SEC_WEBSOCKET_KEY)
@@ -454,7 +459,7 @@ fn refuse(metrics: &Metrics, refusal: &Refusal) -> Response<Full<Bytes>> {
     let (reason, status) = (refusal.reason, refusal.reason.status());
     let refused = metrics.handshakes.with_label_values(&[reason.name()]);
     refused.inc();
-    // Serialising strings into memory has no way to fail.
+    // Serialising strings into memory cannot fail.
     let body = handshake::Refusal::new(reason, refusal.detail.as_str());
     let body = serde_json::to_vec(&body).unwrap_or_default();
     let mut response = Response::new(Full::new(body.into()));
@@ -482,7 +487,7 @@ fn refuse(metrics: &Metrics, refusal: &Refusal) -> Response<Full<Bytes>> {
 }
 
 impl Refusal {
-    /// A refusal that time heals.
+    /// A refusal of a request that may be accepted later.
     fn for_now(reason: RefusalReason, detail: &str, after: Duration) -> Self {
         Self {
             reason,
@@ -512,7 +517,7 @@ impl From<AuthRefusal> for Refusal {
     }
 }
 
-/// The runtime is another instance's.
+/// The runtime is held by another instance.
 impl From<ClaimRefusal> for Refusal {
     fn from(refusal: ClaimRefusal) -> Self {
         let retry_after = match refusal {
@@ -532,7 +537,7 @@ mod tests {
     use super::*;
 
     #[tokio::test]
-    async fn the_kernel_holds_little_that_it_has_not_sent() {
+    async fn the_kernel_buffers_few_unsent_bytes() {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let socket = TcpStream::connect(listener.local_addr().unwrap()).await;
         let socket = socket.unwrap();

@@ -11,14 +11,14 @@ use tunnel_ops::evicting::{EvictingPermit, EvictingPermits, Holders};
 
 use crate::runtimes::{AccountName, RuntimeLabel};
 
-/// Checks of one runtime at once: one that looks for the idle limit holds a handful side by side.
-const OF_A_RUNTIME: usize = 8;
+/// Most concurrent checks of one runtime. A client that measures the idle limit opens several at once.
+const MAX_OF_RUNTIME: usize = 8;
 
-/// Checks of one account at once, so that one with many runtimes leaves permits for the others.
-const OF_AN_ACCOUNT: usize = 32;
+/// Most concurrent checks of one account, so that an account with many runtimes leaves permits for the others.
+const MAX_OF_ACCOUNT: usize = 32;
 
-/// Checks at once in all, each of which may last for an hour.
-const IN_ALL: usize = 256;
+/// Most concurrent checks in all. Each may last for an hour.
+const MAX_CHECKS: usize = 256;
 
 /// The permits of all checks.
 #[derive(Debug, Default)]
@@ -28,12 +28,12 @@ pub(crate) struct Checks(Arc<EvictingPermits<(AccountName, RuntimeLabel)>>);
 pub(crate) type CheckPermit = EvictingPermit<(AccountName, RuntimeLabel)>;
 
 impl Checks {
-    /// How many there are now.
+    /// The number of checks now.
     pub(crate) fn len(&self) -> usize {
         self.0.held()
     }
 
-    /// A permit for a check of this runtime, if there is one.
+    /// Acquires a permit for a check of this runtime; `None` if the runtime or the account has too many, or none is left.
     pub(crate) fn enter(
         &self,
         account: &AccountName,
@@ -43,8 +43,8 @@ impl Checks {
         self.0.enter(key, |holders| {
             let of_account = holders.keys().filter(|(other, _)| other == account).count();
             let of_runtime = holders.keys().filter(|(_, other)| other == runtime).count();
-            let fits = of_account < OF_AN_ACCOUNT && of_runtime < OF_A_RUNTIME;
-            fits && (holders.keys().count() < IN_ALL || make_room(holders, of_account))
+            let fits = of_account < MAX_OF_ACCOUNT && of_runtime < MAX_OF_RUNTIME;
+            fits && (holders.keys().count() < MAX_CHECKS || make_room(holders, of_account))
         })
     }
 }
@@ -82,7 +82,7 @@ mod tests {
     #[test]
     fn one_runtime_leaves_permits_for_the_others() {
         let checks = Checks::default();
-        let one: Vec<_> = (0..OF_A_RUNTIME)
+        let one: Vec<_> = (0..MAX_OF_RUNTIME)
             .map(|_| enter(&checks, 1, 1).unwrap())
             .collect();
         assert!(enter(&checks, 1, 1).is_none());
@@ -95,23 +95,23 @@ mod tests {
     #[test]
     fn one_account_with_many_runtimes_leaves_permits_for_the_others() {
         let checks = Checks::default();
-        let one: Vec<_> = (0..OF_AN_ACCOUNT)
+        let one: Vec<_> = (0..MAX_OF_ACCOUNT)
             .map(|number| enter(&checks, 1, number).unwrap())
             .collect();
-        assert!(enter(&checks, 1, OF_AN_ACCOUNT).is_none());
+        assert!(enter(&checks, 1, MAX_OF_ACCOUNT).is_none());
         assert!(enter(&checks, 2, 1).is_some());
         drop(one);
-        assert!(enter(&checks, 1, OF_AN_ACCOUNT).is_some());
+        assert!(enter(&checks, 1, MAX_OF_ACCOUNT).is_some());
         assert_eq!(checks.len(), 0);
     }
 
     #[test]
     fn all_together_have_a_bound_too() {
         let checks = Checks::default();
-        let all: Vec<_> = (0..IN_ALL)
+        let all: Vec<_> = (0..MAX_CHECKS)
             .map(|number| enter(&checks, number, 1).unwrap())
             .collect();
-        assert!(enter(&checks, IN_ALL, 1).is_none());
+        assert!(enter(&checks, MAX_CHECKS, 1).is_none());
         drop(all);
         assert_eq!(checks.len(), 0);
     }
@@ -119,21 +119,21 @@ mod tests {
     #[test]
     fn a_few_accounts_do_not_keep_another_out() {
         let checks = Checks::default();
-        let held: Vec<_> = (0..IN_ALL)
-            .map(|number| enter(&checks, number / OF_AN_ACCOUNT, number).unwrap())
+        let held: Vec<_> = (0..MAX_CHECKS)
+            .map(|number| enter(&checks, number / MAX_OF_ACCOUNT, number).unwrap())
             .collect();
         let is_evicted = |permit: &CheckPermit| {
             let mut cx = Context::from_waker(Waker::noop());
             pin!(permit.evicted()).poll(&mut cx).is_ready()
         };
-        let newcomer = enter(&checks, IN_ALL, 1).unwrap();
-        assert_eq!(checks.len(), IN_ALL);
+        let newcomer = enter(&checks, MAX_CHECKS, 1).unwrap();
+        assert_eq!(checks.len(), MAX_CHECKS);
         let numbers = 0..held.len();
         let evicted: Vec<_> = numbers
             .filter(|number| is_evicted(&held[*number]))
             .collect();
         assert_eq!(evicted.len(), 1);
-        assert_eq!(evicted[0] % OF_AN_ACCOUNT, 0, "an oldest one");
+        assert_eq!(evicted[0] % MAX_OF_ACCOUNT, 0, "an oldest one");
         drop((held, newcomer));
         assert_eq!(checks.len(), 0);
     }

@@ -2,7 +2,7 @@
 //!
 //! ```text
 //!   101 ─▶ probe: an echo through the whole path ─▶ claim, join ─▶ welcome ─▶ attend ─▶ end
-//!             │ none in time                            │ the runtime is another's
+//!             │ none in time                            │ another instance holds the runtime
 //!             └────────────▶ closed                     └────▶ refused with the reason, closed
 //! ```
 
@@ -38,30 +38,30 @@ use crate::{
     tunnel::Peer,
 };
 
-/// Time for the first echo through a new session: what a dial may take for a step, at both ends.
+/// Time for the first echo through a new session. As long as one step of a dial may take, at both ends.
 const READY: Duration = Duration::from_secs(10);
 
-/// Lines about the silence of one session: those of a bad quarter of an hour at once, then one a minute. Its
-/// client can say that it hears nothing as often as it likes.
+/// Log lines about the silence of one session: the first 20 at once, then one per minute, since a client can report
+/// silence as often as it likes.
 const SUSPICION_LINES: u32 = 20;
 const SUSPICION_LINE_EACH: Duration = Duration::from_secs(60);
 
-/// A session that has begun. Whatever the cause of its end, its place in the registry goes with it.
+/// A session that has begun. However it ends, its entry in the registry is removed with it.
 pub(super) struct LiveSession {
     session: Session,
     events: SessionEvents,
-    /// Moves the bytes, in a task of its own, so that nothing that is done here holds it up.
+    /// Moves the bytes, in a task of its own, so that nothing done here delays it.
     driver: Owned<SessionEnd>,
     credential: Credential,
     greeting: Greeting,
     allow_from: Option<Vec<IpNet>>,
     peer: SocketAddr,
-    /// Of one that only checks the way.
+    /// The permit of a session that only checks the path.
     check: Option<CheckPermit>,
 }
 
 impl LiveSession {
-    /// Takes over a connection that was let in.
+    /// Begins a session on an accepted connection.
     pub(super) fn begin(
         config: &Config,
         admitted: Admitted,
@@ -71,7 +71,7 @@ impl LiveSession {
     ) -> Self {
         let settings = SessionSettings {
             ping_interval: match admitted.check {
-                Some(_) => check::LIFE,
+                Some(_) => check::MAX_LIFE,
                 None => config.settings.ping_interval,
             },
             exchanges: config.settings.max_exchanges as usize,
@@ -89,7 +89,7 @@ impl LiveSession {
         }
     }
 
-    /// As in the logs of both ends.
+    /// The session's id, as in the logs of both ends.
     fn id(&self) -> String {
         let Greeting {
             instance,
@@ -103,12 +103,12 @@ impl LiveSession {
         self.credential.grant().runtime.label.clone()
     }
 
-    /// Carries the session until it ends.
+    /// Runs the session until it ends.
     pub(super) async fn run(mut self: Box<Self>, shared: &TunnelListener) {
         if self.check.is_some() {
             return Box::pin(self.check(shared)).await;
         }
-        // In a box, so that the space of its start is not held for as long as a session lives.
+        // Boxed, so that the space for joining is freed before the session, which may live for days.
         let end = match Box::pin(self.join(shared)).await {
             Ok(membership) => self.attend(shared, &membership).await,
             Err(reason) => {
@@ -134,8 +134,7 @@ impl LiveSession {
             .report(ended.reason(reason).detail(end.to_string()));
     }
 
-    /// Makes the session one of its runtime's, once an echo has come back through it, and says
-    /// welcome.
+    /// Waits for the first echo, adds the session to its runtime's tunnel, and sends the welcome.
     async fn join(&mut self, shared: &TunnelListener) -> Result<Membership, CloseReason> {
         let (instance, number) = (self.greeting.instance.id(), self.greeting.session_number);
         let (runtime, peer) = (self.label(), self.peer);
@@ -147,7 +146,7 @@ impl LiveSession {
             tracing::warn!(%runtime, %instance, number, %peer, "a session gave no echo");
             return Err(CloseReason::Wedged);
         }
-        // The credential may have become void since: then the session supersedes no other.
+        // The credential may have become invalid meanwhile: such a session must not supersede another.
         if let Some(reason) =
             self.credential
                 .check(&shared.authenticator, &shared.events, &self.session)
@@ -204,22 +203,22 @@ impl LiveSession {
         }
     }
 
-    /// Does what the session asks for while its driver moves the bytes.
+    /// Handles the session's events until it ends.
     async fn attend(&mut self, shared: &TunnelListener, membership: &Membership) -> SessionEnd {
-        // Given back when the client has another session elsewhere.
-        let mut settled = Some(shared.lifecycle.unmoved_sessions.token());
-        if let Some(end) = self.attend_until(shared, membership, &mut settled).await {
+        // Dropped when the client has a session at another server.
+        let mut unmoved = Some(shared.lifecycle.unmoved_sessions.token());
+        if let Some(end) = self.attend_until(shared, membership, &mut unmoved).await {
             return end;
         }
         self.end().await
     }
 
-    /// Returns when only the driver is left; with how it ended if it ended first.
+    /// Handles events until only the driver is left; returns how the driver ended if it ended first.
     async fn attend_until(
         &mut self,
         shared: &TunnelListener,
         membership: &Membership,
-        settled: &mut Option<TaskTrackerToken>,
+        unmoved: &mut Option<TaskTrackerToken>,
     ) -> Option<SessionEnd> {
         let Self {
             session,
@@ -248,10 +247,10 @@ impl LiveSession {
                     Some(SessionEvent::Control(control)) => {
                         match control {
                             Control::RefreshToken { token } => {
-                                let whose = (&*greeting, *peer);
-                                credential.refresh(&shared.authenticator, &shared.metrics, session, token, whose);
+                                let client = (&*greeting, *peer);
+                                credential.refresh(&shared.authenticator, &shared.metrics, session, token, client);
                             }
-                            control => on_control(membership, control, settled),
+                            control => on_control(membership, control, unmoved),
                         }
                     }
                     // The driver ends a session whose client opens streams.
@@ -296,27 +295,27 @@ impl LiveSession {
     }
 }
 
-/// Says whether the session gets new exchanges from now on; `whose` it is, for the log.
+/// Logs that a session has become silent or is heard again.
 fn log_suspicion(is_suspect: bool, left_out: u64, (greeting, peer): (&Greeting, SocketAddr)) {
     let (instance, number) = (greeting.instance.id(), greeting.session_number);
     if is_suspect {
-        tracing::warn!(%instance, number, %peer, left_out, "a session is silent, new requests go to others");
+        tracing::warn!(%instance, number, %peer, left_out, "a session is silent: new requests go to other sessions");
     } else {
         tracing::info!(%instance, number, %peer, left_out, "a session that was silent is heard again");
     }
 }
 
-fn on_control(membership: &Membership, control: Control, settled: &mut Option<TaskTrackerToken>) {
+fn on_control(membership: &Membership, control: Control, unmoved: &mut Option<TaskTrackerToken>) {
     match control {
         // The client leaves by itself when its exchanges are done.
         Control::Drain { .. } => {
             membership.on_drain();
-            *settled = None;
+            *unmoved = None;
         }
-        Control::Moved => *settled = None,
+        Control::Moved => *unmoved = None,
         Control::Routes(summary) => membership.on_routes(summary),
-        // Its version stands in the greeting; a newer token is not for here; the session itself goes by what is
-        // not heard; and what only a server says has no meaning from a client.
+        // The version is known from the greeting, a newer token is handled by the caller, and the session handles
+        // `Unheard` itself. The rest is sent by servers only and has no meaning from a client.
         Control::Hello { .. }
         | Control::RefreshToken { .. }
         | Control::Welcome { .. }

@@ -1,17 +1,16 @@
-//! The state of the gate: which clients have a handshake, which wait for one, and which is next. Without time,
-//! tasks and sockets.
+//! The state of the gate: which clients have a handshake, which wait for one, and which is next. Without clock, tasks
+//! and sockets.
 //!
 //! ```text
-//!   arrive ──▶ waiting ──turn──▶ silent ──spoke──▶ answered        each leaves by itself, or by `leave`
+//!   arrive ──▶ waiting ──turn──▶ silent ──on_request──▶ answered     any of them ──leave──▶ removed
 //!                 │                 │ older than GRACE, and an address with fewer waits
 //!                 │ queue full      ▼
 //!                 └──────────▶ displaced
 //! ```
 //!
-//! In: arrivals with their address, and the time. Out: the stage of each. Handshakes and the queue are
-//! shared between networks (IPv4 /24, IPv6 /48) first, then between the addresses of a network (IPv4
-//! address, IPv6 /64), so that a crowd from few addresses costs a newcomer from another one at most the
-//! grace of one silent handshake.
+//! In: arrivals with their address, and the time. Out: the stage of each. Handshakes and the queue are shared between
+//! networks (IPv4 /24, IPv6 /48) first, then between the addresses of a network (IPv4 address, IPv6 /64), so that many
+//! clients from few addresses delay a newcomer from another one by at most the grace of one silent handshake.
 
 use std::{
     collections::{BTreeMap, HashMap, VecDeque},
@@ -23,17 +22,17 @@ use std::{
 use tokio::{sync::Notify, time::Instant};
 use tunnel_http::permits::{network, wide_network};
 
-/// How long a client may be silent, from its turn on, before one of an address with fewer handshakes may
-/// take its place. With TLS 1.3 a client needs one round trip to speak, with TLS 1.2 two: this leaves room
-/// for a slow path and one lost packet.
+/// How long a client may be silent after its turn before a client of an address with fewer handshakes may displace it.
+/// A client needs one round trip to send its request with TLS 1.3, and two with TLS 1.2: this leaves time for a slow
+/// path and one lost packet.
 pub(super) const GRACE: Duration = Duration::from_secs(2);
 
-/// How far a client has come.
+/// The stage of a client at the gate.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Stage {
     /// It waits for its turn.
     Waiting,
-    /// It has a handshake since then, and its request is not there yet.
+    /// It has had a handshake since then, and its request has not been received.
     Silent(Instant),
     /// Its request is being answered.
     Answered,
@@ -62,7 +61,7 @@ struct Client {
     changed: Arc<Notify>,
 }
 
-/// A client that has been silent for too long, and how many handshakes its network and its address have.
+/// A client that has been silent for longer than [`GRACE`], and how many handshakes its network and its address have.
 #[derive(Debug)]
 struct Overdue {
     number: u64,
@@ -72,13 +71,13 @@ struct Overdue {
     of_address: usize,
 }
 
-/// The clients of one address. Removed with the last of them, and its last turn with it.
+/// The clients of one address. Removed with the last of them.
 #[derive(Debug)]
 struct Address {
     network: IpAddr,
     handshakes: usize,
     last_turn: u64,
-    /// In the order in which they came.
+    /// In the order of arrival.
     waiting: VecDeque<u64>,
 }
 
@@ -105,14 +104,14 @@ impl Shares {
         }
     }
 
-    /// Takes in a client: its number, and what is notified of changes. `None` if there is neither a handshake for it
-    /// nor room in the queue, and no client of an address with more that it can displace there.
+    /// Adds a client; returns its number, and what is notified of changes. `None` if there is neither a handshake for it
+    /// nor room in the queue, and no address has more waiting clients, one of which it could displace.
     pub(super) fn arrive(&mut self, address: IpAddr, now: Instant) -> Option<(u64, Arc<Notify>)> {
         let (number, changed) = self.add(address);
         self.settle(now);
         if self.waiting > self.queue {
             let displaced = self.longest_waiting_share()?;
-            self.leave_to_others(displaced);
+            self.displace(displaced);
             if displaced == number {
                 return None;
             }
@@ -120,25 +119,25 @@ impl Shares {
         Some((number, changed))
     }
 
-    /// How far a client has come; `None` if it was displaced.
+    /// The stage of a client; `None` if it was displaced.
     pub(super) fn stage(&self, number: u64) -> Option<Stage> {
         Some(self.clients.get(&number)?.stage)
     }
 
-    /// The client's request is there: it keeps its handshake until it is answered.
-    pub(super) fn spoke(&mut self, number: u64) {
+    /// The client's request has been received: it keeps its handshake until it is answered.
+    pub(super) fn on_request(&mut self, number: u64) {
         if let Some(client) = self.clients.get_mut(&number) {
             client.stage = Stage::Answered;
         }
     }
 
-    /// Takes a client out, if it is still in, and gives what it had to the next.
+    /// Removes a client, unless it was displaced, and gives its handshake to the next.
     pub(super) fn leave(&mut self, number: u64, now: Instant) {
         self.remove(number);
         self.settle(now);
     }
 
-    /// Gives turns to those that wait for as long as there are handshakes to give.
+    /// Gives turns to waiting clients while there are handshakes for them.
     pub(super) fn settle(&mut self, now: Instant) {
         while self.waiting > 0 {
             // Looked up once for all candidates, of which there may be many.
@@ -161,7 +160,7 @@ impl Shares {
         }
     }
 
-    /// Addresses that have clients here.
+    /// The number of addresses that have clients here.
     pub(super) fn addresses(&self) -> usize {
         self.addresses.len()
     }
@@ -216,7 +215,7 @@ impl Shares {
         Some(client)
     }
 
-    fn leave_to_others(&mut self, number: u64) {
+    fn displace(&mut self, number: u64) {
         if let Some(client) = self.remove(number) {
             client.changed.notify_one();
         }
@@ -235,8 +234,8 @@ impl Shares {
         )
     }
 
-    /// Gives the next client of an address its turn, in place of a silent one if need be. `false` when that
-    /// cannot be.
+    /// Gives the next client of an address its turn, displacing a silent one if necessary. Returns `false` if it cannot
+    /// have one.
     fn give_turn(&mut self, address: IpAddr, overdue: &[Overdue], now: Instant) -> bool {
         let Some(of_address) = self.addresses.get(&address) else {
             return false;
@@ -249,13 +248,13 @@ impl Shares {
             of_address.handshakes,
             of_network.map_or(0, |network| network.handshakes),
         );
-        // An address has half at most, a network three quarters, so that others need not wait at all.
+        // An address has at most half, a network three quarters, so that clients of others need not wait.
         let is_full = self.clients.len() - self.waiting >= self.handshakes
             || own >= self.handshakes.div_ceil(2)
             || of_network >= (self.handshakes * 3).div_ceil(4);
         if is_full {
-            match self.takeable(address, overdue) {
-                Some(number) => self.leave_to_others(number),
+            match self.displaceable(address, overdue) {
+                Some(number) => self.displace(number),
                 None => return false,
             }
         }
@@ -301,15 +300,15 @@ impl Shares {
         counted.collect()
     }
 
-    /// The overdue client whose handshake one of this address may take: of the network with the most
-    /// handshakes, there of the address with the most, there the oldest. Those with no more than this
-    /// address has are left alone, but for its own.
-    fn takeable(&self, address: IpAddr, overdue: &[Overdue]) -> Option<u64> {
+    /// The overdue client that a client of this address may displace: of the network with the most handshakes, in it of
+    /// the address with the most, of that the oldest. Apart from its own address, only addresses and networks with more
+    /// handshakes than this one's count.
+    fn displaceable(&self, address: IpAddr, overdue: &[Overdue]) -> Option<u64> {
         let own = self.addresses.get(&address)?;
         let own_network = self.networks.get(&own.network)?;
         let is_full = own.handshakes >= self.handshakes.div_ceil(2);
         let is_network_full = own_network.handshakes >= (self.handshakes * 3).div_ceil(4);
-        let may_take = |other: &&Overdue| {
+        let may_displace = |other: &&Overdue| {
             if other.address == address {
                 true
             } else if is_full {
@@ -320,12 +319,13 @@ impl Shares {
                 !is_network_full && other.of_network > own_network.handshakes
             }
         };
-        let takeable = overdue.iter().filter(may_take);
-        let most = takeable.max_by_key(|other| (other.of_network, other.of_address, !other.number));
+        let displaceable = overdue.iter().filter(may_displace);
+        let most =
+            displaceable.max_by_key(|other| (other.of_network, other.of_address, !other.number));
         most.map(|other| other.number)
     }
 
-    /// The last that came of the address that has the most in the queue, of the network that has the most.
+    /// The newest waiting client of the address with the longest queue, in the network with the longest queue.
     fn longest_waiting_share(&self) -> Option<u64> {
         let addresses = self.addresses.values();
         let longest = addresses.max_by_key(|of_address| {
@@ -363,7 +363,7 @@ mod tests {
         matches!(shares.stage(number), Some(Stage::Silent(_)))
     }
 
-    /// Fills gate and queue from these addresses in turn, and says when everybody inside is overdue.
+    /// Fills gate and queue from these addresses in turn, and returns when all clients inside are overdue.
     fn flooded(shares: &mut Shares, addresses: &[IpAddr]) -> Instant {
         let now = start();
         for _ in 0..=(shares.handshakes + shares.queue) / addresses.len() {
@@ -375,7 +375,7 @@ mod tests {
     }
 
     #[test]
-    fn a_newcomer_has_its_turn_at_once_when_others_have_been_silent_for_too_long() {
+    fn a_newcomer_gets_its_turn_at_once_when_others_are_overdue() {
         let network = |network| (0..=255).map(|number| at(network, number)).collect();
         let floods: [(&str, Vec<IpAddr>, &[IpAddr]); 5] = [
             ("one address", vec![at(1, 1)], &[at(1, 2), at(2, 1)]),
@@ -418,9 +418,9 @@ mod tests {
         let third = arrive(&mut shares, at(1, 1), now).unwrap();
         shares.settle(now + GRACE - Duration::from_millis(1));
         assert!(!has_turn(&shares, third));
-        shares.spoke(first);
+        shares.on_request(first);
         shares.settle(now + GRACE);
-        // What it could take has as many as its own address has; and the other one has spoken.
+        // The overdue client's address has no more handshakes than its own; the other client has sent its request.
         assert!(has_turn(&shares, second) && !has_turn(&shares, third));
         let other = arrive(&mut shares, at(3, 1), now + GRACE).unwrap();
         assert!(has_turn(&shares, other));
@@ -481,7 +481,7 @@ mod tests {
     }
 
     #[test]
-    fn nothing_is_left_of_clients_that_have_left() {
+    fn clients_that_have_left_are_removed_entirely() {
         let mut shares = Shares::new(2, 3);
         let later = flooded(&mut shares, &[at(1, 1), at(1, 2), at(2, 1)]);
         shares.settle(later);

@@ -1,12 +1,12 @@
-//! A session that only checks the way: let in as any other, and no part of any tunnel.
+//! A session that only checks the path: authenticated as any other, and no part of any tunnel.
 //!
 //! ```text
 //!   101 ─▶ probe: an echo through the whole path ─▶ checked ─▶ silence, for as long as the client likes ─▶ end
 //! ```
 //!
-//! It claims nothing, joins nothing and carries no exchange, so that the runtime's tunnel client does not
-//! notice it. Nothing is sent after the answer, pings neither: the client may want to know for how long the
-//! way bears silence.
+//! It claims nothing, joins nothing and carries no exchange, so that it does not affect the runtime's tunnel client.
+//! Nothing is sent after the result, not even pings: the client may be measuring for how long the path keeps a silent
+//! connection.
 
 use std::{
     future::pending,
@@ -24,13 +24,13 @@ use tunnel_proto::{
 use super::{LiveSession, READY};
 use crate::{connect::TunnelListener, directory::ClaimRefusal};
 
-/// How long a check may last: more than any idle limit that is worth finding.
-pub(super) const LIFE: Duration = Duration::from_secs(60 * 60);
+/// How long a check may last: longer than any idle limit that is worth measuring.
+pub(super) const MAX_LIFE: Duration = Duration::from_secs(60 * 60);
 
 impl LiveSession {
-    /// Carries a check until it ends.
+    /// Runs a check until it ends.
     pub(super) async fn check(mut self: Box<Self>, shared: &TunnelListener) {
-        let end = match self.echo(shared).await {
+        let end = match self.send_result(shared).await {
             Ok(()) => self.idle(shared).await,
             Err(reason) => {
                 self.session.close(reason);
@@ -46,8 +46,8 @@ impl LiveSession {
         tracing::info!(%runtime, instance, %peer, reason, %end, "a check has ended");
     }
 
-    /// Says what was found, once an echo has come back.
-    async fn echo(&mut self, shared: &TunnelListener) -> Result<(), CloseReason> {
+    /// Waits for the echo and sends the result of the check.
+    async fn send_result(&mut self, shared: &TunnelListener) -> Result<(), CloseReason> {
         let probed = tokio::select! {
             probed = timeout(READY, self.session.probe()) => probed,
             () = shared.lifecycle.draining() => return Err(CloseReason::Drained),
@@ -85,16 +85,16 @@ impl LiveSession {
             expires_in_ms: expires_in.map(millis),
         };
         let (runtime, peer) = (self.label(), self.peer);
-        tracing::info!(%runtime, %instance, %peer, "the way of a tunnel client is being checked");
-        // A session that has ended says so below.
+        tracing::info!(%runtime, %instance, %peer, "a check has begun");
+        // If the session has ended, `idle` finds that.
         let _ = self.session.send(checked);
         Ok(())
     }
 
-    /// Says nothing until the client goes, has had its time, has lost its right, or makes room for another
-    /// account's check.
+    /// Sends nothing until the client leaves, its time is over, its credential becomes invalid, the server drains, or
+    /// another account's check takes the permit.
     async fn idle(&mut self, shared: &TunnelListener) -> SessionEnd {
-        let over = Instant::now() + LIFE;
+        let deadline = Instant::now() + MAX_LIFE;
         let reason = loop {
             let Self {
                 session,
@@ -115,7 +115,7 @@ impl LiveSession {
                     return end.unwrap_or(SessionEnd::Closed(CloseReason::Internal));
                 }
                 event = events.next(session) => match event {
-                    // Nothing that is said on a check has a meaning.
+                    // No message of a client has a meaning on a check.
                     Some(SessionEvent::Control(_) | SessionEvent::Exchanges(_)) => {}
                     None => return self.end().await,
                 },
@@ -125,7 +125,7 @@ impl LiveSession {
                     }
                 }
                 () = shared.lifecycle.draining() => break CloseReason::Drained,
-                () = sleep_until(over) => break CloseReason::Disconnected,
+                () = sleep_until(deadline) => break CloseReason::Disconnected,
                 () = evicted => break CloseReason::Disconnected,
             }
         };

@@ -1,7 +1,7 @@
-//! What lets a session go on: its credential, looked at again after each change and before it ends.
+//! A session's credential, which is checked again after each change and before it expires.
 //!
-//! In: the grant that let it in, and newer tokens from the client. Out: warnings to the client in good
-//! time, and the reason to close the session when it has no right to its runtime any more.
+//! In: the grant that the session began with, and newer tokens from the client. Out: warnings to the client before the
+//! expiry, and the reason to close the session when the credential is no longer valid.
 
 use std::{
     net::SocketAddr,
@@ -28,21 +28,20 @@ use crate::{
     metrics::Metrics,
 };
 
-/// How long before its end a client is warned that its credential runs out.
+/// How long before the expiry of its credential a client is warned.
 const WARNING: Duration = Duration::from_secs(60);
 
-/// Longest time between two checks of the clock, which may be set while a session lives.
+/// Longest time between two checks of the clock, which may be set while a session is open.
 const CHECK_INTERVAL: Duration = Duration::from_secs(60);
 
-/// Time until a platform that was away is asked again.
-const AWAY: Duration = Duration::from_secs(5);
+/// Time to the next query after one that the platform did not answer.
+const RENEW_RETRY: Duration = Duration::from_secs(5);
 
-/// Newer tokens that a client may show one after the other, and how often another: each is work, for
-/// the platform too.
+/// How many newer tokens a client may send at once, and the time for one more: each is work, also for the platform.
 const REFRESHES: u32 = 5;
 const REFRESH_EACH: Duration = Duration::from_secs(10);
 
-/// Lines about refused newer tokens of one session: as many as may be shown at once, then one a minute.
+/// Log lines about refused newer tokens of one session: as many as may be sent at once, then one per minute.
 const REFUSAL_LINES: u32 = REFRESHES;
 const REFUSAL_LINE_EACH: Duration = Duration::from_secs(60);
 
@@ -50,42 +49,42 @@ const REFUSAL_LINE_EACH: Duration = Duration::from_secs(60);
 pub(super) struct Credential {
     grant: Grant,
     changed: watch::Receiver<u64>,
-    /// When the platform is asked again.
+    /// When to ask the platform again.
     renew_at: Option<SystemTime>,
-    /// An answer that is waited for, while the session goes on.
+    /// The renewal or refresh in progress.
     pending: Option<Owned<AuthOutcome>>,
-    /// Of newer tokens that the client shows.
+    /// Limits the newer tokens that the client may send.
     refreshes: Allowance,
-    /// Of lines about newer tokens that are refused.
+    /// Limits log lines about refused newer tokens.
     refusal_lines: Allowance,
     warned: WarningSent,
 }
 
-/// What came of asking.
+/// The result of a renewal or refresh.
 enum AuthOutcome {
-    /// Whether the credential goes on.
+    /// The current credential, checked again.
     Renewed(Result<Grant, AuthRefusal>),
-    /// Whether a newer one is good.
+    /// A newer token.
     Refreshed(Result<Grant, AuthRefusal>),
 }
 
-/// What there is to do about a credential.
+/// What is due for a credential.
 pub(super) enum CredentialDue {
-    /// To look whether the session may go on.
+    /// A check whether the session may go on.
     Check,
-    /// To take what was answered.
+    /// A renewal or refresh has finished.
     Outcome(Finished),
 }
 
-/// What was answered, or that it was not.
+/// The result of a renewal or refresh; `None` if its task failed.
 pub(super) struct Finished(Option<AuthOutcome>);
 
-/// Which warnings of its credential's end the client has got.
+/// The last warning about the credential's expiry that the client got.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 enum WarningSent {
-    Nothing,
-    Ahead,
-    AtTheEnd,
+    None,
+    BeforeExpiry,
+    AtExpiry,
 }
 
 impl Credential {
@@ -98,11 +97,11 @@ impl Credential {
             pending: None,
             refreshes: Allowance::new(REFRESHES, REFRESH_EACH),
             refusal_lines: Allowance::new(REFUSAL_LINES, REFUSAL_LINE_EACH),
-            warned: WarningSent::Nothing,
+            warned: WarningSent::None,
         }
     }
 
-    /// What it gives now.
+    /// The grant as it is now.
     pub(super) fn grant(&self) -> &Grant {
         &self.grant
     }
@@ -116,7 +115,7 @@ impl Credential {
         tokio::select! {
             changed = changed.changed() => {
                 if changed.is_err() {
-                    // The server ends, and the session with it.
+                    // The authenticator is gone: the server stops, and the session with it.
                     std::future::pending::<()>().await;
                 }
                 CredentialDue::Check
@@ -131,26 +130,26 @@ impl Credential {
         }
     }
 
-    /// How long until the clock alone calls for a look.
+    /// Time to the next check without any change; `None` if none is needed.
     fn next_check(&self, now: SystemTime) -> Option<Duration> {
         let expires = self.grant.expires;
         let at = match self.warned {
-            WarningSent::Nothing if self.is_put_off() => expires,
-            WarningSent::Nothing => expires.and_then(|end| end.checked_sub(WARNING)),
-            WarningSent::Ahead => expires,
-            // Nothing but the end of the grace, which is near.
-            WarningSent::AtTheEnd => Some(now + Duration::from_secs(1)),
+            WarningSent::None if self.renews_before_expiry() => expires,
+            WarningSent::None => expires.and_then(|end| end.checked_sub(WARNING)),
+            WarningSent::BeforeExpiry => expires,
+            // The end of the grace is near: check every second.
+            WarningSent::AtExpiry => Some(now + Duration::from_secs(1)),
         };
         let renew_at = self.renew_at.filter(|_| self.pending.is_none());
         let next = at.into_iter().chain(renew_at).min()?;
-        // Not all the time, however far in the past it lies.
+        // A moment in the past must not cause a busy loop.
         let wait = next.duration_since(now).unwrap_or_default();
         Some(wait.max(Duration::from_millis(50)))
     }
 
-    /// Whether the platform is to be asked before the end, which puts that off: there is nothing for the client
-    /// to do then, unless there was no answer.
-    fn is_put_off(&self) -> bool {
+    /// Whether a renewal is planned that can postpone the expiry, so that the client need not be warned. False after a
+    /// renewal without an answer.
+    fn renews_before_expiry(&self) -> bool {
         self.grant.renew_at == self.renew_at && self.grant.is_renewable()
     }
 
@@ -163,8 +162,8 @@ impl Credential {
     ) -> Option<CloseReason> {
         let now = SystemTime::now();
         match authenticator.recheck(&self.grant, now) {
-            Ok(grant) => self.hold(grant),
-            Err(refusal) => return Some(self.lost(events, session, &refusal)),
+            Ok(grant) => self.update(grant),
+            Err(refusal) => return Some(self.invalidated(events, session, &refusal)),
         }
         if self.pending.is_none() && self.renew_at.is_some_and(|at| at <= now) {
             let (authenticator, grant) = (authenticator.clone(), self.grant.clone());
@@ -176,7 +175,7 @@ impl Credential {
         None
     }
 
-    /// Does what is due. Returns why to close, if the session may not go on.
+    /// Does what is due. Returns why to close the session if it may not go on.
     pub(super) fn on_due(
         &mut self,
         due: CredentialDue,
@@ -185,11 +184,11 @@ impl Credential {
     ) -> Option<CloseReason> {
         match due {
             CredentialDue::Check => self.check(&shared.authenticator, &shared.events, session),
-            CredentialDue::Outcome(answer) => self.take_outcome(shared, session, answer),
+            CredentialDue::Outcome(answer) => self.on_outcome(shared, session, answer),
         }
     }
 
-    fn take_outcome(
+    fn on_outcome(
         &mut self,
         shared: &TunnelListener,
         session: &Session,
@@ -197,35 +196,36 @@ impl Credential {
     ) -> Option<CloseReason> {
         self.pending = None;
         match answer {
-            Some(AuthOutcome::Renewed(Ok(grant))) => self.take(grant),
+            Some(AuthOutcome::Renewed(Ok(grant))) => self.replace(grant),
             Some(AuthOutcome::Renewed(Err(refusal))) if refusal.is_denial() => {
-                return Some(self.lost(&shared.events, session, &refusal));
+                return Some(self.invalidated(&shared.events, session, &refusal));
             }
-            // Until the answer before has run out it goes on by that.
+            // The last answer stays in force until it expires.
             Some(AuthOutcome::Renewed(Err(_))) | None => {
-                self.renew_at = self.renew_at.map(|_| SystemTime::now() + AWAY);
+                self.renew_at = self.renew_at.map(|_| SystemTime::now() + RENEW_RETRY);
             }
             Some(AuthOutcome::Refreshed(result)) => {
                 self.refreshed(&shared.metrics, session, result)
             }
         }
-        // What was found may be out of date by now.
+        // The result may be out of date by now.
         self.check(&shared.authenticator, &shared.events, session)
     }
 
-    /// Takes the credential as it is now.
-    fn hold(&mut self, grant: Grant) {
+    /// Stores the grant after a recheck.
+    fn update(&mut self, grant: Grant) {
         if grant.expires > self.grant.expires || grant.expires.is_none() {
-            // The end was put off.
-            self.warned = WarningSent::Nothing;
+            // The expiry was postponed.
+            self.warned = WarningSent::None;
         }
         self.grant = grant;
     }
 
-    fn take(&mut self, grant: Grant) {
+    /// Stores the grant of a renewed or newer credential.
+    fn replace(&mut self, grant: Grant) {
         self.renew_at = grant.renew_at;
         self.grant = grant;
-        self.warned = WarningSent::Nothing;
+        self.warned = WarningSent::None;
     }
 
     fn warn(&mut self, session: &Session, now: SystemTime) {
@@ -234,34 +234,40 @@ impl Credential {
         };
         let left = expires.duration_since(now).unwrap_or_default();
         let due = match left {
-            Duration::ZERO => WarningSent::AtTheEnd,
-            left if left <= WARNING && !self.is_put_off() => WarningSent::Ahead,
-            _ => WarningSent::Nothing,
+            Duration::ZERO => WarningSent::AtExpiry,
+            left if left <= WARNING && !self.renews_before_expiry() => WarningSent::BeforeExpiry,
+            _ => WarningSent::None,
         };
         if due > self.warned {
             self.warned = due;
             let in_ms = millis(left);
             let _ = session.send(Control::Expiring { in_ms });
             let runtime = self.grant.runtime.label.as_str();
-            tracing::info!(runtime, credential = %self.grant.credential, ?left, "a credential runs out");
+            tracing::info!(runtime, credential = %self.grant.credential, ?left, "a credential expires");
         }
     }
 
-    fn lost(&self, events: &Events, session: &Session, refusal: &AuthRefusal) -> CloseReason {
+    /// Reports that the credential is no longer valid; returns why to close the session.
+    fn invalidated(
+        &self,
+        events: &Events,
+        session: &Session,
+        refusal: &AuthRefusal,
+    ) -> CloseReason {
         let (runtime, credential) = (self.grant.runtime.label.as_str(), &self.grant.credential);
-        tracing::warn!(runtime, %credential, reason = refusal.name(), %refusal, "a session lost its right to its runtime");
-        let told = |kind| {
+        tracing::warn!(runtime, %credential, reason = refusal.name(), %refusal, "a session's credential is no longer valid");
+        let report = |kind| {
             let event = Event::of(kind, &self.grant.runtime.label).reason(refusal.name());
             events.report(event.detail(credential.to_string()));
         };
         if refusal.is_expiry() {
-            told(EventKind::Expired);
+            report(EventKind::Expired);
             return CloseReason::Expired;
         }
-        told(EventKind::Revoked);
+        report(EventKind::Revoked);
         if !refusal.is_revoked() {
-            // Not listed any more, which may be a slip in editing the file: the client dials again,
-            // and learns then if it is refused.
+            // No longer listed, which may be a mistake in the file: the client dials again and is refused then if the
+            // token is still missing.
             return CloseReason::Disconnected;
         }
         let detail = refusal.to_string();
@@ -269,8 +275,7 @@ impl Credential {
         CloseReason::Revoked
     }
 
-    /// Has a newer token looked at. One at a time: a client that shows another meanwhile has that one
-    /// looked at instead.
+    /// Starts to verify a newer token. Only one at a time: a further token replaces the one that is being verified.
     pub(super) fn refresh(
         &mut self,
         authenticator: &Arc<Authenticator>,
@@ -280,8 +285,7 @@ impl Credential {
         (greeting, peer): (&Greeting, SocketAddr),
     ) {
         if self.refreshes.take().is_none() {
-            let detail =
-                "newer tokens come too often: wait, and show the last one again".to_owned();
+            let detail = "too many newer tokens: wait, then send the last one again".to_owned();
             self.refuse(metrics, session, RefusalReason::RefreshTooOften, detail);
             return;
         }
@@ -311,7 +315,7 @@ impl Credential {
                 let left = grant.expires.and_then(left);
                 let (runtime, credential) = (grant.runtime.label.as_str(), &grant.credential);
                 tracing::info!(runtime, %credential, "a session has a newer credential");
-                self.take(grant);
+                self.replace(grant);
                 let _ = session.send(Control::Refreshed {
                     expires_in_ms: left.map(millis),
                 });
@@ -337,7 +341,7 @@ impl Credential {
     }
 }
 
-/// The outcome of the pending question; never resolves without one. `None` if its task failed.
+/// The result of the pending task; never resolves without one. `None` if the task failed.
 async fn finished(pending: &mut Option<Owned<AuthOutcome>>) -> Option<AuthOutcome> {
     match pending {
         Some(pending) => pending.await.ok(),

@@ -1,5 +1,5 @@
-//! How a session leaves by its server's will: for each cause, what is sent to the client, which exchanges
-//! still end, and when the session does.
+//! How the server ends a session: for each cause, what is sent to the client, which exchanges still finish, and when
+//! the session is closed.
 
 use std::{future::pending, time::Duration};
 
@@ -14,22 +14,22 @@ use crate::{
     config::live::LiveConfig, lifecycle::Lifecycle, registry::Membership, tunnel::Directive,
 };
 
-/// What is kept of the grace period, at most, for the close handshake.
+/// The part of the grace period that is reserved for the close handshake, at most.
 const CLOSE_HANDSHAKE: Duration = Duration::from_secs(1);
 
-/// Why a session leaves, the weakest cause first.
+/// Why a session ends, the weakest cause first.
 #[derive(Debug, Clone)]
 enum Cause {
     /// Nothing yet.
     None,
-    /// The server itself leaves.
+    /// The server drains.
     Draining,
     /// All sessions of the tunnel got this directive.
     Directed(Directive),
 }
 
-/// Waits for a cause to leave, and does what is due; then the reason to close for. A stronger cause
-/// counts at any time.
+/// Waits for a cause to end the session, follows it, and returns the close reason. A stronger cause replaces a weaker
+/// one at any time.
 pub(super) async fn leave(
     lifecycle: &Lifecycle,
     config: &LiveConfig,
@@ -37,7 +37,7 @@ pub(super) async fn leave(
     membership: &Membership,
 ) -> CloseReason {
     let cause = stronger(lifecycle, membership, &Cause::None).await;
-    // In a box: until then, which may be for months, its space is not held.
+    // Boxed, so that its space is not reserved until then, which may be months.
     Box::pin(leave_for(lifecycle, config, session, membership, cause)).await
 }
 
@@ -90,7 +90,7 @@ async fn follow(
         }
         Cause::Directed(Directive::Drain) => {
             let _ = session.send(Control::Drain { spread_ms: None });
-            // It goes on until there is another, so that nothing has to wait.
+            // The session takes exchanges until there is another one, so that none has to wait.
             tokio::select! {
                 _ = timeout(grace, membership.replaced()) => finish(lifecycle, session, grace).await,
                 () = lifecycle.draining() => return drained(lifecycle, session).await,
@@ -101,8 +101,8 @@ async fn follow(
     }
 }
 
-/// The server itself leaves. The session goes on for as long as there are public connections, whose
-/// requests could not be carried without it.
+/// Drains the session because the server drains. It takes exchanges as long as there are public connections, since
+/// their requests need it.
 async fn drained(lifecycle: &Lifecycle, session: &Session) -> CloseReason {
     tokio::select! {
         () = lifecycle.public_connections.wait() => {}
@@ -112,7 +112,7 @@ async fn drained(lifecycle: &Lifecycle, session: &Session) -> CloseReason {
     CloseReason::Drained
 }
 
-/// Takes no new exchange, and waits for those that are open.
+/// Stops taking exchanges, and waits for the open ones.
 async fn finish(lifecycle: &Lifecycle, session: &Session, grace: Duration) {
     session.start_drain();
     tokio::select! {
