@@ -1,7 +1,7 @@
-//! The command line: every subcommand and flag, and nothing done.
+//! The command line: subcommands and flags.
 //!
-//! The flags that configure a server are in [`crate::config::Source`], which the file and the
-//! environment share.
+//! The flags that configure a server are in [`crate::config::Source`], together with the configuration file and the
+//! environment variables.
 
 use std::path::PathBuf;
 use std::time::{Duration, SystemTime};
@@ -20,31 +20,31 @@ Exit codes:
   1  failed while running
   2  bad usage or configuration";
 
-/// Answers platform clients with what runs behind tunnels that clients have dialled
+/// Forwards requests of platform clients through the tunnels that tunnel clients have dialled
 #[derive(Debug, Parser)]
 #[command(name = "tunnel-server", version, after_help = EXIT_CODES)]
 pub struct Cli {
-    /// What to do.
+    /// The subcommand.
     #[command(subcommand)]
     pub command: Command,
 }
 
-/// What the program can do.
+/// The subcommands.
 #[derive(Debug, Subcommand)]
 pub enum Command {
     /// Serve until asked to stop
     #[command(after_help = EXIT_CODES)]
     Run(Box<Given>),
-    /// Check the configuration and the files it names, and serve nothing; say what would change of a running server's
+    /// Check the configuration and the files that it names, without serving; show what would change on a running server
     #[command(after_help = EXIT_CODES)]
     Validate(Box<ValidateArgs>),
     /// Make a CA for development, with a server's and a client's certificate; keep what is there
     #[command(after_help = EXIT_CODES)]
     Certs(CertsArgs),
-    /// Manage the tokens that clients show
+    /// Manage the tokens of tunnel clients
     #[command(subcommand)]
     Token(TokenCommand),
-    /// Show how a running server is
+    /// Show the state of a running server
     #[command(after_help = EXIT_CODES)]
     Status(StatusArgs),
     /// Show the runtimes of a running server, and act on them
@@ -55,17 +55,17 @@ pub enum Command {
 /// Flags of `validate`.
 #[derive(Debug, Args)]
 pub struct ValidateArgs {
-    /// What is checked.
+    /// The settings to check.
     #[command(flatten)]
     pub given: Given,
 
-    /// Say what would change if the server took this over whose admin listener is here, such as
-    /// http://127.0.0.1:9090; it is asked with the token of --admin-token-file
+    /// Show what would change on the running server with this admin listener, such as http://127.0.0.1:9090; the request
+    /// has the token of --admin-token-file
     #[arg(long, value_name = "URL")]
     pub against: Option<AdminUrl>,
 }
 
-/// What can be done about tokens.
+/// The subcommands of `token`.
 #[derive(Debug, Subcommand)]
 pub enum TokenCommand {
     /// Add a token to the runtimes file, and its runtime if missing; print the token, once and
@@ -76,7 +76,7 @@ pub enum TokenCommand {
     /// then cuts the sessions that they opened
     #[command(after_help = EXIT_CODES)]
     Revoke(TokenRevokeArgs),
-    /// Show the tokens of the runtimes file, never what lets anybody in
+    /// Show the tokens of the runtimes file, without their secrets
     #[command(after_help = EXIT_CODES)]
     List(TokenListArgs),
 }
@@ -94,7 +94,7 @@ pub struct CertsArgs {
     #[arg(long = "name", value_name = "NAME", required = true)]
     pub names: Vec<String>,
 
-    /// Days the certificates are good
+    /// Days for which the certificates are valid
     #[arg(long, value_name = "DAYS", default_value_t = 365, value_parser = clap::value_parser!(u32).range(1..=i64::from(crate::certs::MAX_DAYS)))]
     pub days: u32,
 
@@ -122,12 +122,12 @@ pub struct TokenCreateArgs {
     #[arg(long = "host", value_name = "HOST", value_delimiter = ',')]
     pub hosts: Vec<HostName>,
 
-    /// A note for people, kept beside the token
+    /// A note for people, stored with the token
     #[arg(long, value_name = "TEXT")]
     pub note: Option<String>,
 
-    /// When the token runs out: a time from now such as 90d, or a moment such as
-    /// 2027-01-01T00:00:00Z; without it never
+    /// When the token expires: a time from now such as 90d, or a moment such as
+    /// 2027-01-01T00:00:00Z; without this flag never
     #[arg(long, value_name = "TIME", value_parser = expiry)]
     pub expires: Option<Moment>,
 
@@ -184,7 +184,7 @@ pub struct TokenListArgs {
     pub domain: HostName,
 }
 
-/// What can be asked of a running server about its runtimes.
+/// The subcommands of `runtimes`.
 #[derive(Debug, Subcommand)]
 pub enum RuntimesCommand {
     /// List the runtimes
@@ -195,17 +195,17 @@ pub enum RuntimesCommand {
     Show(RuntimesShowArgs),
     /// End a runtime's sessions and what is open in them; its tunnel client dials again
     #[command(after_help = EXIT_CODES)]
-    Disconnect(RuntimesActArgs),
+    Disconnect(RuntimesTargetArgs),
     /// Have a runtime's tunnel client move to new sessions; what is open finishes
     #[command(after_help = EXIT_CODES)]
-    Drain(RuntimesActArgs),
-    /// Make one or all of a runtime's credentials good no more until the server is started again, and
-    /// end the sessions that they let in
+    Drain(RuntimesTargetArgs),
+    /// Revoke one or all of a runtime's credentials until the server is restarted, and end the sessions that they
+    /// authenticated
     #[command(after_help = EXIT_CODES)]
     Revoke(RuntimesRevokeArgs),
 }
 
-/// How a running server is reached.
+/// How to reach a running server.
 #[derive(Debug, Args)]
 pub struct AdminArgs {
     /// Where the server's admin listener is
@@ -229,7 +229,7 @@ pub struct AdminArgs {
 /// Flags of `status`.
 #[derive(Debug, Args)]
 pub struct StatusArgs {
-    /// Where to ask.
+    /// The admin listener.
     #[command(flatten)]
     pub admin: AdminArgs,
 
@@ -245,7 +245,7 @@ pub struct StatusArgs {
 /// Flags of `runtimes list`.
 #[derive(Debug, Args)]
 pub struct RuntimesListArgs {
-    /// Where to ask.
+    /// The admin listener.
     #[command(flatten)]
     pub admin: AdminArgs,
 
@@ -265,23 +265,23 @@ pub struct RuntimesListArgs {
 /// Flags of `runtimes show`.
 #[derive(Debug, Args)]
 pub struct RuntimesShowArgs {
-    /// Where to ask, and about which runtime.
+    /// The admin listener, and the runtime.
     #[command(flatten)]
-    pub act: RuntimesActArgs,
+    pub target: RuntimesTargetArgs,
 
     /// Print JSON
     #[arg(long)]
     pub json: bool,
 }
 
-/// Which runtime something is done to.
+/// The runtime of an operation.
 #[derive(Debug, Args)]
-pub struct RuntimesActArgs {
+pub struct RuntimesTargetArgs {
     /// The runtime, as ACCOUNT-RUNTIME
     #[arg(value_parser = label)]
     pub label: String,
 
-    /// Where to ask.
+    /// The admin listener.
     #[command(flatten)]
     pub admin: AdminArgs,
 }
@@ -289,17 +289,17 @@ pub struct RuntimesActArgs {
 /// Flags of `runtimes revoke`.
 #[derive(Debug, Args)]
 pub struct RuntimesRevokeArgs {
-    /// Which runtime.
+    /// The runtime.
     #[command(flatten)]
-    pub act: RuntimesActArgs,
+    pub target: RuntimesTargetArgs,
 
-    /// Which of its credentials.
+    /// The credentials.
     #[command(flatten)]
     pub which: RevokedArgs,
 }
 
-/// Which credentials are revoked. One of the two must be said: an id that a script has lost must not
-/// come to mean all of them.
+/// The credentials to revoke. One of the two flags is required, so that an id that is missing by mistake does not mean
+/// all credentials.
 #[derive(Debug, Args)]
 #[group(required = true, multiple = false)]
 pub struct RevokedArgs {
@@ -312,12 +312,12 @@ pub struct RevokedArgs {
     pub all: bool,
 }
 
-/// A label has the letters of a name.
+/// Parses a label, which has the syntax of a name.
 fn label(text: &str) -> Result<String, NameError> {
     text.parse::<RuntimeName>().map(|name| name.to_string())
 }
 
-/// A moment to come, given as such or as a time from now.
+/// Parses a moment in the future, given as such or as a time from now.
 fn expiry(text: &str) -> Result<Moment, String> {
     let now = SystemTime::now();
     let moment = match text.parse::<PositiveDuration>() {
@@ -329,7 +329,7 @@ fn expiry(text: &str) -> Result<Moment, String> {
     };
     match moment > Moment::from(now) {
         true => Ok(moment),
-        false => Err(format!("{moment} is over")),
+        false => Err(format!("{moment} is in the past")),
     }
 }
 

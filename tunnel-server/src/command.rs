@@ -1,7 +1,7 @@
-//! What each subcommand does, one file each.
+//! The subcommands, one file each.
 //!
-//! In comes the parsed command line; out comes the exit code. Errors go to standard error, one a
-//! line; standard output carries only what was asked for.
+//! In: the parsed command line. Out: the exit code. Errors are written to standard error, one per line; standard output
+//! has only the result.
 
 mod admin_client;
 mod atomic_file;
@@ -24,13 +24,13 @@ use crate::server::BindError;
 
 /// Why a command failed.
 enum Failure {
-    /// Its flags or the files they name are not good.
+    /// Its flags, or the files that they name, are not valid.
     Configuration(String),
-    /// It could not be done.
+    /// The command could not be carried out.
     Running(String),
 }
 
-/// Does what the command line says.
+/// Executes the command line.
 pub fn execute(cli: Cli) -> ExitCode {
     let result = match cli.command {
         Command::Run(given) => run::run(*given),
@@ -53,17 +53,17 @@ pub fn execute(cli: Cli) -> ExitCode {
     code
 }
 
-/// Does something that waits, on this thread.
-fn block_on<T>(doing: impl Future<Output = Result<T, Failure>>) -> Result<T, Failure> {
+/// Runs a future on this thread.
+fn block_on<T>(future: impl Future<Output = Result<T, Failure>>) -> Result<T, Failure> {
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
         .build();
     runtime
         .map_err(|error| Failure::running(format_args!("cannot start: {error}")))?
-        .block_on(doing)
+        .block_on(future)
 }
 
-/// Writes to standard output what was asked for. Whether anybody still reads it.
+/// Writes a result to standard output. Returns whether standard output is still read.
 fn print(text: &str) -> Result<bool, Failure> {
     let mut output = io::stdout().lock();
     let written = output
@@ -71,7 +71,7 @@ fn print(text: &str) -> Result<bool, Failure> {
         .and_then(|()| output.flush());
     match written {
         Ok(()) => Ok(true),
-        // As when the reader is `head`.
+        // For example, the reader is `head`.
         Err(error) if error.kind() == ErrorKind::BrokenPipe => Ok(false),
         Err(error) => Err(Failure::running(format_args!("cannot print: {error}"))),
     }

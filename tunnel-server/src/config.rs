@@ -1,8 +1,8 @@
-//! The checked configuration: what every part of the server may rely on.
+//! The checked configuration.
 //!
-//! In comes a [`Source`], what flags, environment and file said; out comes a [`Config`] that cannot
-//! be wrong, with its certificates, keys and runtimes read, or every fault at once. Tests and
-//! programs that hold a server start from [`Config::new`] and set what differs.
+//! In: a [`Source`], the settings that flags, environment and file give. Out: a valid [`Config`], with its certificates,
+//! keys and runtimes read, or all faults at once. Tests and programs that embed a server start from [`Config::new`] and
+//! set what differs.
 
 mod credentials;
 pub mod effective;
@@ -29,41 +29,41 @@ pub use self::settings::{Given, Settings, Source, setting};
 use crate::budget::NodeLimits;
 use crate::runtimes::{HostName, RuntimeLimits, Runtimes, RuntimesError};
 
-/// Everything that a server needs to know.
+/// The configuration of a server.
 #[derive(Debug, Clone)]
 #[non_exhaustive]
 pub struct Config {
-    /// What each setting stands at.
+    /// The value of each setting.
     pub settings: Settings,
     /// Certificate and key of the tunnel listener.
     pub tunnel_tls: Identity,
-    /// Certificate and key of the public listener; none means plain. Default none.
+    /// Certificate and key of the public listener; `None` means plain HTTP. Default `None`.
     pub public_tls: Option<Identity>,
     /// The runtimes that may connect, and the hosts of each.
     pub runtimes: Runtimes,
-    /// Sessions that are told to leave in one second. Default 500, about the handshakes that another server
-    /// makes in it without strain; no flag sets it.
+    /// How many sessions are sent a drain message per second when the server stops. Default 500, about the number of
+    /// handshakes per second that another server can serve easily; no flag sets it.
     pub leaving_per_second: u32,
 }
 
-/// One thing that is wrong with the configuration.
+/// One fault of the configuration.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum ConfigFault {
-    /// Something without a default is not given.
+    /// A required setting is not given.
     #[error("{}", .setting.missing(.purpose))]
     Missing {
         /// The setting.
         setting: &'static Setting,
-        /// What it is for.
+        /// What the setting is for.
         purpose: &'static str,
     },
-    /// A value that is not possible beside another.
-    #[error("{place}: {problem}")]
+    /// A value that conflicts with another setting.
+    #[error("{origin}: {problem}")]
     Value {
         /// Where the setting was given.
-        place: SettingOrigin,
-        /// What is wrong, and what to do.
+        origin: SettingOrigin,
+        /// The fault, and what to do.
         problem: String,
     },
     /// The configuration file.
@@ -80,11 +80,11 @@ pub enum ConfigFault {
     AdminToken(#[from] BearerFileError),
 }
 
-/// Everything that is wrong with the configuration, one fault a line.
+/// All faults of the configuration, one per line.
 pub type ConfigError = Faults<ConfigFault>;
 
 impl Config {
-    /// A configuration with all defaults.
+    /// Makes a configuration with all defaults.
     pub fn new(tunnel_tls: Identity, runtimes: Runtimes, domain: HostName) -> Self {
         Self {
             settings: Settings {
@@ -98,7 +98,7 @@ impl Config {
         }
     }
 
-    /// Checks everything that was given, reading the files it names.
+    /// Checks the given settings and reads the files that they name.
     pub fn check(source: &Source) -> Result<Self, ConfigError> {
         let mut faults = Vec::new();
         let settings = source.settings();
@@ -122,8 +122,8 @@ impl Config {
         }
     }
 
-    /// Takes from the configuration in force the settings that a reload does not change, so that the effective
-    /// configuration shows what is in force.
+    /// Replaces the settings that a reload does not change by those in force, so that the effective configuration shows
+    /// what is in force.
     pub(crate) fn keep_started(&mut self, started: &Self) {
         self.settings.keep_started(&started.settings);
         if self.public_tls.is_some() != started.public_tls.is_some() {
@@ -131,12 +131,12 @@ impl Config {
         }
     }
 
-    /// Which credentials let a client in, beside the tokens of the runtimes file.
+    /// The accepted credentials, apart from the tokens of the runtimes file.
     pub fn credentials(&self) -> Credentials {
         Credentials::of(&self.settings)
     }
 
-    /// What all runtimes may use together.
+    /// The limits of all runtimes together.
     pub fn node_limits(&self) -> NodeLimits {
         let settings = &self.settings;
         NodeLimits {
@@ -149,7 +149,7 @@ impl Config {
         }
     }
 
-    /// What a runtime may use whose own limits do not say.
+    /// The default limits of a runtime.
     pub fn limits(&self) -> RuntimeLimits {
         let settings = &self.settings;
         RuntimeLimits {
@@ -166,10 +166,10 @@ impl Config {
 }
 
 impl Source {
-    /// Something is wrong with a setting, or with it beside others.
+    /// A fault of a setting, or of its combination with others.
     fn fault(&self, setting: &Setting, problem: impl Into<String>) -> ConfigFault {
         ConfigFault::Value {
-            place: self.origin(setting),
+            origin: self.origin(setting),
             problem: problem.into(),
         }
     }
@@ -192,7 +192,7 @@ fn tunnel_identity(source: &Source, faults: &mut Vec<ConfigFault>) -> Option<Ide
 }
 
 fn public_identity(source: &Source, faults: &mut Vec<ConfigFault>) -> Option<Identity> {
-    let (alone, problem) = match (&source.public_tls_cert, &source.public_tls_key) {
+    let (given, problem) = match (&source.public_tls_cert, &source.public_tls_key) {
         (Some(cert), Some(key)) => return or_fault(faults, Identity::load(cert, key)),
         (None, None) => return None,
         (Some(_), None) => (
@@ -204,7 +204,7 @@ fn public_identity(source: &Source, faults: &mut Vec<ConfigFault>) -> Option<Ide
             "its certificate is missing: give --public-tls-cert as well",
         ),
     };
-    faults.push(source.fault(alone, problem));
+    faults.push(source.fault(given, problem));
     None
 }
 
@@ -213,14 +213,14 @@ fn runtimes(settings: &Settings, faults: &mut Vec<ConfigFault>) -> Option<Runtim
     if path.is_none() && Credentials::of(settings).is_any() {
         return Some(Runtimes::default());
     }
-    let purpose = "without a runtimes file, --jwks, --auth-url or --client-ca nobody could be let in; \
+    let purpose = "without a runtimes file, --jwks, --auth-url or --client-ca no tunnel client can connect; \
                    `tunnel-server token create` makes one";
     let path = required(faults, path, &setting::runtimes, purpose)?;
     or_fault(faults, Runtimes::load(path, &settings.domain))
 }
 
-/// Two listeners on one port would each get some of the other's connections, or the second could
-/// not be bound.
+/// Rejects listeners with overlapping addresses: each would get some of the other's connections, or the second could not
+/// be bound.
 fn check_listeners(source: &Source, settings: &Settings, faults: &mut Vec<ConfigFault>) {
     let listeners = [
         (&setting::tunnel_listen, settings.tunnel_listen),
@@ -236,36 +236,37 @@ fn check_listeners(source: &Source, settings: &Settings, faults: &mut Vec<Config
     }
 }
 
-/// Reported at the setting that was given, since a default cannot be mended.
+/// The fault of overlapping listeners, reported at a setting that was given rather than at a default.
 fn overlap(
     source: &Source,
     (setting, address): (&Setting, SocketAddr),
     (other_setting, other): (&Setting, SocketAddr),
 ) -> ConfigFault {
-    let (place, other_place) = (source.origin(setting), source.origin(other_setting));
-    let (place, own, beside, theirs) = match other_place.is_given() {
-        true => (other_place, other, place, address),
-        false => (place, address, other_place, other),
+    let (origin, other_origin) = (source.origin(setting), source.origin(other_setting));
+    let (origin, own, other_name, theirs) = match other_origin.is_given() {
+        true => (other_origin, other, origin, address),
+        false => (origin, address, other_origin, other),
     };
-    let beside = beside.mention_or_default();
-    let problem = format!("{own} meets {theirs} of {beside}: give each listener its own port");
-    ConfigFault::Value { place, problem }
+    let other_name = other_name.mention_or_default();
+    let problem =
+        format!("{own} overlaps with {theirs} of {other_name}: give each listener its own port");
+    ConfigFault::Value { origin, problem }
 }
 
 fn check_proxies(source: &Source, settings: &Settings, faults: &mut Vec<ConfigFault>) {
     if settings.proxy_protocol && settings.trusted_proxies.is_empty() {
-        let problem = "nobody may send a PROXY header: name the proxies in --trusted-proxies";
+        let problem = "no peer may send a PROXY header: name the proxies in --trusted-proxies";
         faults.push(source.fault(&setting::proxy_protocol, problem));
     }
 }
 
-/// The delay is a part of the grace period, and the least of what has to happen in it.
+/// Rejects a drain delay that is not shorter than the grace period, of which it is a part.
 fn check_grace(source: &Source, settings: &Settings, faults: &mut Vec<ConfigFault>) {
     let (delay, grace) = (settings.drain_delay, settings.grace_period);
     if delay >= grace && !delay.is_zero() {
         let named = source.origin(&setting::grace_period).mention_or_default();
         let problem = format!(
-            "{delay:?} leaves nothing of the grace period, {grace:?} ({named}), which counts from the signal on"
+            "{delay:?} leaves nothing of the grace period, {grace:?} ({named}), which begins with the signal"
         );
         faults.push(source.fault(&setting::drain_delay, problem));
     }

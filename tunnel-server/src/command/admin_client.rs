@@ -1,8 +1,7 @@
-//! Asking a running server: one request to its admin listener, and its answer or a text that says
-//! what to do.
+//! The client of a running server's admin API.
 //!
-//! In come the operator's flags; out come the API's own values. Every step has a deadline, and an
-//! answer a bound. The token goes into the request alone.
+//! In: the operator's flags. Out: the API's values, or an error that says what to do. Every step has a deadline, and the
+//! size of a response is bounded. The token is used in the request only.
 
 use std::{
     fmt, fs,
@@ -29,70 +28,70 @@ use crate::admin::{
 };
 use crate::cli::AdminArgs;
 
-/// For the connection: the server is near, or not there.
+/// Time for the connection, which is usually local.
 const CONNECT_DEADLINE: Duration = Duration::from_secs(5);
 
-/// For the answer, which the server makes at once.
-const ANSWER_DEADLINE: Duration = Duration::from_secs(10);
+/// Time for the response, which the server makes without waiting.
+const RESPONSE_DEADLINE: Duration = Duration::from_secs(10);
 
-/// Most bytes of an answer: several times the largest page of runtimes.
-const ANSWER_BYTES: usize = 16 * 1024 * 1024;
+/// Largest response, in bytes: several times the largest page of runtimes.
+const RESPONSE_BYTES: usize = 16 * 1024 * 1024;
 
-/// Most bytes of a token's file.
+/// Largest token file, in bytes.
 const TOKEN_BYTES: u64 = 4_096;
 
-/// Longest part of an answer that is not ours that an error repeats, in characters.
-const SHOWN: usize = 200;
+/// Longest part of a foreign response that an error quotes, in characters.
+const QUOTED_CHARS: usize = 200;
 
-/// A way to a server's admin listener.
+/// A client of one admin listener.
 pub(super) struct AdminClient {
     url: AdminUrl,
-    /// Which flag has it.
+    /// The flag that the URL is from.
     flag: &'static str,
-    /// The whole field, and where it is from.
+    /// The value of `Authorization`, and the file that it is from.
     token: Option<(HeaderValue, PathBuf)>,
 }
 
-/// Why a server did not do what it was asked.
+/// Why a request failed.
 #[derive(Debug, thiserror::Error)]
-pub(super) enum AskError {
-    /// There is no server.
+pub(super) enum AdminRequestError {
+    /// The connection failed.
     #[error(
-        "no server answers at {url}: {source}; start one, or say with {flag} where its admin \
-         listener is"
+        "no server answers at {url}: {source}; start one, or give the URL of its admin listener with \
+         {flag}"
     )]
     Unreachable {
         url: AdminUrl,
         flag: &'static str,
         source: io::Error,
     },
-    /// Something took too long.
-    #[error("{url} did not answer within {limit:?}: look at the server's log")]
+    /// A deadline passed.
+    #[error("{url} did not answer within {limit:?}: see the server's log")]
     Slow { url: AdminUrl, limit: Duration },
-    /// The connection ended, or carried no HTTP.
-    #[error("{url} gave no whole answer: {source}; is it an admin listener?")]
+    /// The connection ended early, or the peer does not speak HTTP.
+    #[error("{url} sent no complete response: {source}; is it an admin listener?")]
     Broken {
         url: AdminUrl,
         source: Box<dyn std::error::Error + Send + Sync>,
     },
-    /// No token was given, and one is needed.
+    /// A token is required, and none was given.
     #[error(
-        "{url} wants the admin token: give its file with --admin-token-file, or in \
+        "{url} requires the admin token: give its file with --admin-token-file, or in \
          TUNNEL_SERVER_ADMIN_TOKEN_FILE"
     )]
     TokenMissing { url: AdminUrl },
-    /// The token is another.
+    /// The server does not accept the token.
     #[error(
         "{url} refused the token in {}: give the file that the server was started with",
         .file.display()
     )]
     TokenRefused { url: AdminUrl, file: PathBuf },
-    /// The server says no.
+    /// The server refused the request.
     #[error("{detail} ({reason})")]
     Refused { reason: String, detail: String },
-    /// An answer that no admin listener of this version gives.
-    #[error("{url} answered {status}, which is not an answer of the admin API: {text}")]
-    NotOurs {
+    /// The response is not one of the admin API.
+    #[error("{url} answered {status}, which is not a response of the admin API: {text}")]
+    Foreign {
         url: AdminUrl,
         status: StatusCode,
         text: String,
@@ -105,7 +104,7 @@ impl AdminClient {
         Self::at("--admin", &args.url, args.token_file.as_deref())
     }
 
-    /// A client for the URL of another flag.
+    /// A client for the URL that was given with this flag.
     pub(super) fn at(
         flag: &'static str,
         url: &AdminUrl,
@@ -129,50 +128,53 @@ impl AdminClient {
         })
     }
 
-    /// The server that is asked.
+    /// The URL of the admin listener.
     pub(super) fn url(&self) -> &AdminUrl {
         &self.url
     }
 
-    /// Reads what is at a path below the API's root.
-    pub(super) async fn get<T: DeserializeOwned>(&self, path: &str) -> Result<T, AskError> {
-        self.ask(Method::GET, path, Bytes::new()).await
+    /// Reads the resource at a path below the API's root.
+    pub(super) async fn get<T: DeserializeOwned>(
+        &self,
+        path: &str,
+    ) -> Result<T, AdminRequestError> {
+        self.send(Method::GET, path, Bytes::new()).await
     }
 
-    /// Has something done.
+    /// Requests an operation.
     pub(super) async fn post<T: DeserializeOwned>(
         &self,
         path: &str,
         body: Bytes,
-    ) -> Result<T, AskError> {
-        self.ask(Method::POST, path, body).await
+    ) -> Result<T, AdminRequestError> {
+        self.send(Method::POST, path, body).await
     }
 
-    async fn ask<T: DeserializeOwned>(
+    async fn send<T: DeserializeOwned>(
         &self,
         method: Method,
         path: &str,
         body: Bytes,
-    ) -> Result<T, AskError> {
+    ) -> Result<T, AdminRequestError> {
         let stream = self.connect().await?;
         let request = self.request(method, path, body)?;
-        let exchange = exchange(stream, request);
-        let response = match timeout(ANSWER_DEADLINE, exchange).await {
-            Ok(answer) => answer.map_err(|source| self.broken(source))?,
-            Err(_) => return Err(self.slow(ANSWER_DEADLINE)),
+        let round_trip = round_trip(stream, request);
+        let response = match timeout(RESPONSE_DEADLINE, round_trip).await {
+            Ok(response) => response.map_err(|source| self.broken(source))?,
+            Err(_) => return Err(self.slow(RESPONSE_DEADLINE)),
         };
         let status = response.status();
         if status != StatusCode::OK {
             return Err(self.refused(status, response.body()));
         }
-        serde_json::from_slice(response.body()).map_err(|_| self.not_ours(&response))
+        serde_json::from_slice(response.body()).map_err(|_| self.foreign(&response))
     }
 
-    async fn connect(&self) -> Result<TcpStream, AskError> {
+    async fn connect(&self) -> Result<TcpStream, AdminRequestError> {
         let connecting = TcpStream::connect((self.url.host(), self.url.port()));
         match timeout(CONNECT_DEADLINE, connecting).await {
             Ok(Ok(stream)) => Ok(stream),
-            Ok(Err(source)) => Err(AskError::Unreachable {
+            Ok(Err(source)) => Err(AdminRequestError::Unreachable {
                 url: self.url.clone(),
                 flag: self.flag,
                 source,
@@ -186,7 +188,7 @@ impl AdminClient {
         method: Method,
         path: &str,
         body: Bytes,
-    ) -> Result<Request<Full<Bytes>>, AskError> {
+    ) -> Result<Request<Full<Bytes>>, AdminRequestError> {
         let mut request = Request::builder()
             .method(method)
             .uri(format!("{ROOT}{path}"))
@@ -201,50 +203,50 @@ impl AdminClient {
         request.map_err(|source| self.broken(source.into()))
     }
 
-    fn refused(&self, status: StatusCode, body: &[u8]) -> AskError {
+    fn refused(&self, status: StatusCode, body: &[u8]) -> AdminRequestError {
         let url = self.url.clone();
         match (status, &self.token) {
-            (StatusCode::UNAUTHORIZED, None) => return AskError::TokenMissing { url },
+            (StatusCode::UNAUTHORIZED, None) => return AdminRequestError::TokenMissing { url },
             (StatusCode::UNAUTHORIZED, Some((_, file))) => {
                 let file = file.clone();
-                return AskError::TokenRefused { url, file };
+                return AdminRequestError::TokenRefused { url, file };
             }
             _ => {}
         }
         match serde_json::from_slice(body) {
-            Ok(AdminProblem { reason, detail }) => AskError::Refused {
+            Ok(AdminProblem { reason, detail }) => AdminRequestError::Refused {
                 reason: printable(&reason),
                 detail: printable(&detail),
             },
-            Err(_) => AskError::NotOurs {
+            Err(_) => AdminRequestError::Foreign {
                 url,
                 status,
-                text: shown(body),
+                text: excerpt(body),
             },
         }
     }
 
-    fn not_ours(&self, response: &Response<Bytes>) -> AskError {
-        AskError::NotOurs {
+    fn foreign(&self, response: &Response<Bytes>) -> AdminRequestError {
+        AdminRequestError::Foreign {
             url: self.url.clone(),
             status: response.status(),
-            text: shown(response.body()),
+            text: excerpt(response.body()),
         }
     }
 
-    fn broken(&self, source: Box<dyn std::error::Error + Send + Sync>) -> AskError {
+    fn broken(&self, source: Box<dyn std::error::Error + Send + Sync>) -> AdminRequestError {
         let url = self.url.clone();
-        AskError::Broken { url, source }
+        AdminRequestError::Broken { url, source }
     }
 
-    fn slow(&self, limit: Duration) -> AskError {
+    fn slow(&self, limit: Duration) -> AdminRequestError {
         let url = self.url.clone();
-        AskError::Slow { url, limit }
+        AdminRequestError::Slow { url, limit }
     }
 }
 
-impl From<AskError> for Failure {
-    fn from(error: AskError) -> Self {
+impl From<AdminRequestError> for Failure {
+    fn from(error: AdminRequestError) -> Self {
         Self::running(error)
     }
 }
@@ -257,25 +259,25 @@ impl fmt::Debug for AdminClient {
     }
 }
 
-/// One request and its answer, which ends the connection.
-async fn exchange(
+/// Sends one request and reads its response, on a connection of its own.
+async fn round_trip(
     stream: TcpStream,
     request: Request<Full<Bytes>>,
 ) -> Result<Response<Bytes>, Box<dyn std::error::Error + Send + Sync>> {
     let (mut sender, connection) = http1::handshake(TokioIo::new(stream)).await?;
-    let answer = async {
+    let response = async {
         let (head, body) = sender.send_request(request).await?.into_parts();
-        let body = Limited::new(body, ANSWER_BYTES).collect().await?;
+        let body = Limited::new(body, RESPONSE_BYTES).collect().await?;
         Ok(Response::from_parts(head, body.to_bytes()))
     };
-    // The connection moves the bytes; whatever ends it shows in the answer.
-    let moving = async {
+    // The connection moves the bytes. Its error is also the response's.
+    let driving = async {
         let _ = connection.await;
         std::future::pending().await
     };
     tokio::select! {
-        answer = answer => answer,
-        never = moving => never,
+        response = response => response,
+        never = driving => never,
     }
 }
 
@@ -294,10 +296,10 @@ fn token_field(path: &Path) -> Result<HeaderValue, String> {
     Ok(field)
 }
 
-/// The beginning of an answer, on one line.
-fn shown(body: &[u8]) -> String {
+/// The beginning of a response, on one line.
+fn excerpt(body: &[u8]) -> String {
     let text = String::from_utf8_lossy(body);
     let words = text.split_whitespace().collect::<Vec<_>>().join(" ");
     let words = words.chars().filter(|letter| !letter.is_control());
-    words.take(SHOWN).collect()
+    words.take(QUOTED_CHARS).collect()
 }

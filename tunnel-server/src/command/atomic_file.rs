@@ -1,22 +1,22 @@
-//! Files that are there whole or not at all.
+//! Atomic writes of files.
 
 use std::fs::{self, File, Permissions};
 use std::io::{self, Write};
 use std::os::unix::fs::{MetadataExt, PermissionsExt, fchown};
 use std::path::Path;
 
-/// What may happen to a file that is there.
+/// What to do about an existing file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Existing {
-    /// Nothing: writing fails.
+    /// Keep it: writing fails.
     Keep,
-    /// It goes, with its mode and owner.
+    /// Replace it, with its mode and owner.
     Replace,
-    /// Its text goes; the new file has its mode and owner.
+    /// Replace its text; the new file gets its mode and owner.
     Update,
 }
 
-/// Writes `text` beside `path` and moves it there. A new file gets `mode`.
+/// Writes `text` to a temporary file beside `path` and renames it. A new file gets `mode`.
 pub(super) fn write(path: &Path, text: &str, mode: u32, existing: Existing) -> io::Result<()> {
     let folder = match path.parent() {
         Some(parent) if !parent.as_os_str().is_empty() => parent,
@@ -45,7 +45,7 @@ pub(super) fn write(path: &Path, text: &str, mode: u32, existing: Existing) -> i
         Existing::Replace | Existing::Update => file.persist(path),
     }
     .map_err(|error| error.error)?;
-    // The new name, too, must survive a power cut.
+    // The rename must survive a power cut, too.
     File::open(folder)?.sync_all()
 }
 
@@ -74,7 +74,7 @@ mod tests {
     }
 
     #[test]
-    fn a_file_that_is_there_can_be_kept_and_nothing_else_is_left() {
+    fn an_existing_file_can_be_kept_and_no_other_file_is_left() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("f");
         write(&path, "one", 0o644, Existing::Keep).unwrap();

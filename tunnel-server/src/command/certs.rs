@@ -1,4 +1,4 @@
-//! `tunnel-server certs`: writes what [`crate::certs`] makes, beside what is there.
+//! `tunnel-server certs`: writes the files that [`crate::certs`] makes, beside existing ones.
 
 use std::fs;
 use std::io::ErrorKind;
@@ -9,7 +9,7 @@ use super::atomic_file::{self, Existing};
 use crate::certs::{Certificates, Present, complete, unnamed};
 use crate::cli::CertsArgs;
 
-/// Everybody may read a certificate.
+/// All users may read a certificate.
 const CERTIFICATE_MODE: u32 = 0o644;
 
 /// Only the owner may read a key.
@@ -38,7 +38,7 @@ pub(super) fn certs(args: &CertsArgs) -> Result<(), Failure> {
             write(&out.join(name), text, mode, existing)?;
         }
     }
-    // Printed only when all are there: the reader of a pipe may stop reading, which must not leave half of them.
+    // Printed after all files are written: a closed pipe must not leave only half of them.
     for (name, is_kept, text, _) in files {
         let path = out.join(name);
         match (text, is_kept) {
@@ -47,11 +47,11 @@ pub(super) fn certs(args: &CertsArgs) -> Result<(), Failure> {
             (None, _) => {}
         }
     }
-    tell_unnamed(out, &present, &args.names);
+    warn_unnamed(out, &present, &args.names);
     Ok(())
 }
 
-/// Each file: its name, whether it was there, what it holds now, and who may read it.
+/// A file: its name, whether it existed, its content, and its mode.
 type ToWrite<'a> = (&'static str, bool, Option<&'a str>, u32);
 
 fn files<'a>(present: &Present, made: &'a Certificates) -> [ToWrite<'a>; 6] {
@@ -97,7 +97,7 @@ fn read_present(out: &Path) -> Result<Present, Failure> {
             // A dangling link exists, too.
             Err(error) if error.kind() == ErrorKind::NotFound && !path.is_symlink() => Ok(None),
             Err(error) => Err(Failure::configuration(format_args!(
-                "{} is there and cannot be read: {error}",
+                "{} exists and cannot be read: {error}",
                 path.display()
             ))),
         }
@@ -114,22 +114,23 @@ fn read_present(out: &Path) -> Result<Present, Failure> {
 
 fn write(path: &Path, text: &str, mode: u32, existing: Existing) -> Result<(), Failure> {
     atomic_file::write(path, text, mode, existing).map_err(|error| match error.kind() {
-        ErrorKind::AlreadyExists => {
-            Failure::running(format_args!("{} appeared meanwhile", path.display()))
-        }
+        ErrorKind::AlreadyExists => Failure::running(format_args!(
+            "{} was created by another program meanwhile",
+            path.display()
+        )),
         _ => Failure::running(format_args!("cannot write {}: {error}", path.display())),
     })
 }
 
-/// A host that is named is to be in the server's certificate.
-fn tell_unnamed(out: &Path, present: &Present, names: &[String]) {
+/// Warns if a kept server certificate does not cover all names.
+fn warn_unnamed(out: &Path, present: &Present, names: &[String]) {
     let Some(pem) = &present.server_pem else {
         return;
     };
     let unnamed = unnamed(pem, names);
     if !unnamed.is_empty() {
         eprintln!(
-            "warning: {}, which was kept, is not for {}: remove it, and it is made anew for the same key",
+            "warning: {}, which was kept, is not for {}: remove it and run this again for a new certificate of its key",
             out.join("server.pem").display(),
             unnamed.join(", ")
         );

@@ -1,4 +1,4 @@
-//! `tunnel-server run`: from what was given to a server that has stopped.
+//! `tunnel-server run`: starts a server from its settings and runs it until it stops.
 
 use std::sync::Arc;
 
@@ -12,17 +12,17 @@ use crate::server::{Server, connection_limit, reload::Reloader};
 
 pub(super) fn run(given: Given) -> Result<(), Failure> {
     let source = given.clone().merge().map_err(Failure::configuration)?;
-    // The log comes first, so that nothing the next steps have to say is lost.
+    // The log is started first, so that no line of the next steps is lost.
     let format = source.log_format.unwrap_or_default();
     let filter = source.log_level.clone().unwrap_or_default();
     let telemetry = telemetry::init(format, &filter).map_err(Failure::running)?;
     descriptors::raise_limit();
-    // This thread controls; the shards that carry traffic have their own.
+    // This thread runs the control tasks; the shards that carry traffic have their own.
     block_on(serve(given, Arc::new(telemetry)))
 }
 
 async fn serve(given: Given, telemetry: Arc<Telemetry>) -> Result<(), Failure> {
-    // Before anything is read: as the first process of a container it would not hear of them otherwise.
+    // Before anything else: the first process of a container (PID 1) ignores signals without a handler.
     let shutdown = Shutdown::on_signals()
         .map_err(|error| Failure::running(format_args!("cannot listen for signals: {error}")))?;
     let reloader = Reloader::new(given.clone())

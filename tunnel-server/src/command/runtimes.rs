@@ -1,4 +1,4 @@
-//! `tunnel-server runtimes`: the runtimes of a running server, and what can be done to them.
+//! `tunnel-server runtimes`: shows the runtimes of a running server, and operates on them.
 
 use bytes::Bytes;
 
@@ -14,7 +14,7 @@ use crate::{
         view::{LimitsView, RouteView, RuntimeView, SessionView},
     },
     cli::{
-        RuntimesActArgs, RuntimesCommand, RuntimesListArgs, RuntimesRevokeArgs, RuntimesShowArgs,
+        RuntimesCommand, RuntimesListArgs, RuntimesRevokeArgs, RuntimesShowArgs, RuntimesTargetArgs,
     },
     timestamp::Timestamp,
 };
@@ -24,12 +24,12 @@ pub(super) async fn runtimes(command: &RuntimesCommand) -> Result<(), Failure> {
         RuntimesCommand::List(args) => list(args).await,
         RuntimesCommand::Show(args) => show(args).await,
         RuntimesCommand::Disconnect(args) => {
-            let done = act(args, "disconnect", Bytes::new()).await?;
-            tell(&done, "disconnected")
+            let done = operate(args, "disconnect", Bytes::new()).await?;
+            report(&done, "disconnected")
         }
         RuntimesCommand::Drain(args) => {
-            let done = act(args, "drain", Bytes::new()).await?;
-            tell(&done, "told to drain")
+            let done = operate(args, "drain", Bytes::new()).await?;
+            report(&done, "draining")
         }
         RuntimesCommand::Revoke(args) => revoke(args).await,
     }
@@ -46,10 +46,10 @@ async fn list(args: &RuntimesListArgs) -> Result<(), Failure> {
         eprintln!("no runtimes");
         return Ok(());
     }
-    print(&table_of(&runtimes).to_string()).map(|_| ())
+    print(&runtimes_table(&runtimes).to_string()).map(|_| ())
 }
 
-/// Every page, one after another.
+/// Reads all pages.
 async fn all(client: &AdminClient, args: &RuntimesListArgs) -> Result<Vec<RuntimeView>, Failure> {
     let mut query = format!("/runtimes?limit={PAGE_MAX}");
     if args.online {
@@ -68,52 +68,58 @@ async fn all(client: &AdminClient, args: &RuntimesListArgs) -> Result<Vec<Runtim
 }
 
 async fn show(args: &RuntimesShowArgs) -> Result<(), Failure> {
-    let client = AdminClient::new(&args.act.admin)?;
-    let path = format!("/runtimes/{}", args.act.label);
+    let client = AdminClient::new(&args.target.admin)?;
+    let path = format!("/runtimes/{}", args.target.label);
     let view: RuntimeView = client.get(&path).await?;
     let text = match args.json {
         true => serde_json::to_string_pretty(&view).map_err(Failure::running)? + "\n",
-        false => page_of(&view),
+        false => runtime_page(&view),
     };
     print(&text).map(|_| ())
 }
 
 async fn revoke(args: &RuntimesRevokeArgs) -> Result<(), Failure> {
-    let order = match &args.which.id {
+    let request = match &args.which.id {
         Some(id) => RevocationRequest::Id(id.clone()),
         None => RevocationRequest::All(args.which.all),
     };
-    let body = serde_json::to_vec(&order).map_err(Failure::running)?;
-    let done = act(&args.act, "revoke", body.into()).await?;
+    let body = serde_json::to_vec(&request).map_err(Failure::running)?;
+    let done = operate(&args.target, "revoke", body.into()).await?;
     let (label, sessions) = (&done.label, count(done.sessions, "session"));
-    let what = match &args.which.id {
+    let credentials = match &args.which.id {
         Some(id) => format!("credential {id}"),
         None => "every credential issued before now".to_owned(),
     };
-    print(&format!("{label}: {what} revoked, {sessions} ended\n"))?;
+    print(&format!(
+        "{label}: {credentials} revoked, {sessions} ended\n"
+    ))?;
     eprintln!(
-        "note: this holds until the server is started again; take the credential out of the \
+        "note: this holds until the server is restarted; remove the credential from the \
          runtimes file, or add it to the revocations"
     );
     Ok(())
 }
 
-async fn act(args: &RuntimesActArgs, what: &str, body: Bytes) -> Result<OperationView, Failure> {
+async fn operate(
+    args: &RuntimesTargetArgs,
+    operation: &str,
+    body: Bytes,
+) -> Result<OperationView, Failure> {
     let client = AdminClient::new(&args.admin)?;
-    let path = format!("/runtimes/{}/{what}", args.label);
+    let path = format!("/runtimes/{}/{operation}", args.label);
     Ok(client.post(&path, body).await?)
 }
 
-fn tell(done: &OperationView, what: &str) -> Result<(), Failure> {
+fn report(done: &OperationView, state: &str) -> Result<(), Failure> {
     let label = &done.label;
     let text = match done.sessions {
-        0 => format!("{label}: offline, there was nothing to do\n"),
-        sessions => format!("{label}: {} {what}\n", count(sessions, "session")),
+        0 => format!("{label}: offline, nothing to do\n"),
+        sessions => format!("{label}: {} {state}\n", count(sessions, "session")),
     };
     print(&text).map(|_| ())
 }
 
-fn table_of(runtimes: &[RuntimeView]) -> Table {
+fn runtimes_table(runtimes: &[RuntimeView]) -> Table {
     const TITLES: [&str; 10] = [
         "RUNTIME", "ACCOUNT", "STATE", "FOR", "SESSIONS", "RTT", "OPEN", "IN", "OUT", "PROBLEM",
     ];
@@ -137,7 +143,7 @@ fn table_of(runtimes: &[RuntimeView]) -> Table {
     table
 }
 
-fn page_of(view: &RuntimeView) -> String {
+fn runtime_page(view: &RuntimeView) -> String {
     let mut table = Table::named();
     let mut row = |name: &str, value: String| table.row([name.to_owned(), value]);
     row("runtime", view.label.clone());
@@ -178,10 +184,10 @@ fn page_of(view: &RuntimeView) -> String {
     }
     let mut page = table.to_string();
     if !view.sessions.is_empty() {
-        page += &format!("\n{}", sessions_of(&view.sessions));
+        page += &format!("\n{}", sessions_table(&view.sessions));
     }
     if let Some(routes) = view.routes.as_ref().filter(|routes| !routes.is_empty()) {
-        page += &format!("\n{}", routes_of(routes));
+        page += &format!("\n{}", routes_table(routes));
     }
     if let Some(omitted) = view.routes_omitted {
         page += &format!("and {}\n", count(omitted, "more route"));
@@ -189,7 +195,7 @@ fn page_of(view: &RuntimeView) -> String {
     page
 }
 
-fn routes_of(routes: &[RouteView]) -> Table {
+fn routes_table(routes: &[RouteView]) -> Table {
     let mut table = Table::titled(&["ROUTE", "MATCHES", "TO", "STATE"], &[]);
     for route in routes {
         table.row([&route.name, &route.matches, &route.to, &route.state].map(Clone::clone));
@@ -197,7 +203,7 @@ fn routes_of(routes: &[RouteView]) -> Table {
     table
 }
 
-fn sessions_of(sessions: &[SessionView]) -> Table {
+fn sessions_table(sessions: &[SessionView]) -> Table {
     const TITLES: [&str; 9] = [
         "SESSION", "PEER", "CLIENT", "STATE", "FOR", "RTT", "OPEN", "IN", "OUT",
     ];

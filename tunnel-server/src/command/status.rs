@@ -1,4 +1,4 @@
-//! `tunnel-server status`: how a running server is, once or each second.
+//! `tunnel-server status`: shows the state of a running server, once or every second.
 
 use std::{
     io::{self, IsTerminal},
@@ -9,7 +9,7 @@ use tokio::time::{MissedTickBehavior, interval};
 
 use super::{
     Failure,
-    admin_client::{AdminClient, AskError},
+    admin_client::{AdminClient, AdminRequestError},
     print,
     table::{Table, age},
 };
@@ -18,7 +18,7 @@ use crate::{
     cli::StatusArgs,
 };
 
-/// Between two looks.
+/// Time between two requests of `--watch`.
 const PERIOD: Duration = Duration::from_secs(1);
 
 /// Moves a terminal's cursor to the beginning and clears all after it.
@@ -26,8 +26,8 @@ const CLEAR: &str = "\x1b[H\x1b[J";
 
 pub(super) async fn status(args: &StatusArgs) -> Result<(), Failure> {
     let client = AdminClient::new(&args.admin)?;
-    // What is wrong from the start does not mend itself.
-    let first = look(&client).await?;
+    // A failure of the first request is final, also with `--watch`.
+    let first = fetch(&client).await?;
     if args.watch {
         return watch(&client, first, args.json).await;
     }
@@ -38,19 +38,19 @@ pub(super) async fn status(args: &StatusArgs) -> Result<(), Failure> {
     print(&text).map(|_| ())
 }
 
-async fn look(client: &AdminClient) -> Result<ServerView, AskError> {
+async fn fetch(client: &AdminClient) -> Result<ServerView, AdminRequestError> {
     client.get("/status").await
 }
 
-/// Until the output is closed. A server that is away may come back.
+/// Shows the state until the output is closed. A server that does not answer may come back.
 async fn watch(client: &AdminClient, first: ServerView, as_json: bool) -> Result<(), Failure> {
     let is_terminal = !as_json && io::stdout().is_terminal();
     let mut ticks = interval(PERIOD);
     ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
     ticks.tick().await;
-    let mut seen = Ok(first);
+    let mut result = Ok(first);
     loop {
-        let goes_on = match &seen {
+        let is_open = match &result {
             Ok(view) if as_json => {
                 print(&(serde_json::to_string(view).map_err(Failure::running)? + "\n"))?
             }
@@ -62,11 +62,11 @@ async fn watch(client: &AdminClient, first: ServerView, as_json: bool) -> Result
                 true
             }
         };
-        if !goes_on {
+        if !is_open {
             return Ok(());
         }
         ticks.tick().await;
-        seen = look(client).await;
+        result = fetch(client).await;
     }
 }
 

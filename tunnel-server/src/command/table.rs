@@ -1,12 +1,11 @@
-//! Tables and figures for people.
+//! Tables and numbers for people.
 //!
-//! In come cells as text; out come lines whose columns stand below each other. Figures are short: one
-//! who needs them exact asks for JSON. What a cell holds may have come from far, so that nothing in
-//! it but letters reaches the terminal.
+//! In: cells as text. Out: lines with aligned columns. Numbers are rounded; the JSON output has exact ones. The text of a
+//! cell may come from a remote peer, so control characters are replaced.
 
 use std::{fmt, time::Duration};
 
-/// Stands for what is not there.
+/// Shown for a missing value.
 pub(super) const NOTHING: &str = "-";
 
 const GAP: &str = "  ";
@@ -14,25 +13,25 @@ const GAP: &str = "  ";
 /// Rows of cells, with a title for each column or none at all.
 pub(super) struct Table {
     rows: Vec<Vec<String>>,
-    /// Which columns hold figures, and so are aligned to the right.
-    figures: &'static [usize],
+    /// The columns of numbers, which are aligned to the right.
+    numeric: &'static [usize],
 }
 
 impl Table {
     /// A table whose columns have titles.
-    pub(super) fn titled(titles: &[&str], figures: &'static [usize]) -> Self {
+    pub(super) fn titled(titles: &[&str], numeric: &'static [usize]) -> Self {
         let titles = titles.iter().map(ToString::to_string).collect();
         Self {
             rows: vec![titles],
-            figures,
+            numeric,
         }
     }
 
-    /// A table of names and what they stand for.
+    /// A table of names and values.
     pub(super) fn named() -> Self {
         Self {
             rows: Vec::new(),
-            figures: &[],
+            numeric: &[],
         }
     }
 
@@ -56,7 +55,7 @@ impl fmt::Display for Table {
             let mut line = String::new();
             for (column, (cell, width)) in row.iter().zip(&widths).enumerate() {
                 let gap = if column == 0 { "" } else { GAP };
-                line += &match self.figures.contains(&column) {
+                line += &match self.numeric.contains(&column) {
                     true => format!("{gap}{cell:>width$}"),
                     false => format!("{gap}{cell:<width$}"),
                 };
@@ -67,7 +66,7 @@ impl fmt::Display for Table {
     }
 }
 
-/// Text without anything that a terminal would obey.
+/// Replaces control characters, so that a terminal does not interpret them.
 pub(super) fn printable(text: &str) -> String {
     let safe = |letter: char| match letter.is_control() {
         true => char::REPLACEMENT_CHARACTER,
@@ -96,7 +95,7 @@ pub(super) fn bytes(count: u64) -> String {
     #[allow(clippy::cast_precision_loss, reason = "one decimal is shown")]
     let mut value = count as f64 / 1_024.0;
     let mut unit = 0;
-    // What would be shown as 1024.0 is 1.0 of the next.
+    // A value that would be shown as 1024.0 is 1.0 of the next unit.
     while value >= 1_023.95 && unit + 1 < UNITS.len() {
         value /= 1_024.0;
         unit += 1;
@@ -113,7 +112,7 @@ pub(super) fn round_trip(milliseconds: f64) -> String {
     }
 }
 
-/// A count with its noun, which ends in `s` unless it is one.
+/// A count with its noun, in the plural with `s`.
 pub(super) fn count(number: usize, noun: &str) -> String {
     match number {
         1 => format!("1 {noun}"),
@@ -126,7 +125,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn columns_are_as_wide_as_what_they_hold() {
+    fn columns_are_as_wide_as_their_widest_cell() {
         let mut table = Table::titled(&["NAME", "COUNT", "REST"], &[1]);
         table.row(["a-long-name", "7", "x"].map(String::from));
         table.row(["b", "1234567", "-"].map(String::from));
@@ -140,7 +139,7 @@ b            1234567  -
     }
 
     #[test]
-    fn nothing_in_a_cell_commands_the_terminal() {
+    fn control_characters_in_a_cell_are_replaced() {
         let mut table = Table::named();
         table.row(["a\x1b[2Jb\n\u{9b}c".to_owned()]);
         assert_eq!(table.to_string(), "a\u{fffd}[2Jb\u{fffd}\u{fffd}c\n");
@@ -177,7 +176,7 @@ b            1234567  -
     }
 
     #[test]
-    fn round_trips_have_two_or_three_figures() {
+    fn round_trips_have_two_or_three_digits() {
         for (milliseconds, text) in [
             (0.128, "0.13 ms"),
             (0.999, "1.0 ms"),

@@ -1,7 +1,7 @@
-//! `tunnel-server token`: a new token's hash into the runtimes file and the token itself to standard
-//! output; tokens marked as revoked there; the list of those that there are.
+//! `tunnel-server token`: adds a token's hash to the runtimes file and prints the token; marks tokens there as revoked;
+//! lists them.
 //!
-//! The file is replaced as a whole, one change at a time, and only by one that is good.
+//! The file is replaced as a whole, one change at a time, and only by a valid one.
 
 use std::fs::{self, File};
 use std::io::{self, ErrorKind, Write};
@@ -18,12 +18,12 @@ use crate::runtimes::edit::{Addition, EditError, Revoking, add_token, revoke_tok
 use crate::runtimes::{HostName, ListedToken, Moment, RuntimeEntry, Runtimes};
 use crate::token::Token;
 
-/// Hashes are no secrets, but the names of token owners are private.
+/// Hashes are not secret, but the names of the tokens' owners are private.
 const FILE_MODE: u32 = 0o600;
 
 pub(super) fn create(args: &TokenCreateArgs) -> Result<(), Failure> {
     let token = Token::generate()
-        .map_err(|error| Failure::running(format_args!("no randomness to be had: {error}")))?;
+        .map_err(|error| Failure::running(format_args!("cannot generate random bytes: {error}")))?;
     let addition = Addition {
         account: &args.account,
         runtime: &args.runtime,
@@ -36,8 +36,8 @@ pub(super) fn create(args: &TokenCreateArgs) -> Result<(), Failure> {
     let (path, ()) = change(&args.runtimes, &args.domain, |text| {
         Ok((add_token(text, &addition)?, ()))
     })?;
-    // The hash is in the file before the token is out: a token that was never shown harms less than one
-    // that does not work.
+    // The hash is written before the token is printed: a listed token that was never printed does less harm than one
+    // that was printed and does not work.
     print(&token)?;
     let (account, runtime) = (&args.account, &args.runtime);
     eprintln!(
@@ -57,12 +57,12 @@ pub(super) fn revoke(args: &TokenRevokeArgs) -> Result<(), Failure> {
     let (path, revoked) = change(&args.runtimes, &args.domain, |text| {
         revoke_tokens(text, &revoking)
     })?;
-    let whose = format!("of account {}, runtime {}", args.account, args.runtime);
+    let owner = format!("of account {}, runtime {}", args.account, args.runtime);
     for id in revoked.now {
-        eprintln!("revoked token {id} {whose} in {}", path.display());
+        eprintln!("revoked token {id} {owner} in {}", path.display());
     }
     for id in revoked.before {
-        eprintln!("token {id} {whose} was revoked before");
+        eprintln!("token {id} {owner} was revoked before");
     }
     Ok(())
 }
@@ -82,7 +82,7 @@ pub(super) fn list(args: &TokenListArgs) -> Result<(), Failure> {
         .map(|(runtime, token)| Row::new(runtime, token, now))
         .collect();
     let text = match args.json {
-        // Strings and nothing else have no way to fail.
+        // Serialising strings cannot fail.
         true => serde_json::to_string_pretty(&rows).unwrap_or_default() + "\n",
         false => table(&rows),
     };
@@ -93,7 +93,7 @@ pub(super) fn list(args: &TokenListArgs) -> Result<(), Failure> {
         .map_err(|error| Failure::running(format_args!("the list cannot be printed: {error}")))
 }
 
-/// One token as shown.
+/// One token of the list.
 #[derive(Serialize)]
 struct Row<'a> {
     id: &'a str,
@@ -126,7 +126,7 @@ impl<'a> Row<'a> {
 
     fn cells(&self) -> [String; 7] {
         let moment = |time: &Option<String>| time.clone().unwrap_or_else(|| "-".into());
-        // A note may hold anything, and the terminal is to show it as text.
+        // A note may contain any characters, which the terminal must show as text.
         let note = self.note.unwrap_or("-").escape_debug().to_string();
         [
             self.id.into(),
@@ -165,8 +165,8 @@ fn table(rows: &[Row<'_>]) -> String {
     text
 }
 
-/// Replaces the file's text by what `edit` makes of it, if both are good; where the file is, and what
-/// `edit` gave beside the text.
+/// Replaces the file's text by the result of `edit`, if both are valid. Returns the real path of the file, and the second
+/// result of `edit`.
 fn change<T>(
     path: &Path,
     domain: &HostName,
@@ -175,23 +175,23 @@ fn change<T>(
     let path = real_path(path)?;
     let _lock = lock_folder_of(&path)?;
     let before = read(&path)?;
-    // A file that is not good is left alone, and its faults are reported with the lines as they are.
+    // An invalid file is not changed, so that its faults are reported with their lines as they are.
     Runtimes::parse(&before, domain).map_err(Failure::configuration)?;
-    let (text, told) = edit(before.text())
+    let (text, result) = edit(before.text())
         .map_err(|error| Failure::configuration(format_args!("{}: {error}", path.display())))?;
     if text == before.text() {
-        return Ok((path, told));
+        return Ok((path, result));
     }
     let after = TomlFile::from_text(&path, text);
     Runtimes::parse(&after, domain).map_err(|error| {
         Failure::configuration(format_args!(
-            "nothing was changed, since this would be:\n{error}"
+            "nothing was changed, because the result would be invalid:\n{error}"
         ))
     })?;
     atomic_file::write(&path, after.text(), FILE_MODE, Existing::Update).map_err(|error| {
         Failure::running(format_args!("cannot write {}: {error}", path.display()))
     })?;
-    Ok((path, told))
+    Ok((path, result))
 }
 
 fn print(token: &Token) -> Result<(), Failure> {
@@ -206,7 +206,7 @@ fn print(token: &Token) -> Result<(), Failure> {
         })
 }
 
-/// Where a symbolic link leads, so that the file behind it is replaced and not the link.
+/// Resolves symbolic links, so that the file is replaced and not the link.
 fn real_path(path: &Path) -> Result<PathBuf, Failure> {
     match fs::canonicalize(path) {
         Ok(path) => Ok(path),
@@ -218,8 +218,8 @@ fn real_path(path: &Path) -> Result<PathBuf, Failure> {
     }
 }
 
-/// Lets one change at a time happen, as long as the result is held: the file itself is replaced, so
-/// it cannot be locked.
+/// Locks the file's folder until the result is dropped, so that changes do not overlap. The file itself cannot be
+/// locked, because it is replaced.
 fn lock_folder_of(path: &Path) -> Result<File, Failure> {
     let folder = match path.parent() {
         Some(parent) if !parent.as_os_str().is_empty() => parent,

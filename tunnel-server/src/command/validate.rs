@@ -1,5 +1,5 @@
-//! `tunnel-server validate`: checks everything `run` would check, and serves nothing. Says what would
-//! change if a running server took it over.
+//! `tunnel-server validate`: checks everything that `run` checks, without serving. With `--against`, also shows what
+//! would change on a running server.
 
 use std::fmt::Write;
 use std::time::SystemTime;
@@ -22,7 +22,7 @@ pub(super) fn validate(args: ValidateArgs) -> Result<(), Failure> {
         let token_file = config.settings.admin_token_file.as_deref();
         let client = AdminClient::at("--against", &url, token_file)?;
         let running = block_on(async { Ok(client.get::<ConfigView>("/config").await?) })?;
-        text += &told(&running, &effective);
+        text += &describe(&running, &effective);
     }
     print(&text).map(|_| ())
 }
@@ -35,8 +35,8 @@ fn check(given: Given) -> Result<(Config, Effective), Failure> {
     Ok((config, effective))
 }
 
-/// `run` takes a certificate that has run out where it has no better, and says so; to find out before is
-/// what this command is for.
+/// Refuses expired certificates. `run` serves an expired certificate, with a warning; this command is for finding that
+/// out before.
 fn certificates(config: &Config) -> Result<(), Failure> {
     let public = config.public_tls.as_ref();
     let all = [
@@ -44,20 +44,22 @@ fn certificates(config: &Config) -> Result<(), Failure> {
         ("public-tls-cert", public),
     ];
     for (flag, identity) in all {
-        let ended = identity.map_or(Ok(()), |identity| identity.check_end(SystemTime::now()));
-        ended.map_err(|problem| Failure::configuration(format!("--{flag}: {problem}")))?;
+        let result = identity.map_or(Ok(()), |identity| identity.check_end(SystemTime::now()));
+        result.map_err(|problem| Failure::configuration(format!("--{flag}: {problem}")))?;
     }
     Ok(())
 }
 
-/// A line for each difference.
-fn told(running: &ConfigView, effective: &Effective) -> String {
+/// Describes the differences, one per line.
+fn describe(running: &ConfigView, effective: &Effective) -> String {
     let differences = differences(&running.settings, effective);
     let version = running.version;
     if differences.is_empty() {
-        return format!("the running server has the same, as version {version}\n");
+        return format!(
+            "no changes: the running server has this configuration, as version {version}\n"
+        );
     }
-    let mut text = format!("would change of the running server's version {version}:\n");
+    let mut text = format!("changes to the running server's version {version}:\n");
     for difference in differences {
         let _ = writeln!(text, "  {}", line(&difference));
     }
@@ -82,17 +84,20 @@ mod tests {
     }
 
     #[test]
-    fn each_difference_has_a_line_and_says_when_it_counts() {
+    fn each_difference_has_a_line_that_says_whether_it_needs_a_restart() {
         let running = ConfigView {
             version: 7,
             settings: settings(&[("grace-period", "25s"), ("shards", "0\u{1b}[J")]),
         };
-        let same = told(&running, &running.settings);
-        assert_eq!(same, "the running server has the same, as version 7\n");
+        let same = describe(&running, &running.settings);
+        assert_eq!(
+            same,
+            "no changes: the running server has this configuration, as version 7\n"
+        );
         let other = settings(&[("grace-period", "30s"), ("shards", "2")]);
         assert_eq!(
-            told(&running, &other),
-            "would change of the running server's version 7:\n  grace-period: 25s -> 30s\n  \
+            describe(&running, &other),
+            "changes to the running server's version 7:\n  grace-period: 25s -> 30s\n  \
              shards: 0\u{fffd}[J -> 2 (only after a restart)\n"
         );
     }

@@ -1,7 +1,7 @@
-//! Which credentials let a tunnel client in: what was given about them, checked together.
+//! The settings of accepted credentials, checked together.
 //!
-//! In comes a [`Source`]; out come [`Credentials`], or each fault by its flag. What the files and URLs
-//! named here hold is read by [`crate::auth`], again and again while the server runs.
+//! In: a [`Source`]. Out: [`Credentials`], or the faults, each with its flag. The files and URLs that are named here are
+//! read by [`crate::auth`], repeatedly while the server runs.
 
 use std::fmt;
 use std::path::PathBuf;
@@ -17,10 +17,10 @@ use tunnel_ops::settings::{GivenSettings, Setting, SettingValue, text_parser};
 
 use super::{ConfigFault, Settings, Source, setting};
 
-/// What is shown in the place of a URL's query.
+/// Shown instead of a URL's query.
 const HIDDEN_QUERY: &str = "?(hidden)";
 
-/// An `https` URL, or an `http` one to this very machine.
+/// An `https` URL, or an `http` one to the local machine.
 #[derive(Clone, PartialEq, Eq)]
 pub struct HttpUrl(Uri);
 
@@ -33,7 +33,7 @@ pub enum JwksSource {
     Url(HttpUrl),
 }
 
-/// Which credentials let a tunnel client in, beside the tokens of the runtimes file.
+/// The accepted credentials, apart from the tokens of the runtimes file.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Credentials {
@@ -41,26 +41,26 @@ pub struct Credentials {
     pub revocations: Option<PathBuf>,
     /// JSON Web Tokens.
     pub jwt: Option<JwtSettings>,
-    /// Asking the platform.
+    /// Tokens that the platform verifies.
     pub platform: Option<PlatformSettings>,
     /// Client certificates.
     pub certificates: Option<CertificateSettings>,
     /// CA file, beside the system's, for the platform's URLs.
     pub ca_file: Option<PathBuf>,
-    /// Time for one answer of the platform's URLs.
+    /// Time limit for one response of the platform's URLs.
     pub timeout: Duration,
-    /// How long a session goes on after its credential has run out.
+    /// How long a session stays open after its credential has expired.
     pub expiry_grace: Duration,
 }
 
-/// What a JSON Web Token must be.
+/// How JSON Web Tokens are checked.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct JwtSettings {
     /// Where the keys are.
     pub keys: JwksSource,
-    /// What `iss` must be.
+    /// The required `iss`.
     pub issuer: String,
-    /// What `aud` must be, or name among others.
+    /// The required `aud`, which may be one of several.
     pub audience: String,
     /// The claim that holds the account.
     pub account_claim: String,
@@ -70,22 +70,22 @@ pub struct JwtSettings {
     pub leeway: Duration,
 }
 
-/// How the platform is asked who a token is.
+/// How the platform verifies tokens.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct PlatformSettings {
-    /// Where.
+    /// The URL of the queries.
     pub url: HttpUrl,
-    /// The file with the token by which the platform knows this server.
+    /// The file with the token by which this server authenticates to the platform.
     pub token_file: Option<PathBuf>,
-    /// Questions at once.
+    /// Most concurrent queries.
     pub concurrency: usize,
-    /// How long an answer is used again.
+    /// How long an answer is cached.
     pub cache: Duration,
-    /// How long known good tokens go on while the platform is away.
+    /// How long approved tokens stay valid while the platform is unreachable.
     pub outage: Duration,
 }
 
-/// Whose certificates let a client in.
+/// How client certificates are checked.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct CertificateSettings {
     /// The CA file.
@@ -101,7 +101,7 @@ impl HttpUrl {
         &self.0
     }
 
-    /// The URL with 8 digits of a hash in the place of its query, so that another query is seen to be another.
+    /// The URL with 8 digits of a hash instead of its query, so that a changed query shows as a difference.
     pub(super) fn fingerprinted(&self) -> String {
         let text = self.to_string();
         let (Some(shown), Some(query)) = (text.strip_suffix(HIDDEN_QUERY), self.0.query()) else {
@@ -114,7 +114,7 @@ impl HttpUrl {
 }
 
 impl Credentials {
-    /// What the settings say, which fit together.
+    /// The credentials of settings that were checked.
     pub(super) fn of(settings: &Settings) -> Self {
         let of_jwt = (&settings.jwks, &settings.jwt_issuer, &settings.jwt_audience);
         let jwt = match of_jwt {
@@ -151,18 +151,18 @@ impl Credentials {
         }
     }
 
-    /// Whether anything but a listed token lets a client in.
+    /// Whether any credential other than a listed token is accepted.
     #[must_use]
     pub fn is_any(&self) -> bool {
         self.jwt.is_some() || self.platform.is_some() || self.certificates.is_some()
     }
 }
 
-/// Checks whether what was given fits together.
+/// Checks that the given settings of credentials are complete and used.
 pub(super) fn check(source: &Source, faults: &mut Vec<ConfigFault>) {
     check_jwt(source, faults);
     if source.auth_url.is_none() {
-        let beside = [
+        let unused = [
             (&setting::auth_token_file, source.auth_token_file.is_some()),
             (
                 &setting::auth_concurrency,
@@ -171,24 +171,24 @@ pub(super) fn check(source: &Source, faults: &mut Vec<ConfigFault>) {
             (&setting::auth_cache, source.auth_cache.is_some()),
             (&setting::auth_outage, source.auth_outage.is_some()),
         ];
-        let problem = "nobody is asked: give --auth-url as well";
-        useless(source, beside, problem, faults);
+        let problem = "no platform is asked: give --auth-url as well";
+        report_unused(source, unused, problem, faults);
     }
     if source.client_ca.is_none() {
-        let beside = [(&setting::client_crl, source.client_crl.is_some())];
+        let unused = [(&setting::client_crl, source.client_crl.is_some())];
         let problem = "there are no client certificates to revoke: give --client-ca as well";
-        useless(source, beside, problem, faults);
+        report_unused(source, unused, problem, faults);
     }
     if source.auth_url.is_none() && !matches!(source.jwks, Some(JwksSource::Url(_))) {
-        let beside = [(&setting::auth_ca_file, source.auth_ca_file.is_some())];
-        let problem = "no URL is asked: give --auth-url, or a URL in --jwks, as well";
-        useless(source, beside, problem, faults);
+        let unused = [(&setting::auth_ca_file, source.auth_ca_file.is_some())];
+        let problem = "no URL is requested: give --auth-url, or a URL in --jwks, as well";
+        report_unused(source, unused, problem, faults);
     }
 }
 
 fn check_jwt(source: &Source, faults: &mut Vec<ConfigFault>) {
     if source.jwks.is_none() {
-        let beside = [
+        let unused = [
             (&setting::jwt_issuer, source.jwt_issuer.is_some()),
             (&setting::jwt_audience, source.jwt_audience.is_some()),
             (
@@ -202,7 +202,7 @@ fn check_jwt(source: &Source, faults: &mut Vec<ConfigFault>) {
             (&setting::jwt_leeway, source.jwt_leeway.is_some()),
         ];
         let problem = "without keys no JSON Web Token can be checked: give --jwks as well";
-        return useless(source, beside, problem, faults);
+        return report_unused(source, unused, problem, faults);
     }
     for (setting, text) in [
         (&setting::jwt_issuer, &source.jwt_issuer),
@@ -210,21 +210,22 @@ fn check_jwt(source: &Source, faults: &mut Vec<ConfigFault>) {
     ] {
         if text.as_ref().is_none_or(String::is_empty) {
             let named = source.origin(&setting::jwks).mention();
-            let problem =
-                format!("required with {named}: a token for somebody else must not let anybody in");
+            let problem = format!(
+                "required with {named}: a token for another service must not be accepted here"
+            );
             faults.push(source.fault(setting, problem));
         }
     }
 }
 
-/// A fault for each of these that is given.
-fn useless<const N: usize>(
+/// Adds a fault for each of these settings that is given, since it would have no effect.
+fn report_unused<const N: usize>(
     source: &Source,
-    beside: [(&Setting, bool); N],
+    unused: [(&Setting, bool); N],
     problem: &str,
     faults: &mut Vec<ConfigFault>,
 ) {
-    let given = beside.into_iter().filter(|(_, is_given)| *is_given);
+    let given = unused.into_iter().filter(|(_, is_given)| *is_given);
     faults.extend(given.map(|(setting, _)| source.fault(setting, problem)));
 }
 
@@ -237,21 +238,21 @@ impl FromStr for HttpUrl {
                 "expected a URL such as `https://platform.example/path`: {reason}"
             ))
         };
-        let uri: Uri = text.parse().map_err(|_| expected("this is none"))?;
+        let uri: Uri = text.parse().map_err(|_| expected("this is not a URL"))?;
         let authority = uri.authority().ok_or_else(|| expected("it has no host"))?;
         if authority.as_str().contains('@') {
-            return Err(expected("a password does not belong into it"));
+            return Err(expected("it must not contain a password"));
         }
-        let is_near = matches!(authority.host(), "localhost" | "127.0.0.1" | "[::1]");
+        let is_local = matches!(authority.host(), "localhost" | "127.0.0.1" | "[::1]");
         match uri.scheme_str() {
             Some("https") => Ok(Self(uri)),
-            Some("http") if is_near => Ok(Self(uri)),
+            Some("http") if is_local => Ok(Self(uri)),
             _ => Err(expected("only https, or http to localhost")),
         }
     }
 }
 
-/// Without the query, which often holds a key: logs show it.
+/// Without the query, because it often contains a key, and the URL is logged.
 impl fmt::Display for HttpUrl {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let (scheme, authority) = (self.0.scheme_str(), self.0.authority());
@@ -349,7 +350,7 @@ mod tests {
     }
 
     #[test]
-    fn what_belongs_to_nothing_is_told() {
+    fn settings_without_effect_are_reported() {
         let source = Source {
             jwt_issuer: Some("x".into()),
             auth_token_file: Some("t".into()),
@@ -370,7 +371,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_url_asks_with_is_not_shown() {
+    fn the_query_of_a_url_is_not_shown() {
         let url: HttpUrl = "https://a.example:8443/x?key=s3cr3t".parse().unwrap();
         assert_eq!(url.to_string(), "https://a.example:8443/x?(hidden)");
         assert_eq!(
@@ -385,7 +386,7 @@ mod tests {
     }
 
     #[test]
-    fn only_encrypted_urls_leave_the_machine() {
+    fn http_urls_must_be_local() {
         for good in [
             "https://a.example/x?y",
             "http://localhost:1/x",

@@ -1,8 +1,7 @@
-//! A configuration as plain text, setting by setting, so that two can be compared.
+//! The effective configuration as text, setting by setting, so that two can be compared.
 //!
-//! Out go the names of the flags with what each stands at, and a line for each runtime. Nothing secret
-//! is in it: of a token there is its public id, of a file with keys or certificates, and of the query of a URL, a
-//! part of its hash.
+//! It maps the names of the flags to their values, and has an entry for each runtime. It contains no secret: a token is
+//! shown by its public id; a file with keys or certificates, and the query of a URL, by a part of its hash.
 
 use std::collections::{BTreeMap, HashMap};
 use std::fmt::{self, Write};
@@ -13,21 +12,21 @@ use tunnel_ops::tls_files::Identity;
 use super::{Config, Source, setting};
 use crate::runtimes::{ListedToken, Moment, RuntimeEntry, RuntimeLabel, RuntimeLimits};
 
-/// What each setting stands at, by its name.
+/// The value of each setting, by its name.
 pub type Effective = BTreeMap<String, String>;
 
 /// One difference between two configurations.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Difference {
-    /// Which setting, or which runtime.
+    /// The setting or runtime.
     pub name: String,
-    /// What it stood at, if at anything.
+    /// The value before, if there was one.
     pub before: Option<String>,
-    /// What it stands at now, if at anything.
+    /// The value after, if there is one.
     pub after: Option<String>,
 }
 
-/// What the files hold that a configuration names beside certificates and runtimes, in a few words each.
+/// Short descriptions of the files that a configuration names, apart from certificates and runtimes.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Contents {
     pub(crate) jwks: Option<String>,
@@ -49,7 +48,7 @@ impl fmt::Display for Difference {
 }
 
 impl Difference {
-    /// Whether it counts only when the server is started anew. Of runtimes all counts at once.
+    /// Whether it takes effect only when the server is restarted. Changes of runtimes take effect at once.
     #[must_use]
     pub fn needs_restart(&self) -> bool {
         let of = Source::SETTINGS
@@ -62,7 +61,7 @@ impl Difference {
     }
 }
 
-/// What differs between two, in the order of the names.
+/// The differences between two configurations, in the order of the names.
 #[must_use]
 pub fn differences(before: &Effective, after: &Effective) -> Vec<Difference> {
     let names = before.keys().chain(after.keys());
@@ -81,17 +80,17 @@ pub fn differences(before: &Effective, after: &Effective) -> Vec<Difference> {
 }
 
 impl Config {
-    /// What each setting stands at, and what is known of each runtime; its files hold these contents. What
-    /// is in files with tokens of the operator's is not shown.
+    /// The value of each setting, and a description of each runtime. `contents` describes the files. The contents of
+    /// files with the operator's tokens are not shown.
     #[must_use]
     pub fn effective(&self, contents: &Contents) -> Effective {
         let mut effective = Effective::new();
         (self.settings).each_shown(&mut |setting, value| {
             effective.insert(setting.flag(), value);
         });
-        for (setting, holds) in contents.by_setting() {
-            if let (Some(shown), Some(holds)) = (effective.get_mut(&setting.flag()), holds) {
-                let _ = write!(shown, ", {holds}");
+        for (setting, content) in contents.by_setting() {
+            if let (Some(shown), Some(content)) = (effective.get_mut(&setting.flag()), content) {
+                let _ = write!(shown, ", {content}");
             }
         }
         let mut put = |name: String, value| effective.insert(name, value);
@@ -137,7 +136,7 @@ fn runtime(entry: &RuntimeEntry, tokens: &[String]) -> String {
     text
 }
 
-/// A token by its public id, and what else there is to know of it.
+/// A token by its public id, with its revocation or expiry.
 fn listed(token: &ListedToken) -> String {
     let mut text = token.id.to_string();
     if token.revoked {
@@ -148,7 +147,7 @@ fn listed(token: &ListedToken) -> String {
     text
 }
 
-/// Only those that are set.
+/// The limits that are set.
 fn limits(limits: &RuntimeLimits) -> String {
     let set = set_limits(limits).map(|(name, limit)| format!("{name} {limit}"));
     set.collect::<Vec<_>>().join(", ")
@@ -196,7 +195,7 @@ mod tests {
     }
 
     #[test]
-    fn only_what_differs_is_told() {
+    fn only_differences_are_listed() {
         let before = effective(&[
             ("grace-period", "25s"),
             ("runtime a-b", "x"),
@@ -207,8 +206,8 @@ mod tests {
             ("runtime c-d", "y"),
             ("shards", "2"),
         ]);
-        let told = differences(&before, &after);
-        let texts: Vec<String> = told.iter().map(ToString::to_string).collect();
+        let found = differences(&before, &after);
+        let texts: Vec<String> = found.iter().map(ToString::to_string).collect();
         let expected = [
             "grace-period: 25s -> 30s",
             "runtime a-b: removed, was x",

@@ -28,12 +28,12 @@ impl LiveConfig {
         }
     }
 
-    /// The configuration as it is now. Not to be held for long, since a reload may replace it.
+    /// The current configuration, for a short use: it may be replaced by a reload.
     pub(crate) fn load(&self) -> Guard<Arc<Config>> {
         self.current.load()
     }
 
-    /// The configuration as it is now, to be held for as long as is needed.
+    /// The current configuration, which can be kept.
     pub(crate) fn load_full(&self) -> Arc<Config> {
         self.current.load_full()
     }
@@ -42,18 +42,18 @@ impl LiveConfig {
         self.current.store(Arc::new(config));
     }
 
-    /// The files were read again, and were good or not.
+    /// Records a reload: whether the files were valid.
     pub(crate) fn on_reload(&self, is_good: bool) {
         let at = SystemTime::now();
         *self.last_reload.lock() = Some(LastReload { is_good, at });
     }
 
-    /// `None` before the first reload.
+    /// The last reload; `None` before the first one.
     pub(crate) fn last_reload(&self) -> Option<LastReload> {
         *self.last_reload.lock()
     }
 
-    /// Whether this is the address of a trusted proxy, which may name the client that it speaks for.
+    /// Whether this is the address of a trusted proxy, which may name the client of its requests.
     pub(crate) fn is_trusted(&self, address: IpAddr) -> bool {
         let address = address.to_canonical();
         self.load()

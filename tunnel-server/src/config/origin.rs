@@ -8,8 +8,8 @@ use tunnel_ops::config_value::ValueError;
 
 use crate::runtimes::HostName;
 
-/// A serialised origin (RFC 6454, 6.2): `scheme://host[:port]`, in the one spelling that browsers
-/// send, so that it can be compared byte by byte.
+/// A serialised origin (RFC 6454, section 6.2): `scheme://host[:port]`, spelled as browsers send it, so that it can be
+/// compared byte by byte.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct Origin(String);
 
@@ -48,7 +48,7 @@ impl fmt::Display for Origin {
 
 fn fault(text: &str) -> Option<&'static str> {
     if text == "*" || text == "null" {
-        return Some("each origin must be named, `*` and `null` stand for anybody");
+        return Some("each origin must be named: `*` and `null` match any origin");
     }
     let Some((scheme, authority)) = text.split_once("://") else {
         return Some("the scheme is missing");
@@ -81,7 +81,7 @@ fn fault(text: &str) -> Option<&'static str> {
 
 fn split_port(authority: &str) -> (&str, Option<&str>) {
     match authority.rsplit_once(':') {
-        // The colons within brackets are the address's own.
+        // Colons within brackets belong to the address.
         Some((host, port)) if !port.ends_with(']') => (host, Some(port)),
         _ => (authority, None),
     }
@@ -115,7 +115,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn origins_are_taken_as_browsers_write_them() {
+    fn origins_are_accepted_as_browsers_write_them() {
         for good in [
             "https://app.example.com",
             "http://localhost:3000",
@@ -133,7 +133,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_browser_never_sends_is_refused() {
+    fn origins_that_no_browser_sends_are_refused() {
         for bad in [
             "",
             "*",

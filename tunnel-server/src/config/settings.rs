@@ -1,8 +1,8 @@
 //! The table of the server's settings.
 //!
-//! From it come flags, environment variables, keys of the configuration file, help, defaults, bounds, what a reload takes
-//! over, what the effective configuration shows, and the reference page. Values are understood here, each with the same
-//! words wherever it was given; whether they fit together is for [`super::Config`].
+//! It defines flags, environment variables, keys of the configuration file, help, defaults, bounds, what a reload
+//! changes, what the effective configuration shows, and the reference page. Values are parsed here, with one syntax for
+//! flag, variable and file; [`super::Config`] checks their combinations.
 
 use std::net::{Ipv4Addr, SocketAddr};
 use std::path::PathBuf;
@@ -20,14 +20,14 @@ use super::origin::Origin;
 use crate::directory::OnConflict;
 use crate::runtimes::HostName;
 
-/// The file to read, and what flags and environment say.
+/// The path of the configuration file, and the settings of flags and environment.
 pub type Given = settings::Given<Source>;
 
 settings! {
     variables "TUNNEL_SERVER_";
-    /// Every setting as a flag, an environment variable or the file gave it.
+    /// The settings as given by flags, environment variables or the file.
     given Source;
-    /// Every setting as it counts. Times of zero mean "at once", where they are allowed.
+    /// The value of every setting. A time of zero means "at once", where it is allowed.
     settings Settings;
     file_only {}
 
@@ -42,19 +42,19 @@ settings! {
         public_listen: ListenAddress = local(8080), "ADDRESS", Restart;
         /// Certificate chain of the public listener, PEM; without it the listener is plain
         ///
-        /// Another certificate counts at once, whether there is one after a restart
+        /// A changed certificate takes effect at once; adding or removing it, after a restart
         public_tls_cert: PathBuf, given "", "FILE", Depends(is_new_or_gone);
         /// Key of the public listener, PEM
         public_tls_key: PathBuf, given "", "FILE", AtOnce;
         /// Where metrics, health, readiness and the admin API are
         admin_listen: ListenAddress = local(9090), "ADDRESS", Restart;
-        /// File with the bearer token that changes by the admin listener need; without it nothing can be changed there
+        /// File with the bearer token that is required for changes through the admin listener; without it nothing can be changed there
         admin_token_file: PathBuf, else "", "FILE", AtOnce;
-        /// Name that the admin listener may be asked by, beside localhost and IP addresses
+        /// Host name that requests to the admin listener may use, beside localhost and IP addresses
         admin_host: Vec<HostName> = Vec::new(), "HOST", Restart;
-        /// Networks whose X-Forwarded-*, X-Real-IP, Forwarded and PROXY headers are believed
+        /// Networks whose X-Forwarded-*, X-Real-IP, Forwarded and PROXY headers are trusted
         ///
-        /// Those of anybody else are removed
+        /// Those of other peers are removed
         trusted_proxies: Vec<Network> = Vec::new(), "CIDR", AtOnce;
         /// Expect a PROXY header, version 1 or 2, from the trusted proxies
         proxy_protocol: bool = false, "BOOL", AtOnce;
@@ -68,7 +68,7 @@ settings! {
         revocations: PathBuf, else "", "FILE", AtOnce;
         /// Keys that JSON Web Tokens are signed with: a file, or an https URL (JWK set, RFC 7517)
         ///
-        /// Another file, and other keys in it, count at once; a URL, and whether there are keys, after a restart
+        /// Another file, and other keys in it, take effect at once; a URL, and adding or removing the setting, after a restart
         jwks: JwksSource, else "", "FILE|URL", Depends(jwks_needs_restart);
         /// Issuer (`iss`) that a JSON Web Token must name
         jwt_issuer: String, else "required with --jwks", "TEXT", Restart;
@@ -80,35 +80,35 @@ settings! {
         jwt_runtime_claim: String = "runtime".to_owned(), "NAME", Restart;
         /// How far the clocks of issuer and server may be apart
         jwt_leeway: DurationText = Duration::from_secs(30), "TIME", Restart;
-        /// Ask the platform who a token is: a URL that is sent one POST for each
+        /// URL at which the platform verifies tokens, with one POST for each
         auth_url: HttpUrl, else "", "URL", Restart;
-        /// File with the bearer token by which the platform knows this server
+        /// File with the bearer token by which this server authenticates to the platform
         ///
-        /// Another one counts at once; that there is none any more after a restart
+        /// Another token takes effect at once; removing the setting, after a restart
         auth_token_file: PathBuf, else "", "FILE", Depends(is_gone);
         /// CA certificates, PEM, beside the system's, for --auth-url and a --jwks URL
         auth_ca_file: PathBuf, else "", "FILE", Restart;
         /// Time for an answer of the platform, or of a --jwks URL
         auth_timeout: PositiveDuration = Duration::from_secs(5), "TIME", Restart;
-        /// Questions to the platform at once
+        /// Most concurrent queries to the platform
         auth_concurrency: Count<1, 10_000> = 64, "NUMBER", Restart;
-        /// How long an answer of the platform is used again without asking
+        /// How long an answer of the platform is cached
         auth_cache: DurationText = Duration::from_secs(10), "TIME", Restart;
-        /// How long known good tokens go on while the platform is away
+        /// How long approved tokens stay valid while the platform is unreachable
         auth_outage: DurationText = Duration::from_secs(60 * 60), "TIME", Restart;
-        /// CA certificates, PEM: a client certificate of theirs lets in the runtime that it names
+        /// CA certificates, PEM: a client certificate that one of them issued authenticates the runtime that it names
         client_ca: PathBuf, else "", "FILE", AtOnce;
         /// Certificate revocation lists of --client-ca, PEM
         client_crl: PathBuf, else "", "FILE", AtOnce;
-        /// How long a session goes on after its credential has run out
+        /// How long a session stays open after its credential has expired
         expiry_grace: DurationText = Duration::from_secs(30), "TIME", Restart;
     }
     "Tunnels" {
-        /// What happens when a second instance comes for a runtime: supersede the older, or reject the newer
+        /// What happens when a second instance connects for a runtime: supersede the older, or reject the newer
         on_conflict: OnConflict = OnConflict::Supersede, "POLICY", AtOnce;
         /// TLS handshakes and authentications of tunnel clients at once
         max_handshakes: Count<1, 100_000> = 64, "NUMBER", Restart;
-        /// Tunnel clients that wait for their handshake; more are sent away
+        /// Tunnel clients that wait for their handshake; more are refused
         handshake_queue: Count<0, 1_000_000> = 512, "NUMBER", Restart;
         /// Connections of tunnel clients open at once from one address
         max_tunnel_connections_per_address: Count<1, 10_000_000> = 1_000, "NUMBER", AtOnce;
@@ -123,7 +123,7 @@ settings! {
         ///
         /// Via is RFC 9110's; nginx's `gzip_proxied` may say otherwise. Loops are found by a field of their own, `Tunnel-Via`
         via: bool = false, "BOOL", AtOnce;
-        /// Origins whose pages may read the answers that the tunnel itself gives
+        /// Origins whose pages may read the responses that the tunnel itself makes
         cors_origin: Vec<Origin> = Vec::new(), "ORIGIN", AtOnce;
         /// Let upstreams set cookies for --domain and its parents, which browsers send to all runtimes
         allow_shared_cookies: bool = false, "BOOL", AtOnce;
@@ -139,16 +139,16 @@ settings! {
         /// upgraded connection, bounds the pauses of a consumer while data waits for it: a gRPC client that thinks for
         /// minutes with its window full needs more
         body_idle_timeout: PositiveDuration = Duration::from_secs(60), "TIME", AtOnce;
-        // More than common load balancers' 60 s, so that it is they who close.
+        // More than common load balancers' 60 s, so that they close connections first.
         /// Longest silence between requests on one connection
         keep_alive_timeout: PositiveDuration = Duration::from_secs(75), "TIME", AtOnce;
-        /// How long a request with "Expect: 100-continue" waits for the upstream's word
+        /// How long a request with "Expect: 100-continue" waits for the upstream's 100
         expect_wait: DurationText = Duration::from_secs(1), "TIME", AtOnce;
         /// Connections open at once, on the public and on the tunnel listener each
         max_connections: Count<1, 10_000_000> = 50_000, "NUMBER", AtOnce;
         /// Public connections open at once from one address
         max_connections_per_address: Count<1, 10_000_000> = 1_000, "NUMBER", AtOnce;
-        // With the fields that the server adds, the largest must fit into the wire's own limit.
+        // With the fields that the server adds, the largest head must fit the limit of the wire protocol.
         /// Largest head of a request
         max_head_size: BoundedSize<8, 128> = 128 * 1024, "SIZE", AtOnce;
         /// How long a request waits for a runtime's client to come back
@@ -187,13 +187,13 @@ settings! {
         limit_waiting_size: SizeText = 64 << 20, "SIZE", AtOnce;
     }
     "Stopping" {
-        /// How long the server goes on accepting after it was asked to stop
+        /// How long the server continues to accept after the signal to stop
         ///
         /// It is a part of the grace period
         drain_delay: DurationText = Duration::ZERO, "TIME", AtOnce;
-        /// Longest time over which clients are spread when they are told to leave
+        /// Longest time over which the drain messages to clients are spread
         drain_spread: DurationText = Duration::from_secs(5), "TIME", AtOnce;
-        // 5 s less than Kubernetes gives.
+        // 5 s less than Kubernetes' default.
         /// How long exchanges may take to end when the server stops
         grace_period: DurationText = Duration::from_secs(25), "TIME", AtOnce;
     }
@@ -209,7 +209,7 @@ settings! {
     }
 }
 
-/// Without a configuration only this machine is listened to.
+/// By default only the local machine can connect.
 fn local(port: u16) -> SocketAddr {
     SocketAddr::from((Ipv4Addr::LOCALHOST, port))
 }
@@ -222,7 +222,7 @@ fn is_gone(_: Option<&str>, after: Option<&str>) -> bool {
     after.is_none()
 }
 
-/// Other keys in a file, or in another file, count at once.
+/// Other keys in a file, or in another file, take effect at once.
 fn jwks_needs_restart(before: Option<&str>, after: Option<&str>) -> bool {
     let is_url = |keys: Option<&str>| keys.is_some_and(|keys| keys.contains("://"));
     is_new_or_gone(before, after) || is_url(before) || is_url(after)

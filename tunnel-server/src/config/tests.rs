@@ -82,7 +82,7 @@ fn flags() -> Vec<clap::Arg> {
 }
 
 #[test]
-fn flags_come_before_the_environment_and_that_before_the_file() {
+fn flags_override_the_environment_and_that_overrides_the_file() {
     let folder = Folder::new();
     let file = folder.write(
         "server.toml",
@@ -113,7 +113,7 @@ fn flags_come_before_the_environment_and_that_before_the_file() {
 }
 
 #[test]
-fn a_file_says_the_same_as_flags() {
+fn a_file_and_flags_give_equal_configurations() {
     let folder = Folder::new();
     let file = folder.write(
         "server.toml",
@@ -168,14 +168,14 @@ fn a_file_says_the_same_as_flags() {
 }
 
 #[test]
-fn what_is_missing_is_all_told_at_once() {
+fn all_missing_settings_are_reported_at_once() {
     let error = Config::check(&Source::default()).unwrap_err();
     assert_eq!(
         error.to_string().lines().collect::<Vec<_>>(),
         [
             "--tls-cert is missing: the tunnel listener's certificate chain (or TUNNEL_SERVER_TLS_CERT, or `tls_cert` in the configuration file)",
             "--tls-key is missing: the key of the tunnel listener's certificate (or TUNNEL_SERVER_TLS_KEY, or `tls_key` in the configuration file)",
-            "--runtimes is missing: without a runtimes file, --jwks, --auth-url or --client-ca nobody could be let in; `tunnel-server token create` makes one (or TUNNEL_SERVER_RUNTIMES, or `runtimes` in the configuration file)",
+            "--runtimes is missing: without a runtimes file, --jwks, --auth-url or --client-ca no tunnel client can connect; `tunnel-server token create` makes one (or TUNNEL_SERVER_RUNTIMES, or `runtimes` in the configuration file)",
         ]
     );
 }
@@ -186,9 +186,9 @@ fn listeners_need_ports_of_their_own() {
     assert_eq!(
         folder.faults(&["--public-listen=0.0.0.0:8443", "--admin-listen=[::]:8443"]),
         [
-            "--public-listen: 0.0.0.0:8443 meets 127.0.0.1:8443 of the default of --tunnel-listen: give each listener its own port",
-            "--admin-listen: [::]:8443 meets 127.0.0.1:8443 of the default of --tunnel-listen: give each listener its own port",
-            "--admin-listen: [::]:8443 meets 0.0.0.0:8443 of --public-listen: give each listener its own port",
+            "--public-listen: 0.0.0.0:8443 overlaps with 127.0.0.1:8443 of the default of --tunnel-listen: give each listener its own port",
+            "--admin-listen: [::]:8443 overlaps with 127.0.0.1:8443 of the default of --tunnel-listen: give each listener its own port",
+            "--admin-listen: [::]:8443 overlaps with 0.0.0.0:8443 of --public-listen: give each listener its own port",
         ]
     );
     assert!(
@@ -199,7 +199,7 @@ fn listeners_need_ports_of_their_own() {
 }
 
 #[test]
-fn a_fault_between_two_settings_names_the_places_of_both() {
+fn a_conflict_of_two_settings_names_both() {
     let folder = Folder::new();
     let text =
         "grace_period = \"5s\"\n\ntunnel_listen = \"127.0.0.1:9090\"\ndrain_delay = \"1m\"\n";
@@ -209,10 +209,10 @@ fn a_fault_between_two_settings_names_the_places_of_both() {
         folder.faults(&[&config, "--public-listen=127.0.0.1:8444"]),
         [
             format!(
-                "{path}:3:1: tunnel_listen: 127.0.0.1:9090 meets 127.0.0.1:9090 of the default of --admin-listen: give each listener its own port"
+                "{path}:3:1: tunnel_listen: 127.0.0.1:9090 overlaps with 127.0.0.1:9090 of the default of --admin-listen: give each listener its own port"
             ),
             format!(
-                "{path}:4:1: drain_delay: 60s leaves nothing of the grace period, 5s (`grace_period` in line 1 of {path}), which counts from the signal on"
+                "{path}:4:1: drain_delay: 60s leaves nothing of the grace period, 5s (`grace_period` in line 1 of {path}), which begins with the signal"
             ),
         ]
     );
@@ -220,7 +220,7 @@ fn a_fault_between_two_settings_names_the_places_of_both() {
     assert_eq!(
         by_flag,
         [format!(
-            "--drain-delay: 120s leaves nothing of the grace period, 5s (`grace_period` in line 1 of {path}), which counts from the signal on"
+            "--drain-delay: 120s leaves nothing of the grace period, 5s (`grace_period` in line 1 of {path}), which begins with the signal"
         )]
     );
 }
@@ -228,9 +228,9 @@ fn a_fault_between_two_settings_names_the_places_of_both() {
 #[test]
 fn a_proxy_protocol_needs_proxies() {
     let folder = Folder::new();
-    let nobody =
-        "--proxy-protocol: nobody may send a PROXY header: name the proxies in --trusted-proxies";
-    assert_eq!(folder.faults(&["--proxy-protocol"]), [nobody]);
+    let fault =
+        "--proxy-protocol: no peer may send a PROXY header: name the proxies in --trusted-proxies";
+    assert_eq!(folder.faults(&["--proxy-protocol"]), [fault]);
     assert!(folder.check(&["--proxy-protocol=false"]).is_ok());
     assert!(
         folder
@@ -335,7 +335,7 @@ const FULL: [&str; 59] = [
     "--log-level=warn",
 ];
 
-/// Every setting, each other than by default.
+/// Every setting with a value other than its default.
 fn full(folder: &Folder) -> Vec<String> {
     let file = |flag: &str, name: &str| format!("--{flag}={}", folder.path(name).display());
     let made = certs::generate(&["localhost".to_owned()], 1).unwrap();
@@ -370,7 +370,7 @@ fn checked(folder: &Folder, flags: &[String]) -> Config {
 }
 
 #[test]
-fn what_counts_only_from_the_start_is_kept_and_said_to_be() {
+fn settings_that_need_a_restart_are_kept_and_reported() {
     let folder = Folder::new();
     let started = checked(&folder, &[]);
     let other = checked(&folder, &full(&folder));
@@ -380,11 +380,11 @@ fn what_counts_only_from_the_start_is_kept_and_said_to_be() {
         taken.keep_started(in_force);
         let after = taken.effective(&contents());
         let changed = effective::differences(&before, &after);
-        let told = effective::differences(&before, &given.effective(&contents()));
-        let at_once = told.iter().filter(|it| !it.needs_restart());
+        let differences = effective::differences(&before, &given.effective(&contents()));
+        let at_once = differences.iter().filter(|it| !it.needs_restart());
         let at_once: Vec<_> = at_once.cloned().collect();
         assert_eq!(changed, at_once);
-        let count = told.iter().filter(|it| it.needs_restart()).count();
+        let count = differences.iter().filter(|it| it.needs_restart()).count();
         assert!(count > 20, "{count}");
     }
 }
@@ -399,10 +399,10 @@ fn another_query_of_a_url_counts_only_after_a_restart() {
         let config = folder.check(&flags).unwrap();
         config.effective(&contents())
     };
-    let told = effective::differences(&with("key=s3cr3t-one"), &with("key=s3cr3t-two"));
-    let names: Vec<&str> = told.iter().map(|it| it.name.as_str()).collect();
+    let differences = effective::differences(&with("key=s3cr3t-one"), &with("key=s3cr3t-two"));
+    let names: Vec<&str> = differences.iter().map(|it| it.name.as_str()).collect();
     assert_eq!(names, ["auth-url", "jwks"]);
-    for difference in told {
+    for difference in differences {
         assert!(difference.needs_restart(), "{difference}");
         assert!(!difference.to_string().contains("s3cr3t"), "{difference}");
     }
@@ -425,8 +425,13 @@ fn keys_in_another_file_count_at_once() {
     assert_eq!(taken.credentials(), one.credentials());
     for (before, after, needs_restart) in [(&one, &two, false), (&one, &url, true)] {
         let (before, after) = (before.effective(&contents()), after.effective(&contents()));
-        let told = effective::differences(&before, &after);
-        assert_eq!(told.len(), 1);
-        assert_eq!(told[0].needs_restart(), needs_restart, "{}", told[0]);
+        let differences = effective::differences(&before, &after);
+        assert_eq!(differences.len(), 1);
+        assert_eq!(
+            differences[0].needs_restart(),
+            needs_restart,
+            "{}",
+            differences[0]
+        );
     }
 }

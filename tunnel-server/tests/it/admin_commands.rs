@@ -258,7 +258,7 @@ async fn what_changes_something_needs_the_token() {
     let mut operator = Operator::new(&rig, None);
     let error = operator.fails(&["runtimes", "disconnect", PROD]).await;
     assert!(
-        error.contains("wants the admin token: give its file with --admin-token-file"),
+        error.contains("requires the admin token: give its file with --admin-token-file"),
         "{error}"
     );
     let other = TokenFile::new();
@@ -284,9 +284,9 @@ async fn runtimes_are_drained_and_revoked() {
     let operator = Operator::new(&rig, Some(file));
     let mut client = FakeClient::describing(&rig, PROD).await;
     let text = operator.sees(&["runtimes", "drain", PROD]).await;
-    assert_eq!(text, "acme-prod: 1 session told to drain\n");
+    assert_eq!(text, "acme-prod: 1 session draining\n");
     let text = operator.sees(&["runtimes", "drain", DEV]).await;
-    assert_eq!(text, "globex-dev: offline, there was nothing to do\n");
+    assert_eq!(text, "globex-dev: offline, nothing to do\n");
     let leaked = ["runtimes", "revoke", PROD, "--id=leaked"];
     let text = operator.sees(&leaked).await;
     assert_eq!(

@@ -96,7 +96,7 @@ async fn what_would_change_is_told_before_it_does() {
         (same.code, same.stdout.as_str(), same.stderr.as_str()),
         (
             Some(0),
-            "ok: runtimes 1, tokens 1\nthe running server has the same, as version 1\n",
+            "ok: runtimes 1, tokens 1\nno changes: the running server has this configuration, as version 1\n",
             ""
         )
     );
@@ -106,7 +106,7 @@ async fn what_would_change_is_told_before_it_does() {
         (told.code, told.stdout.as_str()),
         (
             Some(0),
-            "ok: runtimes 1, tokens 1\nwould change of the running server's version 1:\n  \
+            "ok: runtimes 1, tokens 1\nchanges to the running server's version 1:\n  \
              grace-period: 1s -> 3s\n  limit-websockets: 1024 -> 7\n  \
              shards: 1 -> 3 (only after a restart)\n"
         )
