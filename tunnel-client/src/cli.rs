@@ -43,7 +43,7 @@ pub enum Command {
     /// Keep the tunnel up until asked to stop
     #[command(after_help = EXIT_CODES)]
     Run(Box<Given>),
-    /// Walk the way to the server and to the upstreams, and say what is wrong and what to do about it
+    /// StepRunner the way to the server and to the upstreams, and say what is wrong and what to do about it
     #[command(after_help = CHECK_EXIT_CODES)]
     Check(Box<CheckArgs>),
     /// Answer requests at a listener by the same routes, behind an ingress controller, without a tunnel

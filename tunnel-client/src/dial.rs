@@ -5,10 +5,8 @@
 //!   └──── or by a proxy, proxy.rs ───┘
 //! ```
 //!
-//! Each step has the same limit, and its name in the error when it fails, so that a person knows
-//! where to look (step.rs); an observer gets more (observe.rs). Upstreams are reached by
-//! the same first three steps, never by a proxy, see [`tunnel_routing::upstream`]. Nothing is tried twice here:
-//! when to dial again is the tunnel's business.
+//! One time-out applies to each step. The error of a failed step names it (step.rs); an observer gets more details
+//! (observe.rs). A dial is never repeated here: the tunnel decides when to dial again.
 
 mod link;
 pub(crate) mod observe;
@@ -39,55 +37,54 @@ use tunnel_proto::limits;
 use tunnel_proto::refusal::Finality;
 
 use self::link::Link;
-use self::observe::{Logged, Observation, Observer, Walk};
+use self::observe::{Logged, Observation, Observer, StepRunner};
 use self::proxy::Proxy;
 pub(crate) use self::step::{Step, StepError, is_not_a_tunnel, proxy_error};
 use self::tls::Tls;
-use self::upgrade::Answer;
-pub(crate) use self::upgrade::Refused;
+pub(crate) use self::upgrade::RefusalResponse;
+use self::upgrade::UpgradeOutcome;
 use crate::config::{Config, ProxyUrl, ServerUrl, dialled};
 use crate::credential::{Credential, CredentialError, Credentials};
 
-/// What the requests of a dial say of their program, to the server and to a proxy: some refuse requests
-/// without it.
+/// The `User-Agent` of all requests of a dial: some proxies refuse requests without one.
 const USER_AGENT: &str = concat!("tunnel-client/", env!("CARGO_PKG_VERSION"));
 
-/// Keepalive of the connection to the server, or to the proxy on the way: a lost peer is found after 30 s.
+/// Keepalive of the connection to the server or the proxy: a lost peer is found after 30 s.
 const KEEPALIVE: Keepalive = Keepalive {
     idle: Duration::from_secs(15),
     interval: Duration::from_secs(5),
 };
 
-/// How long written bytes may stay with the kernel before it gives a session's connection up: as
-/// long as a silent session lives.
+/// How long written bytes may stay unacknowledged before the kernel closes a session's connection: as long as a silent
+/// session lives.
 const USER_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// Why there is no session.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum DialError {
-    /// There is nothing to show.
+    /// The credential cannot be read.
     #[error(transparent)]
     Credential(#[from] CredentialError),
-    /// The server was not reached, or did not answer as a server does.
-    #[error("{server}{}: {error}", By(.proxy.as_ref()))]
+    /// A step failed: the server was not reached, or its response is not that of a tunnel server.
+    #[error("{server}{}: {error}", ByProxy(.proxy.as_ref()))]
     Step {
         /// The server.
         server: ServerUrl,
-        /// The proxy on the way.
+        /// The proxy, if the dial uses one.
         proxy: Option<ProxyUrl>,
-        /// What failed.
+        /// The failed step.
         #[source]
         error: StepError,
     },
-    /// The server was reached and gives no session.
-    #[error("{server} refused: {refused}")]
+    /// The server was reached and refuses a session.
+    #[error("{server} refused: {response}")]
     Refused {
         /// The server.
         server: ServerUrl,
-        /// Why.
-        refused: Refused,
-        /// What it was shown.
-        shown: Arc<Credential>,
+        /// The response.
+        response: RefusalResponse,
+        /// The credential that was sent.
+        credential: Arc<Credential>,
     },
 }
 
@@ -104,36 +101,36 @@ pub(crate) enum RetryAfter {
 #[derive(Debug)]
 pub(crate) struct Dialler {
     server: ServerUrl,
-    /// What is dialled, or requested of the proxy.
+    /// The host that is dialled, or that the proxy is to connect to.
     host: String,
     port: u16,
     proxy: Option<Proxy>,
     tls: Tls,
-    /// What the server's certificate has to be for.
+    /// The name that the server's certificate has to be valid for.
     server_name: String,
     host_field: String,
     credentials: Arc<Credentials>,
-    /// For each step.
+    /// The time-out of each step.
     limit: Duration,
 }
 
-/// A connection that is a session's from here on.
+/// A connection that has been upgraded to a session.
 pub(crate) struct Connected {
     /// The connection.
     pub(crate) io: TlsStream<Link>,
-    /// Bytes that were read past the 101.
+    /// Bytes that were read after the head of the 101.
     pub(crate) unread: Bytes,
-    /// Where the server is, or the proxy on the way.
+    /// The address of the server, or of the proxy.
     pub(crate) peer: SocketAddr,
-    /// What it was given for.
+    /// The credential that the server accepted.
     pub(crate) credential: Arc<Credential>,
 }
 
 impl Dialler {
-    /// A dialler that shows these credentials.
+    /// A dialler that authenticates by these credentials.
     ///
     /// # Errors
-    /// When a CA file is not good.
+    /// When a CA file cannot be used.
     pub(crate) fn from_config(
         config: &Config,
         credentials: Arc<Credentials>,
@@ -166,7 +163,7 @@ impl Dialler {
         &self.server
     }
 
-    /// The proxy by which it is.
+    /// The proxy that it is dialled through.
     pub(crate) fn proxy(&self) -> Option<&ProxyUrl> {
         self.proxy.as_ref().map(Proxy::url)
     }
@@ -182,86 +179,87 @@ impl Dialler {
         greeting: &Greeting,
         observer: &mut dyn Observer,
     ) -> Result<Connected, DialError> {
-        // Read each time, since credentials are changed while a client runs; first, since without
-        // one there is nothing to ask for.
+        // Read at each dial, since the files can change, and before the first step, which is useless without a credential.
         let credential = self.credentials.read()?;
         let failed = |error| DialError::Step {
             server: self.server.clone(),
             proxy: self.proxy().cloned(),
             error,
         };
-        let mut walk = Walk::new(self.limit, observer);
+        let mut steps = StepRunner::new(self.limit, observer);
         // Boxed, since the state of each is large, and a dial is rare.
-        let (link, peer) = Box::pin(self.reach(&mut walk)).await.map_err(failed)?;
-        let io = Box::pin(self.secure(link, &credential, &mut walk))
+        let (link, peer) = Box::pin(self.reach(&mut steps)).await.map_err(failed)?;
+        let io = Box::pin(self.secure(link, &credential, &mut steps))
             .await
             .map_err(failed)?;
-        let answer = Box::pin(self.upgrade(io, greeting, &credential, &mut walk))
+        let outcome = Box::pin(self.upgrade(io, greeting, &credential, &mut steps))
             .await
             .map_err(failed)?;
-        match answer {
-            Answer::Accepted(io, unread) => Ok(Connected {
+        match outcome {
+            UpgradeOutcome::Accepted(io, unread) => Ok(Connected {
                 io,
                 unread,
                 peer,
                 credential,
             }),
-            Answer::Refused(refused) => Err(DialError::Refused {
+            UpgradeOutcome::Refused(response) => Err(DialError::Refused {
                 server: self.server.clone(),
-                refused,
-                shown: credential,
+                response,
+                credential,
             }),
         }
     }
 
-    /// A connection that leads to the server, straight or by the proxy, and the address of its peer.
-    async fn reach(&self, walk: &mut Walk<'_>) -> Result<(Link, SocketAddr), StepError> {
+    /// Connects to the server, directly or through the proxy. Returns the connection and the address of its peer.
+    async fn reach(&self, steps: &mut StepRunner<'_>) -> Result<(Link, SocketAddr), StepError> {
         let (host, port) = (self.host.as_str(), self.port);
         let proxy = self.proxy();
-        walk.observe(Observation::Target { host, port, proxy });
+        steps.observe(Observation::Target { host, port, proxy });
         match &self.proxy {
-            Some(proxy) => proxy.reach(host, port, walk).await,
+            Some(proxy) => proxy.reach(host, port, steps).await,
             None => {
-                let addresses = look_up(Step::Resolve, host, port, walk).await?;
-                let (tcp, peer) = connect_any(Step::Connect, &addresses, walk).await?;
+                let addresses = look_up(Step::Resolve, host, port, steps).await?;
+                let (tcp, peer) = connect_any(Step::Connect, &addresses, steps).await?;
                 Ok((Link::Tcp(tcp), peer))
             }
         }
     }
 
-    /// TLS with the server itself, also through a proxy.
+    /// Performs the TLS handshake with the server, also through a proxy.
     async fn secure(
         &self,
         link: Link,
         credential: &Credential,
-        walk: &mut Walk<'_>,
+        steps: &mut StepRunner<'_>,
     ) -> Result<TlsStream<Link>, StepError> {
         set_options(link.tcp()).map_err(|error| StepError::Failed(Step::Tls, error))?;
         let name = &self.server_name;
         let identity = credential.identity();
-        self.tls.secure(walk, Step::Tls, link, name, identity).await
+        self.tls
+            .secure(steps, Step::Tls, link, name, identity)
+            .await
     }
 
-    /// Asks for a session.
+    /// Requests a session.
     async fn upgrade(
         &self,
         io: TlsStream<Link>,
         greeting: &Greeting,
         credential: &Credential,
-        walk: &mut Walk<'_>,
-    ) -> Result<Answer<TlsStream<Link>>, StepError> {
-        let (host, token, limit) = (&self.host_field, credential.token(), walk.limit());
+        steps: &mut StepRunner<'_>,
+    ) -> Result<UpgradeOutcome<TlsStream<Link>>, StepError> {
+        let (host, token, limit) = (&self.host_field, credential.token(), steps.limit());
         let asking = Box::pin(upgrade::upgrade(io, host, greeting, token, limit));
-        let upgrading = walk.step_with_limit(Step::Upgrade, limit, asking, |ended, observer| {
-            if let Ok(answered) = ended {
-                observer.observe(Observation::UpgradeAnswer {
-                    status: answered.status,
-                    fields: &answered.fields,
-                    text: &answered.text,
+        let upgrading = steps.step_with_limit(Step::Upgrade, limit, asking, |ended, observer| {
+            if let Ok(response) = ended {
+                observer.observe(Observation::UpgradeResponse {
+                    status: response.status,
+                    fields: &response.fields,
+                    text: &response.text,
                 });
             }
         });
-        Ok(upgrading.await?.answer)
+        Ok(upgrading.await?.outcome)
     }
 }
 
@@ -271,48 +269,49 @@ fn set_options(tcp: &TcpStream) -> io::Result<()> {
     set_user_timeout(tcp, Some(USER_TIMEOUT))
 }
 
-/// Takes the step from a name to its addresses.
+/// Runs the step that resolves a name.
 async fn look_up(
     step: Step,
     host: &str,
     port: u16,
-    walk: &mut Walk<'_>,
+    steps: &mut StepRunner<'_>,
 ) -> Result<Vec<SocketAddr>, StepError> {
-    walk.step(step, resolve::resolve(host, port), |ended, observer| {
-        if let Ok(addresses) = ended {
-            observer.observe(Observation::Addresses { host, addresses });
-        }
-    })
-    .await
+    steps
+        .step(step, resolve::resolve(host, port), |ended, observer| {
+            if let Ok(addresses) = ended {
+                observer.observe(Observation::Addresses { host, addresses });
+            }
+        })
+        .await
 }
 
-/// Takes the step from addresses to a connection.
+/// Runs the step that connects to the first address that accepts.
 async fn connect_any(
     step: Step,
     addresses: &[SocketAddr],
-    walk: &mut Walk<'_>,
+    steps: &mut StepRunner<'_>,
 ) -> Result<(TcpStream, SocketAddr), StepError> {
-    let limit = walk.limit();
+    let limit = steps.limit();
     let connecting = connect(addresses, limit, KEEPALIVE);
-    let won = walk.step_with_limit(step, limit, connecting, |ended, observer| {
-        if let Ok(won) = ended {
+    let winner = steps.step_with_limit(step, limit, connecting, |ended, observer| {
+        if let Ok(winner) = ended {
             observer.observe(Observation::Connected {
-                address: won.address,
-                failed: &won.failed,
+                address: winner.address,
+                failed: &winner.failed,
             });
         }
     });
-    let won = won.await?;
-    Ok((won.made, won.address))
+    let winner = winner.await?;
+    Ok((winner.made, winner.address))
 }
 
 impl DialError {
-    /// What can end it.
+    /// Whether the cause can pass by itself.
     pub(crate) fn finality(&self) -> Finality {
         match self {
-            // Only a tunnel server can refuse for longer: a proxy on the way may be mended.
-            Self::Refused { refused, .. } => {
-                let refusal = refused.refusal.as_ref();
+            // Only a tunnel server's refusal can be lasting; that of a proxy in between may pass.
+            Self::Refused { response, .. } => {
+                let refusal = response.refusal.as_ref();
                 refusal.map_or(Finality::Passing, Refusal::finality)
             }
             // Files are often put in place, or replaced, while a client runs.
@@ -320,25 +319,25 @@ impl DialError {
         }
     }
 
-    /// Whether it is something between here and the server that does not let through, or does not show itself
-    /// as it should: TLS that fails, a proxy that refuses, an answer that is no tunnel server's.
-    pub(crate) fn is_on_the_way(&self) -> bool {
+    /// Whether a program between client and server may be the cause: TLS that fails, a proxy that refuses, a response
+    /// that is not a tunnel server's.
+    pub(crate) fn may_be_intermediary(&self) -> bool {
         match self {
             Self::Step { error, .. } => matches!(
                 error.step(),
                 Step::ProxyTls | Step::ProxyAsk | Step::Tls | Step::Upgrade
             ),
-            Self::Refused { refused, .. } => refused.refusal.is_none(),
+            Self::Refused { response, .. } => response.refusal.is_none(),
             Self::Credential(_) => false,
         }
     }
 
-    /// When the server wants to be dialled again at the earliest.
+    /// The response's `Retry-After`: the earliest time to dial again.
     pub(crate) fn retry_after(&self) -> Option<RetryAfter> {
         match self {
-            Self::Refused { refused, .. } => Some(match refused.refusal {
-                Some(_) => RetryAfter::Server(refused.retry_after?),
-                None => RetryAfter::Other(refused.retry_after?),
+            Self::Refused { response, .. } => Some(match response.refusal {
+                Some(_) => RetryAfter::Server(response.retry_after?),
+                None => RetryAfter::Other(response.retry_after?),
             }),
             Self::Credential(_) | Self::Step { .. } => None,
         }
@@ -354,10 +353,10 @@ impl DialError {
     }
 }
 
-/// By which proxy, for a sentence.
-struct By<'a>(Option<&'a ProxyUrl>);
+/// The words "by the proxy …", or nothing without a proxy.
+struct ByProxy<'a>(Option<&'a ProxyUrl>);
 
-impl fmt::Display for By<'_> {
+impl fmt::Display for ByProxy<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self.0 {
             Some(proxy) => write!(f, " by the proxy {proxy}"),
@@ -366,14 +365,14 @@ impl fmt::Display for By<'_> {
     }
 }
 
-impl fmt::Display for Refused {
+impl fmt::Display for RefusalResponse {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match &self.refusal {
             Some(refusal) => write!(
                 f,
                 "{} ({})",
-                on_one_line(&refusal.detail),
-                on_one_line(&refusal.reason)
+                one_line(&refusal.detail),
+                one_line(&refusal.reason)
             ),
             None => f.write_str(self.meaning()),
         }?;
@@ -381,22 +380,24 @@ impl fmt::Display for Refused {
     }
 }
 
-/// The text of a server's answer, for a terminal or a log.
-fn on_one_line(text: &str) -> String {
+/// The text of a server's response without control characters, for a terminal or a log.
+fn one_line(text: &str) -> String {
     text.replace(char::is_control, " ")
 }
 
-impl Refused {
-    /// What an answer without a reason usually means.
+impl RefusalResponse {
+    /// The usual meaning of a response without a refusal.
     fn meaning(&self) -> &'static str {
         match self.status {
-            StatusCode::PROXY_AUTHENTICATION_REQUIRED => "a proxy on the way wants a password",
+            StatusCode::PROXY_AUTHENTICATION_REQUIRED => "a proxy in between demands a login",
             StatusCode::BAD_GATEWAY
             | StatusCode::SERVICE_UNAVAILABLE
-            | StatusCode::GATEWAY_TIMEOUT => "what stands before the server does not reach it",
-            status if status.is_redirection() => "this is not the server, it points elsewhere",
-            status if status.is_success() => "this is some web server, and no tunnel server",
-            _ => "no reason given, perhaps by a proxy on the way",
+            | StatusCode::GATEWAY_TIMEOUT => "a proxy or load balancer does not reach the server",
+            status if status.is_redirection() => {
+                "this is not the tunnel server, it redirects elsewhere"
+            }
+            status if status.is_success() => "this is a web server, not a tunnel server",
+            _ => "no reason given, perhaps by a proxy in between",
         }
     }
 }
@@ -423,7 +424,7 @@ mod tests {
 
     fn refused(status: u16, refusal: Option<Refusal>) -> DialError {
         let status = StatusCode::from_u16(status).unwrap();
-        let refused = Refused {
+        let refused = RefusalResponse {
             status,
             refusal,
             retry_after: None,
@@ -434,8 +435,8 @@ mod tests {
         };
         DialError::Refused {
             server: "wss://tunnel.example.com".parse().unwrap(),
-            refused,
-            shown: Credentials::new(files).read().unwrap(),
+            response: refused,
+            credential: Credentials::new(files).read().unwrap(),
         }
     }
 
@@ -471,12 +472,12 @@ mod tests {
         assert!(
             proxy
                 .to_string()
-                .contains("a proxy on the way wants a password"),
+                .contains("a proxy in between demands a login"),
             "{proxy}"
         );
     }
 
-    /// What the server says beside a reason that this version knows does not count: it may be older.
+    /// `fatal` is ignored with a reason that this version knows: the server may be older.
     #[test]
     fn every_reason_that_a_server_can_send_has_its_consequence() {
         for reason in RefusalReason::ALL {
@@ -506,7 +507,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_missing_token_is_told_before_anything_is_dialled() {
+    async fn a_missing_token_is_reported_before_anything_is_dialled() {
         let made = rcgen::generate_simple_self_signed(["localhost".to_owned()]).unwrap();
         let roots = Roots::from_pem(&made.cert.pem()).unwrap();
         let server = "wss://localhost:1".parse().unwrap();
@@ -539,7 +540,7 @@ mod tests {
         fn observe(&mut self, observation: Observation<'_>) {
             self.0.push(match observation {
                 Observation::Target { host, proxy, .. } => {
-                    format!("way to {host}, {}", proxy.is_some())
+                    format!("target {host}, {}", proxy.is_some())
                 }
                 Observation::Addresses { addresses, .. } => {
                     format!("{} addresses", addresses.len())
@@ -549,8 +550,8 @@ mod tests {
                 }
                 Observation::Chain(chain) => format!("chain of {}", chain.len()),
                 Observation::Tls { version } => format!("tls {}", version.is_some()),
-                Observation::ProxyAnswer(answer) => answer.text.clone(),
-                Observation::UpgradeAnswer { status, text, .. } => {
+                Observation::ProxyResponse(answer) => answer.text.clone(),
+                Observation::UpgradeResponse { status, text, .. } => {
                     format!("{status} {}", String::from_utf8_lossy(text))
                 }
             });
@@ -609,12 +610,12 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn whoever_watches_sees_each_step_and_certificates_that_are_refused() {
+    async fn an_observer_gets_each_step_and_certificates_that_are_refused() {
         let (observed, error) = watch(true).await;
         assert_eq!(
             observed,
             [
-                "way to 127.0.0.1, false",
+                "target 127.0.0.1, false",
                 "resolve:",
                 "1 addresses",
                 "resolve done",

@@ -1,19 +1,18 @@
-//! Keeps the tunnel up: its sessions with the server, and what follows each.
+//! Keeps the tunnel up: dials its sessions with the server, and replaces each one that ends.
 //!
 //! ```text
-//!   Tunnel ─┬─ slots (slot.rs), one for each session, each for itself:
+//!   Tunnel ─┬─ slots (slot.rs), one for each session, independent of each other:
 //!           │      dial ─▶ serve ─▶ drain, renewal ─▶ dial the next, then leave ─┐
 //!           │       ▲         └─▶ lost ──────────────────────┐                   │
 //!           │       └────────────────────────────────────────┴───────────────────┘
 //!           ├─ dialling (dialling.rs): one slot at a time; when (redial.rs, path.rs)
 //!           ├─ the clock (clock.rs): after a jump each slot renews its session
-//!           ├─ ages (age.rs): where there is a bound, one slot after the other does
-//!           └─ ending: asked to stop, superseded, refused with no session left: all slots leave
+//!           ├─ ages (age.rs): with a bound, one slot after the other does
+//!           └─ end: shutdown, superseded, refused with no session left: all slots leave
 //! ```
 //!
-//! What ends the tunnel ends it as a whole: whatever the slot that hears of it, all of them take no
-//! new exchange, finish those that are open, and leave. Then the client waits and begins anew; after a
-//! refusal that a person has to mend it ends instead, if it is set to.
+//! A tunnel ends as a whole: whichever slot has the reason, all of them take no new exchange, finish those that are open,
+//! and leave. Then the client waits and starts over. After a final refusal it exits instead, if it is configured to.
 
 mod age;
 mod clock;
@@ -35,32 +34,32 @@ use tunnel_ops::task::Owned;
 use tunnel_ops::watch::FileWatch;
 
 use self::age::Ages;
-use self::clock::{Clock, Reading, Renewal, Renewals, TICK};
+use self::clock::{Clock, ClockReading, Renewal, RenewalSchedule, TICK};
 use self::dialling::Dialling;
 pub(crate) use self::dialling::DiallingParts;
-use self::leaving::Owners;
+use self::leaving::LeavingSessions;
 pub(crate) use self::redial::RedialSettings;
 use self::redial::Standby;
 use self::slot::Slot;
 use crate::credential::Credentials;
 use crate::session::Session;
 
-/// Tells the time that people see.
+/// Returns the time of day.
 pub(crate) type WallClock = Box<dyn Fn() -> SystemTime + Send + Sync>;
 
-/// What a tunnel is made of.
+/// The parts of a tunnel.
 pub(crate) struct TunnelParts {
-    /// How sessions are made.
+    /// Dials the sessions.
     pub(crate) dialling: DiallingParts,
-    /// What the client proves itself by.
+    /// The credentials of the client.
     pub(crate) credentials: Arc<Credentials>,
-    /// Tells when the credential's files change.
+    /// Watches the credential's files.
     pub(crate) files: FileWatch,
-    /// Sessions to keep.
+    /// The number of sessions to keep.
     pub(crate) sessions: usize,
-    /// Longest time that one of them is used.
+    /// Longest time that a session is used; `None` is without limit.
     pub(crate) max_age: Option<Duration>,
-    /// For open exchanges when a session leaves.
+    /// Time for open exchanges when a session leaves.
     pub(crate) grace_period: Duration,
 }
 
@@ -77,29 +76,29 @@ pub(crate) struct Tunnel {
 struct Shared {
     dialling: Dialling,
     credentials: Arc<Credentials>,
-    /// Why all slots have to leave; the first reason counts.
-    ending: watch::Sender<Option<Ending>>,
+    /// Why all slots have to leave; the first reason is kept.
+    ending: watch::Sender<Option<EndReason>>,
     /// When all sessions are to be replaced.
     renewals: watch::Sender<Option<Renewal>>,
     ages: Ages,
-    leaving: Owners,
+    leaving: LeavingSessions,
     grace_period: Duration,
 }
 
-/// Why a tunnel ends, with all of its slots.
+/// Why a tunnel and all of its slots end.
 #[derive(Debug, Clone, PartialEq, Eq)]
-enum Ending {
-    /// The program is to stop.
-    Asked,
+enum EndReason {
+    /// The program shuts down.
+    Shutdown,
     /// A newer instance holds the runtime.
     Superseded,
-    /// A person has to mend what the server refuses, and this is why.
+    /// The server refuses the client for this reason, which is final.
     Refused(String),
-    /// A fault of this program.
+    /// An internal error of this program.
     Fault(String),
 }
 
-/// Why a client does not dial again.
+/// The error of a client that does not dial again: the reason of the refusal.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{0}")]
 pub struct GivenUp(String);
@@ -117,7 +116,7 @@ impl Tunnel {
                 ending,
                 renewals,
                 ages: Ages::new(parts.max_age),
-                leaving: Owners::new(parts.sessions),
+                leaving: LeavingSessions::new(parts.sessions),
                 grace_period: parts.grace_period,
             }),
             files: parts.files,
@@ -127,15 +126,15 @@ impl Tunnel {
         }
     }
 
-    /// Believes another clock than the system's.
+    /// Replaces the system's clock.
     pub(crate) fn set_wall_clock(&mut self, wall: WallClock) {
         self.wall = wall;
     }
 
-    /// Keeps the tunnel up until asked to stop, and then leaves without loss.
+    /// Keeps the tunnel up until shutdown, and then leaves without loss.
     ///
     /// # Errors
-    /// When the server refuses what a person has to mend, and the client is to end then.
+    /// When the server refuses the client for a final reason, and the client is configured to exit then.
     pub(crate) async fn run(self, shutdown: &Shutdown) -> Result<(), GivenUp> {
         let Self {
             shared,
@@ -155,9 +154,9 @@ impl Tunnel {
         let credentials = Arc::clone(&shared.credentials);
         let _following = Owned::spawn("credential", async move { credentials.follow(files).await });
         loop {
-            let wait = match shared.hold(sessions, &wall, shutdown).await {
-                Ending::Asked => return Ok(()),
-                Ending::Superseded => {
+            let wait = match shared.keep_sessions(sessions, &wall, shutdown).await {
+                EndReason::Shutdown => return Ok(()),
+                EndReason::Superseded => {
                     let wait = standby.after_superseded(shared.dialling.held_for(), random());
                     tracing::warn!(
                         ?wait,
@@ -166,16 +165,16 @@ impl Tunnel {
                     );
                     wait
                 }
-                Ending::Refused(why) if shared.dialling.parts().exits_on_refusal => {
+                EndReason::Refused(why) if shared.dialling.parts().exits_on_refusal => {
                     return Err(GivenUp(why));
                 }
-                Ending::Refused(why) => {
+                EndReason::Refused(why) => {
                     let wait = shared.dialling.after_refusal();
                     tracing::error!(why, ?wait, "refused, dialling again later");
                     wait
                 }
-                Ending::Fault(why) => {
-                    tracing::error!(why, "a fault of this program, dialling again");
+                EndReason::Fault(why) => {
+                    tracing::error!(why, "internal error, dialling again");
                     shared.dialling.after_fault();
                     continue;
                 }
@@ -184,7 +183,7 @@ impl Tunnel {
             tokio::select! {
                 () = sleep(wait) => {}
                 Ok(()) = credential.changed() => {
-                    tracing::info!("the credential has changed, or SIGHUP came: dialling now");
+                    tracing::info!("the credential has changed, or SIGHUP was received: dialling now");
                 }
                 () = shutdown.asked() => return Ok(()),
             }
@@ -193,13 +192,13 @@ impl Tunnel {
 }
 
 impl Shared {
-    /// Keeps the sessions up until there is a reason to leave, and then does.
-    async fn hold(
+    /// Keeps the sessions up until there is a reason to end, then leaves and returns the reason.
+    async fn keep_sessions(
         self: &Arc<Self>,
         sessions: usize,
         wall: &WallClock,
         shutdown: &Shutdown,
-    ) -> Ending {
+    ) -> EndReason {
         self.ending.send_replace(None);
         self.dialling.begin();
         let mut slots = JoinSet::new();
@@ -208,10 +207,10 @@ impl Shared {
         }
         let ending = tokio::select! {
             ending = self.ended() => ending,
-            () = shutdown.asked() => self.end(Ending::Asked),
-            // No slot ends before the tunnel does, unless by a fault of ours.
+            () = shutdown.asked() => self.end(EndReason::Shutdown),
+            // A slot ends before the tunnel only by a panic.
             Some(Err(error)) = slots.join_next() => {
-                self.end(Ending::Fault(format!("a slot for a session failed: {error}")))
+                self.end(EndReason::Fault(format!("a slot for a session failed: {error}")))
             }
             never = self.follow_clock(wall) => match never {},
         };
@@ -222,8 +221,8 @@ impl Shared {
         ending
     }
 
-    /// Has all slots leave, unless they do already; why they do.
-    fn end(&self, ending: Ending) -> Ending {
+    /// Makes all slots leave, unless they do already. Returns the first reason.
+    fn end(&self, ending: EndReason) -> EndReason {
         let mut first = ending.clone();
         self.ending.send_if_modified(|standing| {
             if let Some(standing) = standing {
@@ -236,27 +235,27 @@ impl Shared {
         first
     }
 
-    /// Returns when all slots have to leave.
-    async fn ended(&self) -> Ending {
+    /// Waits until all slots have to leave.
+    async fn ended(&self) -> EndReason {
         let mut ending = self.ending.subscribe();
         match ending.wait_for(Option::is_some).await.as_deref() {
             Ok(Some(ending)) => ending.clone(),
-            // Never: the sender is our own.
-            Ok(None) | Err(_) => Ending::Asked,
+            // Unreachable: `self` owns the sender.
+            Ok(None) | Err(_) => EndReason::Shutdown,
         }
     }
 
-    /// Has all sessions replaced whenever time has jumped: whatever lies between may have forgotten
-    /// them meanwhile, without a notice.
+    /// Has all sessions replaced when time has jumped: a NAT or proxy in between may have dropped their connections
+    /// without a notice.
     async fn follow_clock(&self, wall: &WallClock) -> std::convert::Infallible {
         let mut ticks = interval(TICK);
         ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
-        let read = || Reading {
+        let read = || ClockReading {
             wall: wall(),
             monotonic: Instant::now(),
         };
         let mut clock = Clock::new(read());
-        let mut renewals = Renewals::default();
+        let mut renewals = RenewalSchedule::default();
         loop {
             ticks.tick().await;
             let jump = clock.on_tick(read());
@@ -264,33 +263,33 @@ impl Shared {
                 tracing::warn!(?jump, "time has jumped");
             }
             if let Some(renewal) = renewals.on_tick(jump.is_some(), Instant::now()) {
-                tracing::info!("all sessions are replaced, since time has jumped");
+                tracing::info!("replacing all sessions, since time has jumped");
                 self.dialling.after_jump();
                 self.renewals.send_replace(Some(renewal));
             }
         }
     }
 
-    /// The credential that a session goes by runs out. Has it go on by what the files hold now, if that
-    /// is newer, or was not taken before; false if it cannot.
+    /// Handles a credential that expires soon: the session continues with the one in the files, if that is another or was
+    /// refused before. Returns false if only a new session can use it.
     fn on_expiring(&self, session: &mut Session, within: Duration) -> bool {
         match self.credentials.read() {
             Ok(latest) if session.goes_by(&latest) => tracing::warn!(
                 ?within,
-                "the credential of a session runs out, and its file holds no newer one: put one there"
+                "the credential of a session expires, and its file holds no newer one: put one there"
             ),
             Ok(latest) => return session.use_credential(latest),
             Err(error) => tracing::warn!(
                 ?within,
                 %error,
-                "the credential of a session runs out, and there is no newer one"
+                "the credential of a session expires, and a newer one cannot be read"
             ),
         }
         true
     }
 }
 
-/// Any number; one that is not random only makes a wait less spread.
+/// A random number; without one from the system, a constant, which only spreads the waits less.
 fn random() -> u64 {
     getrandom::u64().unwrap_or(u64::MAX / 2)
 }

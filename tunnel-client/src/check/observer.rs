@@ -89,7 +89,7 @@ impl Observer for DialObserver<'_, '_> {
                 self.evidence.chain.clone_from(&self.chain);
             }
             Observation::Tls { version } => self.words = tls_words(version, &self.chain),
-            Observation::ProxyAnswer(answer) => {
+            Observation::ProxyResponse(answer) => {
                 let proxy = self.evidence.proxy.as_deref().unwrap_or("the proxy");
                 let from = &self.evidence.proxy_from;
                 self.words = format!("{proxy}, named by {from}: {}", answer.text);
@@ -97,7 +97,7 @@ impl Observer for DialObserver<'_, '_> {
                     self.words += &format!(", login {login}");
                 }
             }
-            Observation::UpgradeAnswer {
+            Observation::UpgradeResponse {
                 status,
                 fields,
                 text,

@@ -8,16 +8,16 @@ use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::TcpStream;
 use tokio_rustls::client::TlsStream;
 
-/// Either of the two.
+/// A connection to the server, or to the proxy.
 pub(crate) enum Link {
-    /// TCP to the server, or to a proxy that passes on what it gets.
+    /// TCP to the server, or to a proxy without TLS.
     Tcp(TcpStream),
     /// TLS to a proxy; boxed, since its state is large.
     Tls(Box<TlsStream<TcpStream>>),
 }
 
 impl Link {
-    /// The connection at the bottom.
+    /// The TCP connection.
     pub(super) fn tcp(&self) -> &TcpStream {
         match self {
             Self::Tcp(tcp) => tcp,

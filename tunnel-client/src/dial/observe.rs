@@ -1,4 +1,4 @@
-//! Observers of a dial: what each step finds, for the report of a check and for the log.
+//! Observers of a dial: the details of each step, for the report of a check and for the log.
 //!
 //! In a normal run the only observer is [`Logged`], at the level `debug`.
 
@@ -14,12 +14,12 @@ use tokio::time::Instant;
 use tunnel_ops::connect::Attempt;
 use tunnel_ops::connect::step::{ended_within, within};
 
-use super::proxy_error::ProxyAnswer;
+use super::proxy_error::ProxyResponse;
 use super::step::{Step, StepError};
 use crate::config::ProxyUrl;
 
-/// Observes a dial. Each step begins, may have observations, and ends. A step may come twice, such as the connection to a
-/// proxy that closes it after its first answer.
+/// Observes a dial. Each step begins, may have observations, and ends. A step may occur twice, such as the connection to
+/// a proxy that closes it after its first response.
 pub(crate) trait Observer: Send {
     /// A step begins.
     fn begins(&mut self, _step: Step) {}
@@ -46,25 +46,25 @@ impl Observer for Logged {
         match observation {
             Observation::Target { host, port, proxy } => {
                 let proxy = proxy.map(tracing::field::display);
-                tracing::debug!(host, port, proxy, "a dial begins");
+                tracing::debug!(host, port, proxy, "dialling");
             }
             Observation::Addresses { host, addresses } => {
-                tracing::debug!(host, ?addresses, "a name has addresses");
+                tracing::debug!(host, ?addresses, "resolved");
             }
             Observation::Connected { address, failed } => {
                 tracing::debug!(%address, ?failed, "connected");
             }
             Observation::Chain(chain) => {
-                tracing::debug!(length = chain.len(), "a peer sent its certificates")
+                tracing::debug!(length = chain.len(), "received the certificates of a peer")
             }
-            Observation::Tls { version } => tracing::debug!(?version, "TLS is agreed on"),
-            Observation::ProxyAnswer(answer) => tracing::debug!(
-                words = answer.text,
-                schemes = ?answer.schemes,
-                login = answer.login,
-                "the proxy answers"
+            Observation::Tls { version } => tracing::debug!(?version, "TLS handshake complete"),
+            Observation::ProxyResponse(response) => tracing::debug!(
+                words = response.text,
+                schemes = ?response.schemes,
+                login = response.login,
+                "the proxy responded"
             ),
-            Observation::UpgradeAnswer {
+            Observation::UpgradeResponse {
                 status,
                 fields,
                 text,
@@ -72,7 +72,7 @@ impl Observer for Logged {
                 status = status.as_u16(),
                 fields = fields.len(),
                 bytes = text.len(),
-                "the server answers"
+                "the server responded"
             ),
         }
     }
@@ -86,116 +86,116 @@ impl Observer for Logged {
                 .and_then(StepError::certificate)
                 .map(tracing::field::debug),
             is_well = error.is_none(),
-            "a step of a dial has ended"
+            "step of a dial ended"
         );
     }
 }
 
-/// What a dial observes.
+/// An observation in a dial.
 pub(crate) enum Observation<'a> {
-    /// Before the first step: what is dialled, and by which proxy.
+    /// Before the first step: the target, and the proxy.
     Target {
-        /// The host that stands for the server, an IPv6 address without brackets.
+        /// The host that is dialled; an IPv6 address has no brackets.
         host: &'a str,
         /// Its port.
         port: u16,
-        /// The proxy on the way.
+        /// The proxy, if the dial uses one.
         proxy: Option<&'a ProxyUrl>,
     },
     /// The addresses of a name, in the order in which they are tried.
     Addresses {
-        /// The name, or an address that is its own.
+        /// The name, or an IP address.
         host: &'a str,
         /// Its addresses.
         addresses: &'a [SocketAddr],
     },
-    /// A connection.
+    /// A TCP connection.
     Connected {
-        /// To whom.
+        /// The address of the peer.
         address: SocketAddr,
         /// Attempts that failed before.
         failed: &'a [Attempt],
     },
     /// The certificates of a peer, its own first, accepted or not.
     Chain(&'a [CertificateDer<'static>]),
-    /// TLS was agreed on.
+    /// A TLS handshake succeeded.
     Tls {
         /// Its version.
         version: Option<ProtocolVersion>,
     },
-    /// The last answer of the proxy, whether it accepts or refuses.
-    ProxyAnswer(&'a ProxyAnswer),
-    /// The answer to the request for a session.
-    UpgradeAnswer {
+    /// The last response of the proxy, whether it accepts or refuses.
+    ProxyResponse(&'a ProxyResponse),
+    /// The response to the request for a session.
+    UpgradeResponse {
         /// Its status.
         status: StatusCode,
         /// Its fields.
         fields: &'a HeaderMap,
-        /// The beginning of its body, if it is no 101.
+        /// The beginning of its content, if it is not a 101.
         text: &'a [u8],
     },
 }
 
-/// Takes the steps of a dial, each within one limit, and calls the observer.
-pub(super) struct Walk<'a> {
+/// Runs the steps of a dial with a time-out for each, and calls the observer.
+pub(super) struct StepRunner<'a> {
     limit: Duration,
     observer: &'a mut dyn Observer,
 }
 
-impl<'a> Walk<'a> {
+impl<'a> StepRunner<'a> {
     /// `limit` is the time-out of each step.
     pub(super) fn new(limit: Duration, observer: &'a mut dyn Observer) -> Self {
         Self { limit, observer }
     }
 
-    /// The limit of each step.
+    /// The time-out of each step.
     pub(super) fn limit(&self) -> Duration {
         self.limit
     }
 
-    /// Whether certificates are to be shown.
+    /// Whether the observer wants certificates.
     pub(super) fn wants_chains(&self) -> bool {
         self.observer.wants_chains()
     }
 
-    /// Passes an observation on.
+    /// Passes an observation to the observer.
     pub(super) fn observe(&mut self, observation: Observation<'_>) {
         self.observer.observe(observation);
     }
 
-    /// Takes one step; `show` passes its result on to the observer.
+    /// Runs one step; `notify` passes its result to the observer.
     pub(super) async fn step<T>(
         &mut self,
         step: Step,
         work: impl Future<Output = io::Result<T>>,
-        show: impl FnOnce(&Result<T, StepError>, &mut dyn Observer),
+        notify: impl FnOnce(&Result<T, StepError>, &mut dyn Observer),
     ) -> Result<T, StepError> {
         let limit = self.limit;
-        self.watched(step, within(step, limit, work), show).await
+        self.observed(step, within(step, limit, work), notify).await
     }
 
-    /// Takes a step that keeps its own limit, which may be shorter than that of the others.
+    /// Runs a step whose work has the time-out `limit` of its own, which may be shorter than that of the others.
     pub(super) async fn step_with_limit<T>(
         &mut self,
         step: Step,
         limit: Duration,
         work: impl Future<Output = io::Result<T>>,
-        show: impl FnOnce(&Result<T, StepError>, &mut dyn Observer),
+        notify: impl FnOnce(&Result<T, StepError>, &mut dyn Observer),
     ) -> Result<T, StepError> {
         let ended = async { ended_within(step, limit, work.await) };
-        self.watched(step, ended, show).await
+        self.observed(step, ended, notify).await
     }
 
-    async fn watched<T>(
+    async fn observed<T>(
         &mut self,
         step: Step,
         work: impl Future<Output = Result<T, StepError>>,
-        show: impl FnOnce(&Result<T, StepError>, &mut dyn Observer),
+        notify: impl FnOnce(&Result<T, StepError>, &mut dyn Observer),
     ) -> Result<T, StepError> {
         let began = Instant::now();
         self.observer.begins(step);
         let ended = work.await;
-        show(&ended, self.observer);
+        notify(&ended, self.observer);
         self.observer
             .ends(step, began.elapsed(), ended.as_ref().err());
         ended

@@ -1,55 +1,55 @@
 //! The text of a page of a proxy, or of another program between client and server, for a terminal or a log.
 //!
-//! In come the first bytes of an answer's body; out comes one line of plain text, without tags, control
-//! characters, or anything beyond its bound. Pure.
+//! In: the first bytes of a response's content. Out: one line of plain text of limited length, without tags and control
+//! characters. Pure.
 
 use secrecy::{ExposeSecret, SecretString};
 
-/// Most characters that are shown: a few sentences.
+/// Longest text, in characters: a few sentences.
 const CHARACTERS: usize = 300;
 
-/// Elements whose contents are not for people.
+/// Elements without readable content.
 const HIDDEN: [&str; 3] = ["script", "style", "head"];
 
-/// Fewest bytes of a secret's part that are hidden by themselves: shorter ones occur in ordinary text.
-const HIDDEN_PART: usize = 6;
+/// Shortest part of a secret that is redacted, in bytes: shorter ones occur in ordinary text.
+const REDACTED_PART: usize = 6;
 
-/// Secrets that must not be shown, wherever they occur.
+/// Replaces secrets in a text.
 #[derive(Default)]
-pub(super) struct Hidden(Vec<SecretString>);
+pub(super) struct Redactor(Vec<SecretString>);
 
-impl Hidden {
+impl Redactor {
     /// Adds a secret, and its parts between punctuation, which pages escape in many ways. Parts shorter than
-    /// [`HIDDEN_PART`] are not hidden.
+    /// [`REDACTED_PART`] are not redacted.
     pub(super) fn add(&mut self, secret: &str) {
         let parts = secret.split(|c: char| !c.is_alphanumeric());
         let all = [secret].into_iter().chain(parts);
-        let long = all.filter(|part| part.len() >= HIDDEN_PART);
+        let long = all.filter(|part| part.len() >= REDACTED_PART);
         self.0.extend(long.map(SecretString::from));
     }
 
     /// The text with all secrets replaced by `***`.
-    pub(super) fn hide(&self, text: &str) -> String {
+    pub(super) fn redact(&self, text: &str) -> String {
         let hide =
             |text: String, secret: &SecretString| text.replace(secret.expose_secret(), "***");
         self.0.iter().fold(text.to_owned(), hide)
     }
 }
 
-/// The text of a body, which may be HTML, on one line.
-pub(super) fn page_text(body: &[u8], hidden: &Hidden) -> String {
+/// The text of some content, which may be HTML, on one line.
+pub(super) fn page_text(body: &[u8], redactor: &Redactor) -> String {
     let text = String::from_utf8_lossy(body);
     let text = match looks_like_html(&text) {
         true => entities(&without_tags(&text)),
         false => text.into_owned(),
     };
-    // Before it is cut, or a part of it would stay.
-    one_line(&hidden.hide(&text))
+    // Before the text is cut, or the beginning of a secret would remain.
+    one_line(&redactor.redact(&text))
 }
 
-/// The text of a body whose sender was sent no secret.
+/// As `page_text`, for a sender that has received no secret.
 pub(crate) fn plain_page_text(body: &[u8]) -> String {
-    page_text(body, &Hidden::default())
+    page_text(body, &Redactor::default())
 }
 
 /// Text of a peer on one line of at most [`CHARACTERS`], without control characters.
@@ -103,7 +103,7 @@ fn without_tags(html: &str) -> String {
     text
 }
 
-/// What follows the contents of this element.
+/// The text after the end tag of this element.
 fn after_end<'a>(html: &'a str, element: &str) -> &'a str {
     let end = format!("</{element}");
     let is_end = |at: &usize| {
@@ -117,7 +117,7 @@ fn after_end<'a>(html: &'a str, element: &str) -> &'a str {
     }
 }
 
-/// The few that pages of proxies have.
+/// Replaces the few HTML entities that pages of proxies contain.
 fn entities(text: &str) -> String {
     let known = [
         ("&nbsp;", " "),
@@ -141,7 +141,7 @@ mod tests {
     use super::*;
 
     fn plain(body: &[u8]) -> String {
-        page_text(body, &Hidden::default())
+        page_text(body, &Redactor::default())
     }
 
     #[test]

@@ -1,5 +1,5 @@
-//! A probe of what answers in place of the server: a request on the path of a dial, without a credential and for no
-//! session, that helps to explain why a dial failed.
+//! Probes what answers in place of the server: a request on the path of a dial, without a credential and for no session,
+//! whose response helps to explain why a dial failed.
 //!
 //! A peer whose certificate is not valid is probed as well: neither token nor certificate of the client is sent, and the
 //! response is only shown to a person.
@@ -14,7 +14,7 @@ use rustls::client::Resumption;
 use tunnel_ops::connect;
 use tunnel_ops::tls_files::TlsFilesError;
 
-use super::observe::{Logged, Observer, Walk};
+use super::observe::{Logged, Observer, StepRunner};
 use super::step::{Step, StepError};
 use super::{Dialler, tls, upgrade};
 
@@ -50,18 +50,18 @@ impl Dialler {
         mode: ProbeMode,
         observer: &mut dyn Observer,
     ) -> Result<ProbeResponse, StepError> {
-        let mut walk = Walk::new(self.limit, observer);
-        let (link, _) = Box::pin(self.reach(&mut walk)).await?;
-        let (name, limit) = (&self.server_name, walk.limit());
+        let mut steps = StepRunner::new(self.limit, observer);
+        let (link, _) = Box::pin(self.reach(&mut steps)).await?;
+        let (name, limit) = (&self.server_name, steps.limit());
         let io = match mode {
             ProbeMode::Plain => {
                 let asking = Box::pin(upgrade::probe(link, &self.host_field, limit));
-                let probing = walk.step_with_limit(Step::Upgrade, limit, asking, |_, _| {});
+                let probing = steps.step_with_limit(Step::Upgrade, limit, asking, |_, _| {});
                 return probing.await;
             }
             ProbeMode::Verified => {
                 self.tls
-                    .secure(&mut walk, Step::Tls, link, name, None)
+                    .secure(&mut steps, Step::Tls, link, name, None)
                     .await?
             }
             ProbeMode::Unverified => {
@@ -69,11 +69,11 @@ impl Dialler {
                     let config = unverified_config().map_err(io::Error::other)?;
                     connect::tls::handshake(link, &config, connect::tls::server_name(name)?).await
                 };
-                walk.step(Step::Tls, handshake, |_, _| {}).await?
+                steps.step(Step::Tls, handshake, |_, _| {}).await?
             }
         };
         let asking = Box::pin(upgrade::probe(io, &self.host_field, limit));
-        let probing = walk.step_with_limit(Step::Upgrade, limit, asking, |_, _| {});
+        let probing = steps.step_with_limit(Step::Upgrade, limit, asking, |_, _| {});
         probing.await
     }
 }

@@ -5,8 +5,8 @@
 //!   └ ProxyResolve ┘└ ProxyConnect ┘  └   ProxyTls   ┘  └    ProxyAsk     ┘
 //! ```
 //!
-//! With `socks5` the server's name is looked up here first, and the proxy gets each of its addresses in turn; any other
-//! proxy looks it up itself. Errors quote the proxy's text, and never the login.
+//! With `socks5` the client resolves the server's name first, and requests each of its addresses in turn; any other proxy
+//! resolves the name itself. Errors quote the proxy's text, and never the login.
 
 mod challenge;
 mod digest;
@@ -24,7 +24,7 @@ use self::http::{ConnectAttempts, ConnectOutcome};
 use self::refused_login::RefusedLogin;
 use self::socks5::Target;
 use super::link::Link;
-use super::observe::{Observation, Walk};
+use super::observe::{Observation, StepRunner};
 use super::proxy_error::ProxyError;
 use super::step::{Step, StepError, proxy_error};
 use super::tls::Tls;
@@ -32,11 +32,11 @@ use crate::config::{
     LoginError, LoginSource, ProxyLogin, ProxyScheme, ProxySettings, ProxyUrl, read_login,
 };
 
-/// Most connections that one dial makes to the proxy: one without a login, one with it, one more when
-/// a nonce was out of date; and as many addresses of the server for `socks5`.
+/// Most connections to the proxy in one dial: one without a login, one with it, one more after a stale nonce. Also the
+/// most addresses of the server that are tried with `socks5`.
 const CONNECTIONS: usize = 4;
 
-/// A proxy on the way.
+/// A proxy, and the login for it.
 #[derive(Debug)]
 pub(super) struct Proxy {
     url: ProxyUrl,
@@ -47,11 +47,10 @@ pub(super) struct Proxy {
 }
 
 impl Proxy {
-    /// Nothing is dialled yet. A login that is refused is not shown again for `refusal_wait`, unless it
-    /// changes.
+    /// A proxy that is not dialled yet. A refused login is not sent again for `refusal_wait`, unless it changes.
     ///
     /// # Errors
-    /// When the CA files of an `https` proxy are not good.
+    /// When the CA files of an `https` proxy cannot be used.
     pub(super) fn new(
         settings: ProxySettings,
         refusal_wait: Duration,
@@ -64,22 +63,22 @@ impl Proxy {
         })
     }
 
-    /// Which one it is.
+    /// Its URL.
     pub(super) fn url(&self) -> &ProxyUrl {
         &self.url
     }
 
-    /// A connection that leads to this host and port, and the proxy's address.
+    /// Connects to this host and port through the proxy. Returns the connection and the proxy's address.
     pub(super) async fn reach(
         &self,
         host: &str,
         port: u16,
-        walk: &mut Walk<'_>,
+        steps: &mut StepRunner<'_>,
     ) -> Result<(Link, SocketAddr), StepError> {
         let login = self.login().map_err(|error| failed(error.into()))?;
         let login = login.as_ref();
         self.refused.check(login).map_err(failed)?;
-        let reached = self.reach_with(login, host, port, walk).await;
+        let reached = self.reach_with(login, host, port, steps).await;
         if let (Err(error), Some(login)) = (&reached, login)
             && let Some(ProxyError::LoginRefused(answer)) = proxy_error(error)
         {
@@ -93,52 +92,55 @@ impl Proxy {
         login: Option<&ProxyLogin>,
         host: &str,
         port: u16,
-        walk: &mut Walk<'_>,
+        steps: &mut StepRunner<'_>,
     ) -> Result<(Link, SocketAddr), StepError> {
         match self.url.scheme() {
             ProxyScheme::Http | ProxyScheme::Https => {
                 let authority = authority(host, port);
                 let mut attempts = ConnectAttempts::new(&authority, login);
                 for _ in 0..CONNECTIONS {
-                    let (link, peer) = self.connect(walk).await?;
-                    if let Some(link) = connect_http(&mut attempts, link, walk).await? {
+                    let (link, peer) = self.connect(steps).await?;
+                    if let Some(link) = connect_http(&mut attempts, link, steps).await? {
                         return Ok((link, peer));
                     }
                 }
                 Err(failed(ProxyError::TooOften))
             }
             ProxyScheme::Socks5h => {
-                let (link, peer) = self.connect(walk).await?;
+                let (link, peer) = self.connect(steps).await?;
                 let target = Target::Host(host, port);
-                let limit = walk.limit();
-                Ok((connect_socks(link, target, login, limit, walk).await?, peer))
+                let limit = steps.limit();
+                Ok((
+                    connect_socks(link, target, login, limit, steps).await?,
+                    peer,
+                ))
             }
             ProxyScheme::Socks5 => {
-                let addresses = super::look_up(Step::Resolve, host, port, walk).await?;
-                self.reach_any(&addresses, login, walk).await
+                let addresses = super::look_up(Step::Resolve, host, port, steps).await?;
+                self.reach_any(&addresses, login, steps).await
             }
         }
     }
 
-    /// The first of these addresses that the proxy reaches. All of them share the limit of one step: each
-    /// has an equal part of what is left, or one that leads nowhere would keep the next from being tried.
+    /// Connects to the first of these addresses that the proxy reaches. They share the time-out of one step: each gets an
+    /// equal part of the rest, so that an address without an answer leaves time for the next.
     async fn reach_any(
         &self,
         addresses: &[SocketAddr],
         login: Option<&ProxyLogin>,
-        walk: &mut Walk<'_>,
+        steps: &mut StepRunner<'_>,
     ) -> Result<(Link, SocketAddr), StepError> {
         let mut last = failed(ProxyError::TooOften);
-        let mut left = walk.limit();
+        let mut left = steps.limit();
         let count = addresses.len().min(CONNECTIONS);
-        for (address, waiting) in addresses.iter().zip((1..=count).rev()) {
-            let (link, peer) = self.connect(walk).await?;
+        for (address, remaining) in addresses.iter().zip((1..=count).rev()) {
+            let (link, peer) = self.connect(steps).await?;
             let began = Instant::now();
-            let part = left / u32::try_from(waiting).unwrap_or(1);
+            let part = left / u32::try_from(remaining).unwrap_or(1);
             let target = Target::Address(*address);
-            match connect_socks(link, target, login, part, walk).await {
+            match connect_socks(link, target, login, part, steps).await {
                 Ok(link) => return Ok((link, peer)),
-                Err(error) if is_of_the_address(&error) => last = error,
+                Err(error) if is_about_address(&error) => last = error,
                 Err(error) => return Err(error),
             }
             left = left.saturating_sub(began.elapsed());
@@ -146,19 +148,19 @@ impl Proxy {
         Err(last)
     }
 
-    /// A connection to the proxy.
-    async fn connect(&self, walk: &mut Walk<'_>) -> Result<(Link, SocketAddr), StepError> {
+    /// Connects to the proxy.
+    async fn connect(&self, steps: &mut StepRunner<'_>) -> Result<(Link, SocketAddr), StepError> {
         let (host, port) = (self.url.host(), self.url.port());
-        let addresses = super::look_up(Step::ProxyResolve, host, port, walk).await?;
-        let (tcp, peer) = super::connect_any(Step::ProxyConnect, &addresses, walk).await?;
+        let addresses = super::look_up(Step::ProxyResolve, host, port, steps).await?;
+        let (tcp, peer) = super::connect_any(Step::ProxyConnect, &addresses, steps).await?;
         let Some(tls) = &self.tls else {
             return Ok((Link::Tcp(tcp), peer));
         };
-        let secured = tls.secure(walk, Step::ProxyTls, tcp, host, None).await?;
+        let secured = tls.secure(steps, Step::ProxyTls, tcp, host, None).await?;
         Ok((Link::Tls(Box::new(secured)), peer))
     }
 
-    /// Read at each dial.
+    /// The login; a file is read at each dial.
     fn login(&self) -> Result<Option<ProxyLogin>, LoginError> {
         match &self.login {
             LoginSource::None => Ok(None),
@@ -168,27 +170,27 @@ impl Proxy {
     }
 }
 
-/// The connection, if it is let through; none when the proxy wants another one.
+/// Requests the connection. Returns `None` if the proxy needs a request on a new connection.
 async fn connect_http(
     attempts: &mut ConnectAttempts<'_>,
     link: Link,
-    walk: &mut Walk<'_>,
+    steps: &mut StepRunner<'_>,
 ) -> Result<Option<Link>, StepError> {
-    let limit = walk.limit();
+    let limit = steps.limit();
     let work = async { Ok(attempts.run(link, limit).await?) };
-    let connecting = walk.step_with_limit(Step::ProxyAsk, limit, work, |ended, observer| {
-        let answer = match ended {
-            Ok(ConnectOutcome::Through(_, answer)) => Some(answer),
-            Ok(ConnectOutcome::Again) => None,
-            Err(error) => proxy_error(error).and_then(ProxyError::answer),
+    let connecting = steps.step_with_limit(Step::ProxyAsk, limit, work, |ended, observer| {
+        let response = match ended {
+            Ok(ConnectOutcome::Established(_, response)) => Some(response),
+            Ok(ConnectOutcome::Reconnect) => None,
+            Err(error) => proxy_error(error).and_then(ProxyError::response),
         };
-        answer
+        response
             .into_iter()
-            .for_each(|answer| observer.observe(Observation::ProxyAnswer(answer)));
+            .for_each(|response| observer.observe(Observation::ProxyResponse(response)));
     });
     match connecting.await? {
-        ConnectOutcome::Through(link, _) => Ok(Some(link)),
-        ConnectOutcome::Again => Ok(None),
+        ConnectOutcome::Established(link, _) => Ok(Some(link)),
+        ConnectOutcome::Reconnect => Ok(None),
     }
 }
 
@@ -197,26 +199,26 @@ async fn connect_socks(
     target: Target<'_>,
     login: Option<&ProxyLogin>,
     limit: Duration,
-    walk: &mut Walk<'_>,
+    steps: &mut StepRunner<'_>,
 ) -> Result<Link, StepError> {
     let work = async {
         let connecting = timeout(limit, socks5::connect(&mut link, target, login)).await;
         Ok(connecting.map_err(|_| ProxyError::Silent)??)
     };
-    let connecting = walk.step_with_limit(Step::ProxyAsk, limit, work, |ended, observer| {
-        let answer = match ended {
-            Ok(answer) => Some(answer),
-            Err(error) => proxy_error(error).and_then(ProxyError::answer),
+    let connecting = steps.step_with_limit(Step::ProxyAsk, limit, work, |ended, observer| {
+        let response = match ended {
+            Ok(response) => Some(response),
+            Err(error) => proxy_error(error).and_then(ProxyError::response),
         };
-        answer
+        response
             .into_iter()
-            .for_each(|answer| observer.observe(Observation::ProxyAnswer(answer)));
+            .for_each(|response| observer.observe(Observation::ProxyResponse(response)));
     });
     connecting.await?;
     Ok(link)
 }
 
-/// Host and port as `CONNECT` has them: the port always, IPv6 in brackets, no dot at the end.
+/// Host and port in the authority form of `CONNECT`: always with a port, IPv6 in brackets, without a final dot.
 fn authority(host: &str, port: u16) -> String {
     let host = host.strip_suffix('.').unwrap_or(host);
     match host.contains(':') {
@@ -225,11 +227,11 @@ fn authority(host: &str, port: u16) -> String {
     }
 }
 
-/// Whether the proxy may well reach another address of the server.
-fn is_of_the_address(error: &StepError) -> bool {
+/// Whether the error is about this address of the server, so that the proxy may reach another one.
+fn is_about_address(error: &StepError) -> bool {
     match error {
         StepError::TimedOut(..) => true,
-        // Some close the connection when they do not get through.
+        // Some proxies close the connection when they do not reach the address.
         StepError::Failed(..) => matches!(
             proxy_error(error),
             Some(ProxyError::Refused(_) | ProxyError::NotAProxy(_))
@@ -294,8 +296,8 @@ mod tests {
             .map(|last| SocketAddr::from(([192, 0, 2, last], 443)))
             .collect();
         let mut observer = Logged;
-        let mut walk = Walk::new(limit, &mut observer);
-        let reached = proxy.reach_any(&addresses, None, &mut walk).await;
+        let mut steps = StepRunner::new(limit, &mut observer);
+        let reached = proxy.reach_any(&addresses, None, &mut steps).await;
         assert!(reached.is_ok(), "{:?}", reached.err());
     }
 

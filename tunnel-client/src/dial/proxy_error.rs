@@ -1,4 +1,4 @@
-//! What a proxy answers, and why it does not lead to the server.
+//! The response of a proxy, and the errors of a connection through it.
 
 use std::fmt;
 use std::io;
@@ -9,76 +9,76 @@ use http::StatusCode;
 use super::page_text::one_line;
 use crate::config::LoginError;
 
-/// What a proxy said.
+/// The response of a proxy.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct ProxyAnswer {
-    /// The status; none when it speaks SOCKS.
+pub(crate) struct ProxyResponse {
+    /// The status; `None` for SOCKS.
     pub(crate) status: Option<StatusCode>,
-    /// Its own text, on one line: the status with its reason, and what its page says.
+    /// Its text on one line: the status with its reason phrase, and the text of its page.
     pub(crate) text: String,
     /// The login schemes that it offers in a 407.
     pub(crate) schemes: Vec<String>,
-    /// What was shown to it: `Basic`, `Digest` or `password`.
+    /// How the client logged in: `Basic`, `Digest` or `password`.
     pub(crate) login: Option<&'static str>,
 }
 
-/// Why a proxy does not lead to the server.
+/// Why there is no connection through a proxy.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum ProxyError {
-    /// It wants a login, and there is none.
-    #[error("the proxy wants a login{}: name one with --proxy-auth-file; it says: {}", Schemes(.0), .0.text)]
-    LoginWanted(ProxyAnswer),
-    /// It wants a login by schemes that are not spoken here.
-    #[error("the proxy wants a login{}, and this client speaks only {}; it says: {}", Schemes(.0), Spoken(.0), .0.text)]
-    LoginUnknown(ProxyAnswer),
-    /// The login is not taken.
-    #[error("the proxy does not take the login: check user and password; it says: {}", .0.text)]
-    LoginRefused(ProxyAnswer),
-    /// The login was not taken a while ago, and is not shown again so soon: who shows a wrong one too often
-    /// is locked out.
+    /// It demands a login, and none is configured.
+    #[error("the proxy demands a login{}: name one with --proxy-auth-file; it says: {}", OfferedSchemes(.0), .0.text)]
+    LoginWanted(ProxyResponse),
+    /// It demands a login by schemes that this client does not support.
+    #[error("the proxy demands a login{}, and this client supports only {}; it says: {}", OfferedSchemes(.0), SupportedSchemes(.0), .0.text)]
+    LoginUnknown(ProxyResponse),
+    /// It does not accept the login.
+    #[error("the proxy does not accept the login: check user and password; it says: {}", .0.text)]
+    LoginRefused(ProxyResponse),
+    /// It refused this login before, which is not sent again for some time: many proxies lock an account out after a few
+    /// refusals.
     #[error(
-        "the proxy has not taken this login: check user and password, it is shown again when it has changed, or in {1:?}; \
+        "the proxy has not accepted this login: check user and password, it is sent again when it has changed, or in {1:?}; \
          it said: {text}", text = .0.text
     )]
-    LoginHeld(ProxyAnswer, Duration),
+    LoginHeld(ProxyResponse, Duration),
     /// It refuses for another reason.
     #[error("the proxy refuses: {}", .0.text)]
-    Refused(ProxyAnswer),
-    /// Its answer is none of such a proxy.
-    #[error("this is no such proxy: {0}")]
+    Refused(ProxyResponse),
+    /// Its response breaks the protocol of the proxy.
+    #[error("this is not such a proxy: {0}")]
     NotAProxy(String),
-    /// It says nothing in time.
-    #[error("the proxy says nothing")]
+    /// It did not respond in time.
+    #[error("the proxy does not respond")]
     Silent,
     /// The login cannot be read.
     #[error(transparent)]
     Login(#[from] LoginError),
-    /// It asks for the way to be asked for again and again.
-    #[error("the proxy closes one connection after the other")]
+    /// It closes each connection after a challenge.
+    #[error("the proxy closes every connection after its challenge")]
     TooOften,
-    /// Something that SOCKS cannot carry.
+    /// A name or login that is too long for SOCKS.
     #[error("the {0} is too long for SOCKS5: at most 255 bytes")]
     TooLong(&'static str),
-    /// The system.
-    #[error("the system gives no random numbers")]
+    /// The system has no random numbers.
+    #[error("the system provides no random numbers")]
     NoRandom,
 }
 
-/// The schemes that a proxy offers, for a sentence.
-struct Schemes<'a>(&'a ProxyAnswer);
+/// The words "by …" with the schemes that a proxy offers, or nothing.
+struct OfferedSchemes<'a>(&'a ProxyResponse);
 
-/// The schemes that are spoken with such a proxy, for a sentence.
-struct Spoken<'a>(&'a ProxyAnswer);
+/// The schemes that this client supports with such a proxy.
+struct SupportedSchemes<'a>(&'a ProxyResponse);
 
 impl ProxyError {
-    /// What the proxy said, where it said something.
-    pub(crate) fn answer(&self) -> Option<&ProxyAnswer> {
+    /// The proxy's response, if there is one.
+    pub(crate) fn response(&self) -> Option<&ProxyResponse> {
         match self {
-            Self::LoginWanted(answer)
-            | Self::LoginUnknown(answer)
-            | Self::LoginRefused(answer)
-            | Self::LoginHeld(answer, _)
-            | Self::Refused(answer) => Some(answer),
+            Self::LoginWanted(response)
+            | Self::LoginUnknown(response)
+            | Self::LoginRefused(response)
+            | Self::LoginHeld(response, _)
+            | Self::Refused(response) => Some(response),
             _ => None,
         }
     }
@@ -93,7 +93,7 @@ impl From<ProxyError> for io::Error {
     }
 }
 
-impl fmt::Display for Schemes<'_> {
+impl fmt::Display for OfferedSchemes<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self.0.schemes.as_slice() {
             [] => Ok(()),
@@ -102,7 +102,7 @@ impl fmt::Display for Schemes<'_> {
     }
 }
 
-impl fmt::Display for Spoken<'_> {
+impl fmt::Display for SupportedSchemes<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self.0.status {
             Some(_) => "Basic and Digest (MD5, SHA-256)",

@@ -1,18 +1,18 @@
-//! From a host's name to the addresses that are tried, in their order.
+//! Resolves a host to the addresses that are tried, in order.
 
 use std::io;
 use std::net::SocketAddr;
 
 use tunnel_ops::connect::order;
 
-/// Most addresses of one name that are tried: with 250 ms from one to the next as many as fit into
-/// the limit of a step.
+/// Most addresses of one name that are tried: with 250 ms between two attempts, as many as fit into the time-out of a
+/// step.
 const ADDRESSES: usize = 32;
 
-/// The addresses of a host in the order in which they are tried, an IP address being its own. IPv6
-/// without brackets.
+/// The addresses of a host, in the order in which they are tried. `host` is a name or an IP address, IPv6 without
+/// brackets.
 pub(crate) async fn resolve(host: &str, port: u16) -> io::Result<Vec<SocketAddr>> {
-    // All of them before any is left out: the resolver may put one family before the other.
+    // Ordered before they are truncated: the resolver may return all addresses of one family first.
     let mut addresses = order(tokio::net::lookup_host((host, port)).await?);
     addresses.truncate(ADDRESSES);
     if addresses.is_empty() {

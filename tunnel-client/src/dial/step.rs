@@ -1,4 +1,4 @@
-//! The steps of a dial: their names, and how one of them fails.
+//! The steps of a dial: their names and their error.
 
 use std::fmt;
 
@@ -7,42 +7,42 @@ use tunnel_ops::connect::step;
 use super::proxy_error::ProxyError;
 use super::upgrade::NotATunnel;
 
-/// One step of a dial. Those that concern a proxy are left out where there is none.
+/// One step of a dial. Those with a proxy are left out without one.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Step {
-    /// The addresses of the proxy's name are looked up.
+    /// Resolve the proxy's name.
     ProxyResolve,
-    /// A TCP connection is made to the proxy.
+    /// Connect to the proxy by TCP.
     ProxyConnect,
-    /// TLS is agreed on with the proxy, its certificate checked.
+    /// TLS handshake with the proxy.
     ProxyTls,
-    /// The proxy is requested to connect to the server.
+    /// Request the proxy to connect to the server.
     ProxyAsk,
-    /// The name's addresses are looked up.
+    /// Resolve the server's name.
     Resolve,
-    /// A TCP connection is made.
+    /// Connect to the server by TCP.
     Connect,
-    /// TLS is agreed on, the certificate checked.
+    /// TLS handshake with the server.
     Tls,
-    /// A session is requested.
+    /// Request a session.
     Upgrade,
 }
 
 /// A step that failed.
 pub(crate) type StepError = step::StepError<Step>;
 
-/// What the proxy said, where it is the proxy that ended the dial.
+/// The proxy's error, if the step failed by one.
 pub(crate) fn proxy_error(error: &StepError) -> Option<&ProxyError> {
     error.inner()
 }
 
-/// Whether something else than a tunnel was opened.
+/// Whether the server switched to another protocol than the tunnel's.
 pub(crate) fn is_not_a_tunnel(error: &StepError) -> bool {
     error.inner::<NotATunnel>().is_some()
 }
 
 impl Step {
-    /// Whether it is one with the proxy, and not with the server.
+    /// Whether the peer of this step is the proxy.
     pub(crate) fn is_of_proxy(self) -> bool {
         matches!(
             self,

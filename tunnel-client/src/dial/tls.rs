@@ -1,7 +1,7 @@
-//! From a connection to one under TLS, the peer's certificate checked.
+//! TLS to one peer, with verification of its certificate.
 //!
-//! [`Tls`] is how one peer is spoken to: it reads the CA files anew at each dial, and keeps what was
-//! last good of them. While a dial is watched it shows what the peer shows.
+//! [`Tls`] reads the CA files at each dial, and keeps the last valid ones. The observer of a dial can get the peer's
+//! certificates.
 
 use std::io;
 use std::sync::Arc;
@@ -17,38 +17,37 @@ use tokio_rustls::client::TlsStream;
 use tunnel_ops::connect::tls::{handshake, server_name};
 use tunnel_ops::tls_files::{self, Identity, Roots, TlsFilesError};
 
-use super::observe::{Observation, Walk};
+use super::observe::{Observation, StepRunner};
 use super::step::{Step, StepError};
 use crate::config::Trust;
 
-/// Upgrades and `CONNECT` are things of HTTP/1.1.
+/// Upgrades and `CONNECT` need HTTP/1.1.
 pub(super) const ALPN: [&[u8]; 1] = [b"http/1.1"];
 
-/// How one peer is spoken to.
+/// The TLS configuration for one peer.
 #[derive(Debug)]
 pub(super) struct Tls {
     trust: Trust,
-    current: Mutex<Current>,
+    state: Mutex<TlsState>,
 }
 
-/// What is in use.
+/// The roots in use, and the configuration that was made of them.
 #[derive(Debug)]
-struct Current {
+struct TlsState {
     roots: Roots,
-    /// What was made of them for this identity; kept for as long as it can be, since TLS sessions are
-    /// resumed by it.
-    made: Option<(Option<Identity>, Arc<ClientConfig>)>,
-    /// The fault of the files that was logged.
+    /// The last configuration and its identity, kept because it holds the TLS sessions for resumption.
+    cached: Option<(Option<Identity>, Arc<ClientConfig>)>,
+    /// The last logged error of the files.
     reported: Option<String>,
 }
 
 /// The certificates of a peer.
 type Chain = Arc<Mutex<Vec<CertificateDer<'static>>>>;
 
-/// Checks by another verifier, and keeps the certificates of the peer.
+/// Verifies by another verifier, and keeps the peer's certificates.
 #[derive(Debug)]
-struct Recording {
-    checks: Arc<dyn ServerCertVerifier>,
+struct RecordingVerifier {
+    inner: Arc<dyn ServerCertVerifier>,
     chain: Chain,
 }
 
@@ -56,23 +55,23 @@ impl Tls {
     /// Reads the CA files for the first time.
     ///
     /// # Errors
-    /// When they are not good.
+    /// When they cannot be used.
     pub(super) fn new(trust: Trust) -> Result<Self, TlsFilesError> {
         let roots = trust.load()?;
         Ok(Self {
             trust,
-            current: Mutex::new(Current {
+            state: Mutex::new(TlsState {
                 roots,
-                made: None,
+                cached: None,
                 reported: None,
             }),
         })
     }
 
-    /// Takes the step to TLS; `host` is what the certificate has to be for.
+    /// Runs the step of the TLS handshake; `host` is the name that the certificate has to be valid for.
     pub(super) async fn secure<IO>(
         &self,
-        walk: &mut Walk<'_>,
+        steps: &mut StepRunner<'_>,
         step: Step,
         stream: IO,
         host: &str,
@@ -81,7 +80,7 @@ impl Tls {
     where
         IO: AsyncRead + AsyncWrite + Unpin,
     {
-        let chain = walk.wants_chains().then(Chain::default);
+        let chain = steps.wants_chains().then(Chain::default);
         let handshake = async {
             self.read().await?;
             let config = self
@@ -89,88 +88,89 @@ impl Tls {
                 .map_err(io::Error::other)?;
             handshake(stream, &config, server_name(host)?).await
         };
-        walk.step(step, handshake, |ended, observer| {
-            if let Some(chain) = chain.as_ref().map(|chain| chain.lock())
-                && !chain.is_empty()
-            {
-                observer.observe(Observation::Chain(&chain));
-            }
-            if let Ok(stream) = ended {
-                let version = stream.get_ref().1.protocol_version();
-                observer.observe(Observation::Tls { version });
-            }
-        })
-        .await
+        steps
+            .step(step, handshake, |ended, observer| {
+                if let Some(chain) = chain.as_ref().map(|chain| chain.lock())
+                    && !chain.is_empty()
+                {
+                    observer.observe(Observation::Chain(&chain));
+                }
+                if let Ok(stream) = ended {
+                    let version = stream.get_ref().1.protocol_version();
+                    observer.observe(Observation::Tls { version });
+                }
+            })
+            .await
     }
 
-    /// Reads the CA files as they are now, apart from what else goes on: a folder of them takes a while.
+    /// Reads the CA files again, on a blocking thread, since a folder of them takes a while.
     async fn read(&self) -> io::Result<()> {
         if !self.trust.is_fixed() {
             let trust = self.trust.clone();
             let read = spawn_blocking(move || trust.load()).await?;
-            self.current.lock().take(read);
+            self.state.lock().update_roots(read);
         }
         Ok(())
     }
 
-    /// The configuration for the next handshake. With `chain`, which gets the certificates of the peer, it is made for
-    /// this handshake alone.
+    /// The configuration for the next handshake. With `chain`, which gets the peer's certificates, it is made for this
+    /// handshake alone.
     fn config(
         &self,
         identity: Option<&Identity>,
         chain: Option<&Chain>,
     ) -> Result<Arc<ClientConfig>, TlsFilesError> {
-        let mut current = self.current.lock();
+        let mut state = self.state.lock();
         let Some(chain) = chain else {
-            return current.config(identity);
+            return state.config(identity);
         };
-        let config = tls_files::client_config(&current.roots, identity, &ALPN)?;
+        let config = tls_files::client_config(&state.roots, identity, &ALPN)?;
         let mut config = Arc::unwrap_or_clone(config);
         config.resumption = Resumption::disabled();
-        let checks = current.roots.verifier()?;
+        let inner = state.roots.verifier()?;
         let chain = Arc::clone(chain);
         config
             .dangerous()
-            .set_certificate_verifier(Arc::new(Recording { checks, chain }));
+            .set_certificate_verifier(Arc::new(RecordingVerifier { inner, chain }));
         Ok(Arc::new(config))
     }
 }
 
-impl Current {
-    /// Takes the CA files as they were read. A fault is logged once, and the roots before stay in use.
-    fn take(&mut self, read: Result<Roots, TlsFilesError>) {
+impl TlsState {
+    /// Uses the roots that were read. An error is logged once, and the previous roots stay in use.
+    fn update_roots(&mut self, read: Result<Roots, TlsFilesError>) {
         match read {
             Ok(roots) => {
                 self.reported = None;
                 if roots != self.roots {
                     tracing::info!("the CA certificates have changed");
                     self.roots = roots;
-                    self.made = None;
+                    self.cached = None;
                 }
             }
             Err(error) => {
-                let problem = error.to_string();
-                if self.reported.as_ref() != Some(&problem) {
-                    tracing::warn!(%error, "the CA certificates are not good, those before stay in use");
-                    self.reported = Some(problem);
+                let text = error.to_string();
+                if self.reported.as_ref() != Some(&text) {
+                    tracing::warn!(%error, "the CA certificates cannot be used, the previous ones stay in use");
+                    self.reported = Some(text);
                 }
             }
         }
     }
 
     fn config(&mut self, identity: Option<&Identity>) -> Result<Arc<ClientConfig>, TlsFilesError> {
-        if let Some((made_for, config)) = &self.made
-            && made_for.as_ref() == identity
+        if let Some((cached_for, config)) = &self.cached
+            && cached_for.as_ref() == identity
         {
             return Ok(Arc::clone(config));
         }
         let config = tls_files::client_config(&self.roots, identity, &ALPN)?;
-        self.made = Some((identity.cloned(), Arc::clone(&config)));
+        self.cached = Some((identity.cloned(), Arc::clone(&config)));
         Ok(config)
     }
 }
 
-impl ServerCertVerifier for Recording {
+impl ServerCertVerifier for RecordingVerifier {
     fn verify_server_cert(
         &self,
         end_entity: &CertificateDer<'_>,
@@ -181,7 +181,7 @@ impl ServerCertVerifier for Recording {
     ) -> Result<ServerCertVerified, rustls::Error> {
         let shown = [end_entity].into_iter().chain(intermediates);
         *self.chain.lock() = shown.map(|one| one.clone().into_owned()).collect();
-        self.checks
+        self.inner
             .verify_server_cert(end_entity, intermediates, server_name, ocsp_response, now)
     }
 
@@ -191,7 +191,7 @@ impl ServerCertVerifier for Recording {
         certificate: &CertificateDer<'_>,
         signature: &DigitallySignedStruct,
     ) -> Result<HandshakeSignatureValid, rustls::Error> {
-        self.checks
+        self.inner
             .verify_tls12_signature(message, certificate, signature)
     }
 
@@ -201,12 +201,12 @@ impl ServerCertVerifier for Recording {
         certificate: &CertificateDer<'_>,
         signature: &DigitallySignedStruct,
     ) -> Result<HandshakeSignatureValid, rustls::Error> {
-        self.checks
+        self.inner
             .verify_tls13_signature(message, certificate, signature)
     }
 
     fn supported_verify_schemes(&self) -> Vec<SignatureScheme> {
-        self.checks.supported_verify_schemes()
+        self.inner.supported_verify_schemes()
     }
 }
 
@@ -250,11 +250,11 @@ mod tests {
         fs::write(&path, "nothing").unwrap();
         tls.read().await.unwrap();
         assert!(Arc::ptr_eq(&first, &tls.config(None, None).unwrap()));
-        assert!(tls.current.lock().reported.is_some());
+        assert!(tls.state.lock().reported.is_some());
         fs::write(&path, certificate("b").0).unwrap();
         tls.read().await.unwrap();
         assert!(!Arc::ptr_eq(&first, &tls.config(None, None).unwrap()));
-        assert!(tls.current.lock().reported.is_none());
+        assert!(tls.state.lock().reported.is_none());
         fs::remove_file(&path).unwrap();
         assert!(Tls::new(Trust::new(false, vec![path], Vec::new())).is_err());
     }

@@ -1,7 +1,7 @@
 //! From a connection under TLS to a session's connection: the request, and the 101 that answers it.
 //!
-//! What is not a 101 is a refusal: an ordinary answer whose JSON body says why, and whether dialling
-//! again can help. A body that is none, as a proxy on the way would send, says only its status.
+//! Any other status is a refusal. Its JSON content has the reason, and whether dialling again can help; without such
+//! content, as from a proxy in between, only the status is known.
 
 use std::error::Error as _;
 use std::io;
@@ -19,57 +19,57 @@ use tunnel_proto::handshake::{self, Greeting, Refusal};
 
 use crate::http1::Http1;
 
-/// Most bytes read of a refusal's body; ours are far smaller.
+/// Most bytes read of a refusal's content; a tunnel server's is far smaller.
 const REFUSAL_BYTES: usize = 16 * 1024;
-/// Most fields and bytes of an answer's head. Ours has a dozen short ones.
+/// Most fields and bytes of a response's head. A tunnel server's has a dozen short fields.
 const HEAD_FIELDS: usize = 100;
 const HEAD_BYTES: usize = 32 * 1024;
 
-/// The answer's head, and what it means.
-pub(super) struct Answered<IO> {
+/// The response to the request for a session, and its outcome.
+pub(super) struct UpgradeResponse<IO> {
     /// Its status.
     pub(super) status: StatusCode,
     /// Its fields.
     pub(super) fields: HeaderMap,
-    /// The beginning of its body, if it is no 101.
+    /// The beginning of its content, if it is not a 101.
     pub(super) text: Bytes,
-    /// What it means.
-    pub(super) answer: Answer<IO>,
+    /// A session, or a refusal.
+    pub(super) outcome: UpgradeOutcome<IO>,
 }
 
-/// How the server answered.
-pub(super) enum Answer<IO> {
-    /// The connection is a session's from here on. The bytes were read past the 101.
+/// The outcome of a request for a session.
+pub(super) enum UpgradeOutcome<IO> {
+    /// The upgraded connection, and the bytes that were read after the head of the 101.
     Accepted(IO, Bytes),
     /// No session.
-    Refused(Refused),
+    Refused(RefusalResponse),
 }
 
-/// A refusal of the server, or of a program on the way to it.
+/// A response without a session, from the server or from a program in between.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct Refused {
-    /// The answer's status.
+pub(crate) struct RefusalResponse {
+    /// Its status.
     pub(crate) status: StatusCode,
-    /// What the body says; `None` when it is not of a tunnel server's kind.
+    /// Its parsed content; `None` if it is not that of a tunnel server.
     pub(crate) refusal: Option<Refusal>,
-    /// When to try again at the earliest.
+    /// The earliest time to try again, from its `Retry-After`.
     pub(crate) retry_after: Option<Duration>,
 }
 
-/// A 101 that does not fit the request.
+/// A 101 that does not match the request.
 #[derive(Debug, thiserror::Error)]
-#[error("the server changed to something that is no tunnel")]
+#[error("the server switched to another protocol than the tunnel's")]
 pub(super) struct NotATunnel;
 
-/// Asks for a session. The head of the answer has to come within `limit`; the content of a refusal has a
-/// short time of its own.
+/// Requests a session. The time-out `limit` covers the head of the response; the content of a refusal has a short
+/// time-out of its own.
 pub(super) async fn upgrade<IO>(
     io: IO,
     host: &str,
     greeting: &Greeting,
     token: Option<&SecretString>,
     limit: Duration,
-) -> io::Result<Answered<IO>>
+) -> io::Result<UpgradeResponse<IO>>
 where
     IO: AsyncRead + AsyncWrite + Unpin,
 {
@@ -82,20 +82,20 @@ where
     if !handshake::is_accepted(response.headers(), greeting, &key) {
         return Err(io::Error::other(NotATunnel));
     }
-    // HTTP ends with the 101, in the same poll that brought it.
+    // hyper's connection ends in the poll that returns the 101.
     let remains = connection
         .into_remains()
         .ok_or(io::ErrorKind::UnexpectedEof)?;
     let (head, _) = response.into_parts();
-    Ok(Answered {
+    Ok(UpgradeResponse {
         status: head.status,
         fields: head.headers,
         text: Bytes::new(),
-        answer: Answer::Accepted(remains.io, remains.unread),
+        outcome: UpgradeOutcome::Accepted(remains.io, remains.unread),
     })
 }
 
-/// Sends a request without token and upgrade. Returns the response.
+/// Sends a request without token and `Upgrade`, and returns the response.
 pub(super) async fn probe<IO>(
     io: IO,
     host: &str,
@@ -109,11 +109,11 @@ where
         .header(USER_AGENT, super::USER_AGENT);
     let request = request.body(Empty::new()).map_err(io::Error::other)?;
     let (response, connection) = send(io, request, limit).await?;
-    let answered = refused(response, connection).await;
-    Ok((answered.status, answered.fields, answered.text))
+    let response = refused(response, connection).await;
+    Ok((response.status, response.fields, response.text))
 }
 
-/// The head of the answer, within the limit.
+/// Sends the request, and returns the head of the response within the limit.
 async fn send<IO>(
     io: IO,
     request: Request<Empty<Bytes>>,
@@ -143,7 +143,7 @@ fn request(
         .header(HOST, host)
         .header(USER_AGENT, super::USER_AGENT);
     if let Some(token) = token {
-        // Neither error repeats the value.
+        // The errors do not contain the value.
         let bearer = format!("Bearer {}", token.expose_secret());
         let mut bearer = HeaderValue::try_from(bearer).map_err(io::Error::other)?;
         bearer.set_sensitive(true);
@@ -155,22 +155,22 @@ fn request(
 async fn refused<IO>(
     response: Response<Incoming>,
     mut connection: Http1<IO, Empty<Bytes>>,
-) -> Answered<IO>
+) -> UpgradeResponse<IO>
 where
     IO: AsyncRead + AsyncWrite + Unpin,
 {
     let (head, body) = response.into_parts();
     let (text, _) = connection.beginning(body, REFUSAL_BYTES).await;
-    let refused = Refused {
+    let refused = RefusalResponse {
         status: head.status,
         refusal: serde_json::from_slice(&text).ok(),
         retry_after: retry_after(&head.headers, SystemTime::now()),
     };
-    Answered {
+    UpgradeResponse {
         status: head.status,
         fields: head.headers,
         text,
-        answer: Answer::Refused(refused),
+        outcome: UpgradeOutcome::Refused(refused),
     }
 }
 
@@ -184,7 +184,7 @@ fn retry_after(headers: &HeaderMap, now: SystemTime) -> Option<Duration> {
     Some(date.duration_since(now).unwrap_or_default())
 }
 
-/// hyper's error with its cause, since hyper shows only one of them.
+/// hyper's error with its cause, which hyper's `Display` leaves out.
 fn cause(error: &hyper::Error) -> io::Error {
     match error.source() {
         Some(source) => io::Error::other(format!("{error}: {source}")),
@@ -210,7 +210,7 @@ mod tests {
     }
 
     /// Dials a peer that reads one head and answers with what `answer` makes of it.
-    async fn dial(answer: impl FnOnce(&str) -> String) -> io::Result<Answer<DuplexStream>> {
+    async fn dial(answer: impl FnOnce(&str) -> String) -> io::Result<UpgradeOutcome<DuplexStream>> {
         let (ours, mut theirs) = duplex(64 * 1024);
         let server = async {
             let mut head = Vec::new();
@@ -231,7 +231,7 @@ mod tests {
         );
         tokio::join!(dialling, server)
             .0
-            .map(|answered| answered.answer)
+            .map(|answered| answered.outcome)
     }
 
     fn field<'a>(head: &'a str, name: &str) -> &'a str {
@@ -258,7 +258,7 @@ mod tests {
             switching(head) + "first bytes"
         })
         .await;
-        let Ok(Answer::Accepted(_, unread)) = answer else {
+        let Ok(UpgradeOutcome::Accepted(_, unread)) = answer else {
             panic!("accepted")
         };
         assert_eq!(unread, "first bytes");
@@ -274,10 +274,10 @@ mod tests {
         assert!(dial(wrong).await.is_err());
     }
 
-    async fn refusal(answer: &str) -> Refused {
+    async fn refusal(answer: &str) -> RefusalResponse {
         match dial(|_| answer.to_owned()).await {
-            Ok(Answer::Refused(refused)) => refused,
-            Ok(Answer::Accepted(..)) => panic!("accepted"),
+            Ok(UpgradeOutcome::Refused(refused)) => refused,
+            Ok(UpgradeOutcome::Accepted(..)) => panic!("accepted"),
             Err(error) => panic!("{error}"),
         }
     }

@@ -1,7 +1,7 @@
-//! How long a session is used before another one replaces it, where the operator sets a bound.
+//! Replaces sessions by age, if the operator sets a bound.
 //!
-//! Each session draws its own age, so that those that began together do not end together; and only one
-//! of a tunnel is replaced for its age at a time, from when it is due until the next one serves.
+//! Each session gets a random age, so that sessions that began together do not end together. A tunnel replaces only one
+//! session for its age at a time.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -13,37 +13,36 @@ use super::redial::fraction;
 
 /// The ages of all sessions of a tunnel.
 pub(super) struct Ages {
-    /// `None` where sessions are used for as long as they last.
+    /// `None` without a bound.
     max: Option<Duration>,
-    turn: Arc<Mutex<()>>,
+    permit: Arc<Mutex<()>>,
 }
 
-/// Belongs to the slot that replaces its session for its age, until the next one serves.
-pub(super) type Turn = OwnedMutexGuard<()>;
+/// Held by the slot that replaces its session for its age, until the next session serves.
+pub(super) type AgePermit = OwnedMutexGuard<()>;
 
 impl Ages {
-    /// With this bound, if there is one.
+    /// `max` is the bound.
     pub(super) fn new(max: Option<Duration>) -> Self {
         Self {
             max,
-            turn: Arc::default(),
+            permit: Arc::default(),
         }
     }
 
-    /// When a session that begins now is due: after three quarters of the bound at the earliest.
-    /// `random` is any number.
+    /// When a session that begins now is due: at a random time in the last quarter of the bound. `random` is any number.
     pub(super) fn due(&self, now: Instant, random: u64) -> Option<Instant> {
         let max = self.max?;
         Some(now + max - fraction(max / 4, random))
     }
 
-    /// Returns when a session that is due then is to be replaced, and no other is.
-    pub(super) async fn turn(&self, due: Option<Instant>) -> Turn {
+    /// Waits until `due` and until no other session is being replaced for its age; for ever without `due`.
+    pub(super) async fn reached(&self, due: Option<Instant>) -> AgePermit {
         match due {
             Some(due) => sleep_until(due).await,
             None => std::future::pending().await,
         }
-        Arc::clone(&self.turn).lock_owned().await
+        Arc::clone(&self.permit).lock_owned().await
     }
 }
 
@@ -61,11 +60,14 @@ mod tests {
         let ages = Ages::new(Some(4 * MINUTE));
         let began = Instant::now();
         let due = ages.due(began, 0);
-        let turn = ages.turn(due).await;
+        let permit = ages.reached(due).await;
         assert_eq!(began.elapsed(), 4 * MINUTE);
-        assert!(timeout(MINUTE, ages.turn(due)).await.is_err(), "not both");
-        drop(turn);
-        ages.turn(due).await;
+        assert!(
+            timeout(MINUTE, ages.reached(due)).await.is_err(),
+            "not both"
+        );
+        drop(permit);
+        ages.reached(due).await;
         assert_eq!(began.elapsed(), 5 * MINUTE);
     }
 
@@ -74,7 +76,7 @@ mod tests {
         let ages = Ages::new(None);
         let due = ages.due(Instant::now(), 0);
         assert_eq!(due, None);
-        assert!(timeout(10_000 * MINUTE, ages.turn(due)).await.is_err());
+        assert!(timeout(10_000 * MINUTE, ages.reached(due)).await.is_err());
     }
 
     proptest! {

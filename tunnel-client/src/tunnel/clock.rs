@@ -1,9 +1,8 @@
-//! Whether time has jumped: the machine slept, the process was paused, or the clock was set.
+//! Detects jumps of time: the machine slept, the process was paused, or the clock was set.
 //!
-//! Pure: it is shown both clocks at each tick, and says what it makes of them. The monotonic clock
-//! stands still while a machine sleeps, the wall clock does not; while only the process is paused,
-//! both go on, and the tick is late. After either the connections may have been dead for long. A
-//! clock that jumps again and again has the sessions replaced once in a while, not each time.
+//! Pure: in come both clocks at each tick. While a machine sleeps, the monotonic clock stops and the wall clock does not;
+//! while only the process is paused, both continue and the tick is late. After either the connections may be dead, so
+//! all sessions are renewed. Renewals have a shortest interval, for a clock that jumps again and again.
 
 use std::time::{Duration, SystemTime};
 
@@ -12,64 +11,63 @@ use tokio::time::Instant;
 /// Time from one tick to the next.
 pub(crate) const TICK: Duration = Duration::from_secs(1);
 
-/// What is no jump: a correction by NTP, or a machine under load. Hardly longer than a server takes, under
-/// traffic, to give a silent session up; and to replace sessions without need costs a dial.
+/// Differences up to this are not a jump: corrections by NTP, a machine under load. About the time after which a server
+/// with traffic gives up a silent session; a lower value would cost dials without need.
 const TOLERANCE: Duration = Duration::from_secs(5);
 
-/// Shortest time from one renewal of all sessions to the next: long enough for a dial to come to its
-/// end, whatever the clock does meanwhile.
+/// Shortest time from one renewal of all sessions to the next: long enough for a dial to end.
 const RENEWAL: Duration = Duration::from_secs(60);
 
 /// Both clocks at one moment.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Reading {
-    /// What people see; it can be set, and goes on while the machine sleeps.
+pub(crate) struct ClockReading {
+    /// The time of day. It can be set, and continues while the machine sleeps.
     pub(crate) wall: SystemTime,
-    /// What timers use.
+    /// The clock of timers.
     pub(crate) monotonic: Instant,
 }
 
 /// The clocks as they were at the last tick.
 #[derive(Debug)]
 pub(crate) struct Clock {
-    last: Reading,
+    last: ClockReading,
 }
 
-/// How time has jumped.
+/// A jump of time.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Jump {
-    /// The wall clock went on by this much more than the monotonic one, or less.
+pub(crate) enum ClockJump {
+    /// The wall clock moved by this much more or less than the monotonic clock.
     Wall(Duration),
-    /// The tick came so late.
+    /// The tick was late by this time.
     Late(Duration),
 }
 
-/// When all sessions are to be replaced.
+/// Decides when all sessions are replaced.
 #[derive(Debug, Default)]
-pub(crate) struct Renewals {
-    /// When they last were.
+pub(crate) struct RenewalSchedule {
+    /// The last renewal.
     renewed: Option<Instant>,
     /// The last jump.
     jumped: Option<Instant>,
-    /// There was a jump since they last were.
+    /// Whether there was a jump since the last renewal.
     is_due: bool,
 }
 
-/// All sessions are to be replaced.
+/// Replaces all sessions.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(crate) struct Renewal {
-    /// But not by other dials than those that began after this.
-    pub(crate) spares: Option<Instant>,
+    /// Dials that began after this continue; earlier ones start over.
+    pub(crate) keeps_dials_after: Option<Instant>,
 }
 
 impl Clock {
     /// Starts with these clocks.
-    pub(crate) fn new(now: Reading) -> Self {
+    pub(crate) fn new(now: ClockReading) -> Self {
         Self { last: now }
     }
 
-    /// Compares the clocks to the last tick's.
-    pub(crate) fn on_tick(&mut self, now: Reading) -> Option<Jump> {
+    /// Compares the clocks with those of the last tick.
+    pub(crate) fn on_tick(&mut self, now: ClockReading) -> Option<ClockJump> {
         let last = std::mem::replace(&mut self.last, now);
         let monotonic = now.monotonic.saturating_duration_since(last.monotonic);
         let apart = match now.wall.duration_since(last.wall) {
@@ -78,22 +76,21 @@ impl Clock {
         };
         let late = monotonic.saturating_sub(TICK);
         if apart > TOLERANCE {
-            Some(Jump::Wall(apart))
+            Some(ClockJump::Wall(apart))
         } else if late > TOLERANCE {
-            Some(Jump::Late(late))
+            Some(ClockJump::Late(late))
         } else {
             None
         }
     }
 }
 
-impl Renewals {
-    /// After each tick: whether time has jumped. A jump soon after a renewal is not forgotten, but put
-    /// off.
+impl RenewalSchedule {
+    /// Call after each tick. A jump soon after a renewal takes effect when [`RENEWAL`] is over.
     pub(crate) fn on_tick(&mut self, has_jumped: bool, now: Instant) -> Option<Renewal> {
         let is_recent = |at: &Instant| now.saturating_duration_since(*at) < RENEWAL;
-        // Another one than the present one, or the one that was put off.
-        let spares = self.jumped.filter(|at| !has_jumped || is_recent(at));
+        // The jump before this one, or the postponed one.
+        let keeps_dials_after = self.jumped.filter(|at| !has_jumped || is_recent(at));
         if has_jumped {
             self.jumped = Some(now);
             self.is_due = true;
@@ -103,7 +100,7 @@ impl Renewals {
         }
         self.is_due = false;
         self.renewed = Some(now);
-        Some(Renewal { spares })
+        Some(Renewal { keeps_dials_after })
     }
 }
 
@@ -117,8 +114,8 @@ mod tests {
 
     /// The result of a tick after the wall clock moved by so many milliseconds, and the monotonic
     /// one by so many.
-    fn tick(wall_ms: i64, monotonic_ms: u64) -> Option<Jump> {
-        let start = Reading {
+    fn tick(wall_ms: i64, monotonic_ms: u64) -> Option<ClockJump> {
+        let start = ClockReading {
             wall: SystemTime::UNIX_EPOCH + 1_000_000 * SECOND,
             monotonic: Instant::now(),
         };
@@ -129,32 +126,42 @@ mod tests {
             start.wall + moved
         };
         let monotonic = start.monotonic + Duration::from_millis(monotonic_ms);
-        Clock::new(start).on_tick(Reading { wall, monotonic })
+        Clock::new(start).on_tick(ClockReading { wall, monotonic })
     }
 
     #[test]
     fn a_machine_that_slept_is_noticed_and_one_under_load_is_not() {
         assert_eq!(tick(1_000, 1_000), None);
         assert_eq!(tick(5_000, 5_000), None, "under load");
-        assert_eq!(tick(60_000, 1_000), Some(Jump::Wall(59 * SECOND)), "slept");
+        assert_eq!(
+            tick(60_000, 1_000),
+            Some(ClockJump::Wall(59 * SECOND)),
+            "slept"
+        );
         assert_eq!(
             tick(60_000, 60_000),
-            Some(Jump::Late(59 * SECOND)),
+            Some(ClockJump::Late(59 * SECOND)),
             "paused"
         );
     }
 
     #[test]
     fn a_clock_that_is_set_is_a_jump_and_one_that_is_corrected_is_none() {
-        assert_eq!(tick(-3_600_000, 1_000), Some(Jump::Wall(3_601 * SECOND)));
-        assert_eq!(tick(3_601_000, 1_000), Some(Jump::Wall(3_600 * SECOND)));
+        assert_eq!(
+            tick(-3_600_000, 1_000),
+            Some(ClockJump::Wall(3_601 * SECOND))
+        );
+        assert_eq!(
+            tick(3_601_000, 1_000),
+            Some(ClockJump::Wall(3_600 * SECOND))
+        );
         assert_eq!(tick(1_500, 1_000), None);
         assert_eq!(tick(-2_000, 1_000), None);
     }
 
     #[test]
-    fn a_jump_is_told_once_and_drift_never_sums_up() {
-        let mut now = Reading {
+    fn a_jump_is_reported_once_and_drift_never_sums_up() {
+        let mut now = ClockReading {
             wall: SystemTime::UNIX_EPOCH + 1_000_000 * SECOND,
             monotonic: Instant::now(),
         };
@@ -172,10 +179,10 @@ mod tests {
     #[test]
     fn sessions_are_renewed_at_once_but_not_more_often_than_once_a_minute() {
         let began = Instant::now();
-        let mut renewals = Renewals::default();
+        let mut renewals = RenewalSchedule::default();
         let mut on_tick = |second: u32, has_jumped| {
             let renewal = renewals.on_tick(has_jumped, began + second * SECOND);
-            renewal.map(|renewal| renewal.spares.map(|at| (at - began).as_secs()))
+            renewal.map(|renewal| renewal.keeps_dials_after.map(|at| (at - began).as_secs()))
         };
         assert_eq!(on_tick(1, false), None);
         assert_eq!(on_tick(2, true), Some(None));

@@ -1,8 +1,7 @@
-//! Which slot dials, and when: one at a time, after the wait that all of them share.
+//! Dials sessions for all slots: one at a time, after a wait that all of them share.
 //!
-//! In: a slot that wants a session. Out: a session that the server has welcomed, or why the whole
-//! tunnel has to end. Each attempt is one turn, so that a slot whose attempt failed lets the others
-//! try before it tries again.
+//! In: a slot that needs a session. Out: a session that the server has welcomed, or why the whole tunnel has to end.
+//! Slots queue for each attempt, so that a slot whose attempt failed lets the others try before it tries again.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -17,28 +16,28 @@ use tunnel_proto::handshake::{Greeting, InstanceSecret};
 use tunnel_proto::refusal::Finality;
 
 use super::path;
-use super::redial::{Due, PENDING_LIMIT, Redial, RedialSettings, Refusals};
-use super::starting::Starting;
-use super::{Ending, random};
+use super::redial::{NextDial, PENDING_LIMIT, Redial, RedialSettings, Refusals};
+use super::starting::StartingSession;
+use super::{EndReason, random};
 use crate::credential::{Credential, Credentials};
 use crate::dial::{DialError, Dialler};
 use crate::session::{Ended, NotWelcome, Session, SessionParts};
 
-/// What dialling takes.
+/// The parts that dialling needs.
 pub(crate) struct DiallingParts {
-    /// Reaches the server.
+    /// Dials the server.
     pub(crate) dialler: Dialler,
-    /// What it shows.
+    /// The credentials of the client.
     pub(crate) credentials: Arc<Credentials>,
-    /// Of this client, drawn once.
+    /// The secret of this instance.
     pub(crate) instance: InstanceSecret,
-    /// Networks that the runtime may be reached from, as the wire has them.
+    /// Networks that the runtime may be reached from, in the format of the wire.
     pub(crate) allow_from: Option<String>,
-    /// What all sessions have.
+    /// The parts that all sessions share.
     pub(crate) sessions: SessionParts,
     /// Longest wait after a refusal of the credential, and after the runtime was lost to another instance.
     pub(crate) refusal_wait: Duration,
-    /// Whether a refusal that a person has to mend ends the client once no session is left.
+    /// Whether a final refusal ends the client when no session is left.
     pub(crate) exits_on_refusal: bool,
     /// When to dial again.
     pub(crate) redial: RedialSettings,
@@ -47,42 +46,42 @@ pub(crate) struct DiallingParts {
 /// Dials for all slots.
 pub(super) struct Dialling {
     parts: DiallingParts,
-    turn: Queue<Turn>,
+    state: Queue<DialState>,
     redial: Mutex<Redial>,
     refusals: Mutex<Refusals>,
-    /// When the runtime was taken: the first welcome since the slots began.
+    /// Since when this client holds the runtime: the first welcome since the slots began.
     held_since: Mutex<Option<Instant>>,
-    /// Whether it was said what finds out more about a dial that failed on the way.
+    /// Whether the hint at `check` was logged.
     has_hinted: AtomicBool,
 }
 
-/// What the slot that dials holds meanwhile.
+/// The state of dialling, locked by the slot that dials.
 #[derive(Default)]
-struct Turn {
+struct DialState {
     /// Number of the last session that was dialled.
     number: u32,
-    /// Where the server was last reached.
+    /// The address at which the server was last reached.
     peer: Option<SocketAddr>,
 }
 
-/// A refusal of the credential that is waited out.
-struct Refused<'a> {
-    shown: &'a Arc<Credential>,
+/// A refused credential, and the time before it is sent again.
+struct RefusedCredential<'a> {
+    credential: &'a Arc<Credential>,
     wait: Duration,
 }
 
 /// Why there is no session after a dial.
-enum Failure {
+enum DialFailure {
     Dial(DialError),
-    /// After this was shown.
+    /// The session did not begin; with the credential that was sent.
     NotWelcome(NotWelcome, Arc<Credential>),
 }
 
 impl Dialling {
-    /// Nobody has dialled yet.
+    /// No session is dialled yet.
     pub(super) fn new(parts: DiallingParts) -> Self {
         Self {
-            turn: Queue::default(),
+            state: Queue::default(),
             redial: Mutex::new(Redial::new(parts.redial.clone())),
             refusals: Mutex::new(Refusals::new(parts.refusal_wait)),
             held_since: Mutex::default(),
@@ -91,74 +90,73 @@ impl Dialling {
         }
     }
 
-    /// What it dials with.
+    /// The parts.
     pub(super) fn parts(&self) -> &DiallingParts {
         &self.parts
     }
 
-    /// Dials until the server says welcome. When this is dropped, a session that has begun is with
-    /// `starting`.
+    /// Dials until the server welcomes a session. If this is dropped, `starting` keeps a session that has begun.
     ///
     /// # Errors
-    /// When the server refuses, no session is left, and that is to end the client.
-    pub(super) async fn session(&self, starting: &Starting) -> Result<Session, Ending> {
+    /// When the tunnel has to end.
+    pub(super) async fn session(&self, starting: &StartingSession) -> Result<Session, EndReason> {
         loop {
-            // A second request waits behind those that wait already.
-            let mut turn = self.turn.lock().await;
-            self.wait(turn.peer).await;
-            match self.dial(&mut turn, starting).await {
+            // Fair: a slot that has failed waits behind the others.
+            let mut state = self.state.lock().await;
+            self.wait(state.peer).await;
+            match self.dial(&mut state, starting).await {
                 Ok(session) => {
-                    self.on_welcome(&session, turn.number);
+                    self.on_welcome(&session, state.number);
                     return Ok(session);
                 }
                 Err(failure) => {
                     if let Some(refused) = self.after_failure(&failure)? {
-                        // In turn, since the others would be refused as well.
-                        self.sit_out(refused).await;
+                        // With the lock, since the other slots would be refused as well.
+                        self.wait_after_refusal(refused).await;
                     }
                 }
             }
         }
     }
 
-    /// The slots begin, and hold nothing yet.
+    /// The slots begin; the runtime is not held.
     pub(super) fn begin(&self) {
         *self.held_since.lock() = None;
     }
 
-    /// For how long the runtime was held since then, if it was.
+    /// For how long the runtime has been held since [`Self::begin`]; `None` if it was not.
     pub(super) fn held_for(&self) -> Option<Duration> {
         self.held_since.lock().map(|since| since.elapsed())
     }
 
-    /// The credential was refused: how long to wait before it is shown again.
+    /// Notes a refusal of the credential. Returns the time before it may be sent again.
     pub(super) fn after_refusal(&self) -> Duration {
         let mut refusals = self.refusals.lock();
         refusals.on_refusal(Instant::now(), random())
     }
 
-    /// A fault of this program has ended all slots.
+    /// An internal error has ended all slots.
     pub(super) fn after_fault(&self) {
         let mut redial = self.redial.lock();
         redial.after_fault(Instant::now(), random());
     }
 
-    /// A session has ended that went by this credential.
+    /// A session with this credential has ended.
     ///
     /// # Errors
     /// When that ends the whole tunnel.
-    pub(super) fn after_session(&self, ended: &Ended, by: &Credential) -> Result<(), Ending> {
+    pub(super) fn after_session(&self, ended: &Ended, by: &Credential) -> Result<(), EndReason> {
         let has_another_chance = ended.reason == CloseReason::Revoked && self.has_other_than(by);
         if ended.reason.after() == AfterClose::Stop && !has_another_chance {
             return Err(match ended.reason {
-                CloseReason::Superseded => Ending::Superseded,
-                _ => Ending::Refused("the credential is no longer valid: make a new one".into()),
+                CloseReason::Superseded => EndReason::Superseded,
+                _ => EndReason::Refused("the credential is no longer valid: make a new one".into()),
             });
         }
         let now = Instant::now();
         let mut redial = self.redial.lock();
         redial.after_session(ended.reason, ended.lived, now, random());
-        let wait = redial.due(now).after(now);
+        let wait = redial.next_dial(now).after(now);
         drop(redial);
         tracing::warn!(
             why = ended.detail,
@@ -168,88 +166,94 @@ impl Dialling {
         Ok(())
     }
 
-    /// The server wants a session to leave.
+    /// The server drains a session.
     pub(super) fn after_drain(&self, session: &Session) {
         let lived = session.lived();
         let mut redial = self.redial.lock();
         redial.after_drain(lived, Instant::now(), random());
     }
 
-    /// A session is replaced by the client's own choice.
+    /// The client replaces a session by its own choice.
     pub(super) fn on_renewal(&self, session: &Session) {
         self.redial.lock().on_lived(session.lived());
     }
 
-    /// Something may have changed: only a time that the server named is waited for.
-    fn hurry(&self) {
-        self.redial.lock().hurry();
+    /// Ends the wait, except for a `Retry-After` of the server.
+    fn retry_now(&self) {
+        self.redial.lock().retry_now();
     }
 
-    /// Time has jumped: nothing is waited for.
+    /// Time has jumped: ends every wait.
     pub(super) fn after_jump(&self) {
         self.redial.lock().after_jump();
     }
 
-    /// Lets the time pass that is to pass before the next dial.
+    /// Waits until the next dial is due, or a change of the network path or the credential ends the wait.
     async fn wait(&self, peer: Option<SocketAddr>) {
         loop {
             let now = Instant::now();
-            let due = self.redial.lock().due(now);
+            let due = self.redial.lock().next_dial(now);
             match due {
-                Due::Now => return,
-                Due::NotBefore(at) => sleep_until(at).await,
-                Due::At(at) => {
+                NextDial::Now => return,
+                NextDial::NotBefore(at) => sleep_until(at).await,
+                NextDial::At(at) => {
                     let mut credential = self.parts.credentials.subscribe();
                     let has_changed = tokio::select! {
                         has_changed = path::wait(at - now, || path::current(peer)) => has_changed,
                         Ok(()) = credential.changed() => true,
                     };
                     if has_changed {
-                        self.hurry();
+                        self.retry_now();
                     }
                 }
             }
         }
     }
 
-    /// Whether the credential's files hold another one now.
+    /// Whether the files hold another credential now.
     fn has_other_than(&self, credential: &Credential) -> bool {
         let latest = self.parts.credentials.read();
         latest.is_ok_and(|latest| !latest.is_same(credential))
     }
 
-    /// Waits after a refusal that concerns the credential, unless another one is there to be shown, SIGHUP asks
-    /// for it, or the last session is lost meanwhile.
-    async fn sit_out(&self, Refused { shown, wait }: Refused<'_>) {
+    /// Waits after a refusal of the credential. A new credential, SIGHUP, or the loss of the last session ends the wait.
+    async fn wait_after_refusal(
+        &self,
+        RefusedCredential { credential, wait }: RefusedCredential<'_>,
+    ) {
         let live = &self.parts.sessions.live;
         let had_sessions = live.any();
         tokio::select! {
             () = sleep(wait) => return,
-            () = self.parts.credentials.other_than(shown) => {
-                tracing::info!("the credential has changed, or SIGHUP came: dialling now");
+            () = self.parts.credentials.other_than(credential) => {
+                tracing::info!("the credential has changed, or SIGHUP was received: dialling now");
             }
             () = live.none_left(), if had_sessions => {}
         }
         self.refusals.lock().start_over();
     }
 
-    async fn dial(&self, turn: &mut Turn, starting: &Starting) -> Result<Session, Failure> {
-        turn.number = turn.number.saturating_add(1);
+    async fn dial(
+        &self,
+        state: &mut DialState,
+        starting: &StartingSession,
+    ) -> Result<Session, DialFailure> {
+        state.number = state.number.saturating_add(1);
         let greeting = Greeting {
             instance: self.parts.instance.clone(),
             version: env!("CARGO_PKG_VERSION").to_owned(),
-            session_number: turn.number,
+            session_number: state.number,
             allow_from: self.parts.allow_from.clone(),
             is_check: false,
         };
         let dialled = self.parts.dialler.dial(&greeting).await;
-        let connected = dialled.map_err(Failure::Dial)?;
-        turn.peer = Some(connected.peer);
+        let connected = dialled.map_err(DialFailure::Dial)?;
+        state.peer = Some(connected.peer);
         let credential = Arc::clone(&connected.credential);
         starting
             .start(connected, self.parts.sessions.clone())
             .await
-            .map_err(|error| Failure::NotWelcome(error, credential))
+            .map_err(|error| DialFailure::NotWelcome(error, credential))
     }
 
     fn on_welcome(&self, session: &Session, number: u32) {
@@ -267,26 +271,32 @@ impl Dialling {
         );
     }
 
-    /// What follows a dial that gave no session: the growing delay, a longer wait, or the end.
-    fn after_failure<'a>(&self, failure: &'a Failure) -> Result<Option<Refused<'a>>, Ending> {
+    /// Sets the delay after a failed dial. Returns a refused credential, which needs a longer wait.
+    ///
+    /// # Errors
+    /// When the tunnel has to end.
+    fn after_failure<'a>(
+        &self,
+        failure: &'a DialFailure,
+    ) -> Result<Option<RefusedCredential<'a>>, EndReason> {
         let metrics = &self.parts.sessions.metrics;
         let (why, retry_after) = match failure {
-            Failure::Dial(error) => {
+            DialFailure::Dial(error) => {
                 metrics.on_dial(error.name());
-                if let DialError::Refused { shown, .. } = error
+                if let DialError::Refused { credential, .. } = error
                     && error.finality() != Finality::Passing
                 {
                     let wait = self.after_lasting_refusal(error)?;
-                    return Ok(Some(Refused { shown, wait }));
+                    return Ok(Some(RefusedCredential { credential, wait }));
                 }
                 (error.to_string(), error.retry_after())
             }
-            Failure::NotWelcome(NotWelcome::Ended(ended), credential) => {
+            DialFailure::NotWelcome(NotWelcome::Ended(ended), credential) => {
                 metrics.on_dial("unwelcome");
                 self.after_session(ended, credential)?;
                 return Ok(None);
             }
-            Failure::NotWelcome(error @ NotWelcome::Late(_), _) => {
+            DialFailure::NotWelcome(error @ NotWelcome::Late(_), _) => {
                 metrics.on_dial("unwelcome");
                 (error.to_string(), None)
             }
@@ -294,52 +304,51 @@ impl Dialling {
         let now = Instant::now();
         let mut redial = self.redial.lock();
         redial.after_failure(retry_after, now, random());
-        let wait = redial.due(now).after(now);
+        let wait = redial.next_dial(now).after(now);
         drop(redial);
         tracing::warn!(why, ?wait, "no session, dialling again");
         self.hint(failure);
         Ok(None)
     }
 
-    /// After a refusal that does not pass by itself within seconds: how long to wait.
+    /// Returns how long to wait after a refusal that is final or pending.
     ///
     /// # Errors
-    /// When it ends the client: at once where a person has to change something, and after some minutes where the
-    /// server could have taken it back by itself.
-    fn after_lasting_refusal(&self, error: &DialError) -> Result<Duration, Ending> {
+    /// When the refusal ends the client: at once if it is final, after [`PENDING_LIMIT`] if it is pending.
+    fn after_lasting_refusal(&self, error: &DialError) -> Result<Duration, EndReason> {
         let wait = self.after_refusal();
         let is_final = error.finality() == Finality::Final;
         let is_over = is_final || self.refusals.lock().lasted(Instant::now()) >= PENDING_LIMIT;
         let why = error.to_string();
         if is_over && self.parts.exits_on_refusal && !self.parts.sessions.live.any() {
-            return Err(Ending::Refused(why));
+            return Err(EndReason::Refused(why));
         }
         if is_final {
             tracing::error!(
                 why,
                 ?wait,
-                "refused until a person changes something, dialling again later"
+                "refused until the cause is corrected, dialling again later"
             );
         } else {
             tracing::error!(
                 why,
                 ?wait,
-                "the credential is refused, dialling again: if the server knows it a moment later, all is well; \
-                 if not, put a good one into its file, or have the server's list corrected"
+                "the credential is refused, dialling again: a server that has not read its list yet will accept it; \
+                 if not, put a valid one into its file, or have the server's list corrected"
             );
         }
         Ok(wait)
     }
 
-    /// Says once what tells more about a network that does not let through, which no single dial can.
-    fn hint(&self, failure: &Failure) {
-        let Failure::Dial(error) = failure else {
+    /// Logs once that `check` finds out more about a failure that a program in between may have caused.
+    fn hint(&self, failure: &DialFailure) {
+        let DialFailure::Dial(error) = failure else {
             return;
         };
-        if error.is_on_the_way() && !self.has_hinted.swap(true, Ordering::Relaxed) {
+        if error.may_be_intermediary() && !self.has_hinted.swap(true, Ordering::Relaxed) {
             tracing::warn!(
-                "`tunnel-client check` with the same flags, variables and file walks this way step by step, and says \
-                 what is wrong and what to do about it"
+                "run `tunnel-client check` with the same flags, variables and file: it tests this path step by step, and \
+                 says what is wrong and what to do about it"
             );
         }
     }

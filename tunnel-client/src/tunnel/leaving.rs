@@ -1,4 +1,4 @@
-//! Sessions that a slot no longer uses, until they have ended.
+//! Drains the sessions that a slot no longer uses, until they have ended.
 //!
 //! ```text
 //!   drained by the server ── moved ─▶ stands until the server ends it ──────────┐
@@ -7,10 +7,9 @@
 //!                any of them, when the tunnel ends: drain, the grace period ────┘
 //! ```
 //!
-//! A session that is replaced may carry a stream for hours: nothing waits for its end, so none is
-//! cut after a time. What bounds them is their number in the whole tunnel: the oldest is cut to make room,
-//! since the server takes only so many sessions of one instance, and the next one has to fit in. Meanwhile a
-//! session still follows the credential, or the server would end it when that runs out.
+//! A replaced session may carry a stream for hours. Nothing waits for its end, so it has no time limit. Their number in
+//! the whole tunnel is limited instead, since the server limits the sessions of one instance: the oldest is cut for the
+//! next. A leaving session still renews its credential, or the server would end it when the old one expires.
 
 use std::collections::VecDeque;
 use std::future::pending;
@@ -25,66 +24,65 @@ use tokio::time::{Instant, timeout};
 use tunnel_proto::limits;
 
 use super::Shared;
-use super::starting::Start;
+use super::starting::SessionStart;
 use crate::session::{Event, Session};
 
-/// Most sessions that leave at once, for each that the tunnel keeps.
+/// Most sessions that leave at once, for each session that the tunnel keeps.
 const LEAVING_MAX: usize = 4;
 
-/// How long the server may take to welcome a session that is no longer needed: a server that is there welcomes it
-/// right after the 101.
+/// Time-out of the welcome for a session that is no longer needed. A live server sends it right after the 101.
 const WELCOME: Duration = Duration::from_secs(2);
 
-/// Keeps leaving sessions until they end.
+/// The leaving sessions of one slot.
 pub(super) struct Leaving {
     shared: Arc<Shared>,
     tasks: JoinSet<()>,
 }
 
-/// The owners of all leaving sessions of a tunnel.
-pub(super) struct Owners {
+/// Limits the leaving sessions of a tunnel.
+pub(super) struct LeavingSessions {
     max: usize,
-    /// One for each session that leaves, the oldest first; it is cut when this is dropped.
-    owners: Mutex<VecDeque<oneshot::Sender<()>>>,
+    /// One sender for each leaving session, oldest first. Dropping a sender cuts its session.
+    senders: Mutex<VecDeque<oneshot::Sender<()>>>,
 }
 
-/// Who ends a session that another one has replaced.
+/// The side that closes a replaced session.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum EndedBy {
-    /// The server, which wanted it to be replaced.
+pub(super) enum ClosedBy {
+    /// The server, which has drained it.
     Server,
     /// The client, when its exchanges have ended.
     Client,
 }
 
-impl Owners {
-    /// Beside so many sessions that are kept, and one that is dialled.
+impl LeavingSessions {
+    /// Leaves room for `sessions` that are kept and one that is dialled.
     pub(super) fn new(sessions: usize) -> Self {
         let room = limits::SESSIONS.saturating_sub(sessions + 1);
         Self {
             max: room.min(LEAVING_MAX * sessions),
-            owners: Mutex::default(),
+            senders: Mutex::default(),
         }
     }
 
     fn make_room(&self) {
-        let mut owners = self.owners.lock();
-        owners.retain(|owner| !owner.is_closed());
-        while owners.len() >= self.max && owners.pop_front().is_some() {
-            tracing::warn!("too many sessions leave at once, the oldest is cut");
+        let mut senders = self.senders.lock();
+        senders.retain(|sender| !sender.is_closed());
+        while senders.len() >= self.max && senders.pop_front().is_some() {
+            tracing::warn!("too many leaving sessions, cutting the oldest");
         }
     }
 
-    /// What ends when one more session is to be cut.
-    fn cut(&self) -> oneshot::Receiver<()> {
-        let (owner, cut) = oneshot::channel();
-        self.owners.lock().push_back(owner);
+    /// Adds a leaving session. The receiver ends when the session has to be cut.
+    fn add(&self) -> oneshot::Receiver<()> {
+        let (sender, cut) = oneshot::channel();
+        self.senders.lock().push_back(sender);
         cut
     }
 }
 
 impl Leaving {
-    /// None leaves yet.
+    /// Without leaving sessions.
     pub(super) fn new(shared: Arc<Shared>) -> Self {
         Self {
             shared,
@@ -92,25 +90,25 @@ impl Leaving {
         }
     }
 
-    /// This session was replaced.
-    pub(super) fn replaced(&mut self, session: Session, by: EndedBy) {
+    /// Drains a session that was replaced.
+    pub(super) fn replaced(&mut self, session: Session, by: ClosedBy) {
         self.make_room();
-        self.see_off(session, by);
+        self.drain(session, by);
     }
 
-    /// The dial of this session was dropped.
-    pub(super) fn abandoned(&mut self, start: Start) {
+    /// Drains a session whose dial was dropped, after its welcome.
+    pub(super) fn abandoned(&mut self, start: SessionStart) {
         self.make_room();
-        self.see_in(start);
+        self.drain_after_welcome(start);
     }
 
-    /// The tunnel ends, and with it what else the slot has. Returns when all have left.
-    pub(super) async fn end(mut self, current: Option<Session>, start: Option<Start>) {
+    /// Drains the remaining sessions of the slot when the tunnel ends, and waits until all have ended.
+    pub(super) async fn end(mut self, current: Option<Session>, start: Option<SessionStart>) {
         if let Some(current) = current {
-            self.see_off(current, EndedBy::Client);
+            self.drain(current, ClosedBy::Client);
         }
         if let Some(start) = start {
-            self.see_in(start);
+            self.drain_after_welcome(start);
         }
         while self.tasks.join_next().await.is_some() {}
     }
@@ -120,37 +118,37 @@ impl Leaving {
         self.shared.leaving.make_room();
     }
 
-    fn see_off(&mut self, session: Session, by: EndedBy) {
-        let cut = self.shared.leaving.cut();
+    fn drain(&mut self, session: Session, by: ClosedBy) {
+        let cut = self.shared.leaving.add();
         let shared = Arc::clone(&self.shared);
         let grace = shared.grace_period;
-        self.tasks.spawn(see_off(session, by, shared, grace, cut));
+        self.tasks.spawn(drain(session, by, shared, grace, cut));
     }
 
-    fn see_in(&mut self, start: Start) {
-        let cut = self.shared.leaving.cut();
+    fn drain_after_welcome(&mut self, start: SessionStart) {
+        let cut = self.shared.leaving.add();
         let shared = Arc::clone(&self.shared);
-        self.tasks.spawn(see_in(start, shared, cut));
+        self.tasks.spawn(drain_after_welcome(start, shared, cut));
     }
 }
 
-/// Sees a session to its end. The grace period counts from the end of the tunnel.
-async fn see_off(
+/// Drains a session and waits for its end. The grace period begins when the tunnel ends.
+async fn drain(
     mut session: Session,
-    by: EndedBy,
+    by: ClosedBy,
     shared: Arc<Shared>,
     grace: Duration,
     mut cut: oneshot::Receiver<()>,
 ) {
     match by {
-        EndedBy::Server => session.say_moved(),
-        EndedBy::Client => session.say_drain(),
+        ClosedBy::Server => session.say_moved(),
+        ClosedBy::Client => session.say_drain(),
     }
     let at_rest = session.at_rest();
     let mut at_rest = pin!(async {
         match by {
-            EndedBy::Server => pending().await,
-            EndedBy::Client => at_rest.await,
+            ClosedBy::Server => pending().await,
+            ClosedBy::Client => at_rest.await,
         }
     });
     let mut tunnel_ended = pin!(shared.ended());
@@ -165,7 +163,7 @@ async fn see_off(
                 Event::Expiring { within } => {
                     shared.on_expiring(&mut session, within);
                 }
-                // It leaves already, and the session in its stead hears of a newer instance as well.
+                // This session leaves already; the one that replaces it is notified of a newer instance as well.
                 Event::Drain { .. } | Event::Superseded | Event::Silent | Event::HeardAgain => {}
             },
             Ok(()) = credentials.changed() => {
@@ -180,13 +178,13 @@ async fn see_off(
     session.end(shared.grace_period).await;
 }
 
-/// Waits for the welcome, then drains the session and waits for its end.
-async fn see_in(start: Start, shared: Arc<Shared>, cut: oneshot::Receiver<()>) {
+/// Waits for the welcome, then drains the session.
+async fn drain_after_welcome(start: SessionStart, shared: Arc<Shared>, cut: oneshot::Receiver<()>) {
     let began = Instant::now();
     let grace = shared.grace_period;
     if let Ok(Ok(Ok(session))) = timeout(WELCOME.min(grace / 2), start).await {
         let grace = grace.saturating_sub(began.elapsed());
-        see_off(session, EndedBy::Client, shared, grace, cut).await;
+        drain(session, ClosedBy::Client, shared, grace, cut).await;
     }
 }
 
@@ -199,11 +197,11 @@ mod tests {
     #[test]
     fn what_is_kept_what_leaves_and_what_is_dialled_is_never_more_than_a_server_takes() {
         for sessions in 1..=8 {
-            let owners = Owners::new(sessions);
+            let limit = LeavingSessions::new(sessions);
             let mut leaving = Vec::new();
             for _ in 0..100 {
-                owners.make_room();
-                leaving.push(owners.cut());
+                limit.make_room();
+                leaving.push(limit.add());
                 leaving.retain_mut(|cut| cut.try_recv() == Err(TryRecvError::Empty));
                 assert!(sessions + leaving.len() < limits::SESSIONS, "{sessions}");
             }
@@ -213,7 +211,7 @@ mod tests {
             );
             assert!(leaving.len() <= LEAVING_MAX * sessions);
             leaving.pop();
-            owners.make_room();
+            limit.make_room();
             assert!(
                 leaving
                     .iter_mut()

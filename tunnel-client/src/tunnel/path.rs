@@ -1,8 +1,7 @@
-//! The network path to the server: whether there is one, and whether it has changed.
+//! The network path to the server: whether it exists, and whether it has changed.
 //!
-//! Found in the kernel's routing table by connecting a UDP socket, which sends nothing. A laptop
-//! that wakes up, or a cable that is put back, is found within a second, so that a dial does not wait for
-//! the end of a long pause.
+//! Read from the kernel's routing table by connecting a UDP socket, which sends nothing. A laptop that wakes up, or a
+//! cable that is plugged in, is detected within a second and ends the wait for the next dial.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, UdpSocket};
 use std::time::Duration;
@@ -12,14 +11,14 @@ use tokio::time::{Instant, sleep_until};
 /// How often the path is read.
 const INTERVAL: Duration = Duration::from_secs(1);
 
-/// The destination before the server's address is known: an address for documentation (RFC 5737), which is routed as
-/// everything that is not near.
+/// The destination while the server's address is unknown: an address for documentation (RFC 5737), which takes the
+/// default route.
 const ANYWHERE: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::new(192, 0, 2, 1)), 9);
 
-/// The address from which the server would be reached; `None` when there is no route.
+/// The local address of connections to the server; `None` without a route.
 pub(crate) type Path = Option<IpAddr>;
 
-/// The present path to the server, or to anywhere.
+/// The current path to the server, or to [`ANYWHERE`].
 pub(crate) fn current(server: Option<SocketAddr>) -> Path {
     let target = server.unwrap_or(ANYWHERE);
     let any: IpAddr = match target {
@@ -31,10 +30,9 @@ pub(crate) fn current(server: Option<SocketAddr>) -> Path {
     socket.local_addr().ok().map(|address| address.ip())
 }
 
-/// Waits for `limit`, or until the network path has changed to one that can be used. Returns whether it has.
+/// Waits for `limit`, or until the network path has changed to a usable one. Returns whether it has changed.
 ///
-/// Reads the path first after [`INTERVAL`], so that a path that comes and goes cannot make a client dial more
-/// often than once in that time.
+/// The first read is after [`INTERVAL`], so that a path that comes and goes causes at most one dial per interval.
 pub(crate) async fn wait(limit: Duration, read: impl Fn() -> Path) -> bool {
     let end = Instant::now() + limit;
     let mut known = read();

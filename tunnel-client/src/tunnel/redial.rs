@@ -1,9 +1,8 @@
-//! When to dial again after a failed dial or an ended session, and whether after a refusal.
+//! Decides when to dial again after a failed dial, an ended session or a refusal.
 //!
-//! Pure: the random numbers and the times come as arguments. The waits are drawn from the whole
-//! range up to a bound that doubles ("full jitter"), so that clients that lost the same server do
-//! not come back together. All slots of a tunnel share one [`Redial`], so that many of them dial a
-//! server that is down no more often than one would.
+//! Pure: random numbers and times are arguments. The waits are random between zero and a bound that doubles ("full
+//! jitter"), so that the clients of a lost server do not return at once. All slots of a tunnel share one [`Redial`], so
+//! that many slots dial a failed server no more often than one.
 
 use std::time::Duration;
 
@@ -15,89 +14,87 @@ use crate::dial::RetryAfter;
 /// Longest time that a server can make a client wait with `Retry-After`.
 const RETRY_AFTER_MAX: Duration = Duration::from_secs(10 * 60);
 
-/// Longest time that an answer which is not a tunnel server's own can make a client wait with `Retry-After`:
-/// what a load balancer says of its own maintenance is no promise of the server behind it.
+/// Longest time that a response of another program can make a client wait with `Retry-After`: a load balancer in
+/// maintenance does not speak for the server behind it.
 const RETRY_AFTER_OTHER_MAX: Duration = Duration::from_secs(60);
 
-/// Bound of the first wait after a refusal that concerns the credential: a list that is being edited, or was not
-/// read yet, is right a moment later.
+/// Bound of the first wait after a refusal of the credential: a list that is being edited, or was not read yet, is
+/// soon correct.
 const REFUSED_FIRST: Duration = Duration::from_secs(10);
 
-/// For how long refusals that may pass are waited out by a client that ends on refusals: longer than it takes to
-/// bring a token to both ends (a kubelet needs up to two minutes for each), short enough to be noticed.
+/// How long a client that exits on refusals keeps dialling after pending ones: longer than it takes to distribute a token
+/// to both ends (a kubelet needs up to two minutes for each), short enough to be noticed.
 pub(crate) const PENDING_LIMIT: Duration = Duration::from_secs(5 * 60);
 
-/// How much later than it was due a dial may be refused and still follow the refusal before: a few dials that
-/// fail for other causes fit in. An outage does not, and what was refused before it says nothing any more.
+/// Longest time from the end of a wait to the next refusal of one series: a few dials that fail for other causes fit in.
+/// After an outage, which is longer, a new series begins.
 const REFUSALS_APART: Duration = Duration::from_secs(60);
 
-/// Bound of the first wait after the runtime was lost to another instance: about as often as a server that
-/// keeps the older one is asked.
+/// Bound of the first wait after the runtime was lost to another instance.
 const STANDBY_FIRST: Duration = Duration::from_secs(30);
 
-/// How a client waits.
+/// Settings of the waits between dials.
 #[derive(Debug, Clone)]
 pub(crate) struct RedialSettings {
     /// Bound of the first wait.
     pub(crate) base: Duration,
     /// Bound of any wait.
     pub(crate) cap: Duration,
-    /// How long a session has to last for the waits to start over.
+    /// How long a session has to last to reset the waits.
     pub(crate) stable: Duration,
 }
 
 /// When the next dial is due.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Due {
+pub(crate) enum NextDial {
     /// Now.
     Now,
-    /// At this moment, or when there is a reason to think that things have changed.
+    /// At this time, or earlier if the network path or the credential changes.
     At(Instant),
-    /// At this moment, whatever happens meanwhile: the server has named it.
+    /// Never before this time, which the server has set by `Retry-After`.
     NotBefore(Instant),
 }
 
-/// Counts what went wrong since a session was last stable, and knows when to dial again.
+/// Counts the failures since the last stable session, and decides when to dial again.
 #[derive(Debug)]
 pub(crate) struct Redial {
     settings: RedialSettings,
-    /// Dials and sessions that came to nothing; what is lost while a wait lasts belongs to the
-    /// failure before it.
+    /// Failed dials and short sessions. Sessions that are lost during a wait do not count.
     failures: u32,
-    /// The end of the present wait.
+    /// The end of the current wait.
     at: Option<Instant>,
-    /// Until when the server wants to be left alone.
+    /// The earliest time by the server's `Retry-After`.
     not_before: Option<Instant>,
 }
 
-/// Waits that begin with a bound, which doubles up to a longest one. Each is drawn from the upper half of its
-/// bound, so that clients that were refused together do not come back together.
+/// Waits with a bound that doubles up to a maximum. Each wait is random in the upper half of its bound, so that clients
+/// that were refused together do not return at once.
 #[derive(Debug)]
-struct HoldOff {
+struct Backoff {
     first: Duration,
     longest: Duration,
-    /// Waits since the last start.
+    /// Waits since the last reset.
     count: u32,
 }
 
-/// Refusals of the credential, one after the other.
+/// A series of refusals of the credential.
 #[derive(Debug)]
 pub(crate) struct Refusals {
-    hold_off: HoldOff,
-    /// When the first of them came.
+    backoff: Backoff,
+    /// The time of the first refusal.
     since: Option<Instant>,
-    /// The end of the present wait.
+    /// The end of the current wait.
     until: Option<Instant>,
 }
 
-/// How a client that lost its runtime to another instance comes back for it.
+/// The waits of a client that lost its runtime to another instance.
 #[derive(Debug)]
 pub(crate) struct Standby {
-    hold_off: HoldOff,
+    backoff: Backoff,
 }
 
-impl Due {
-    /// How long that is from now.
+impl NextDial {
+    /// The time from now until then.
     pub(crate) fn after(self, now: Instant) -> Duration {
         match self {
             Self::Now => Duration::ZERO,
@@ -107,7 +104,7 @@ impl Due {
 }
 
 impl Redial {
-    /// Nothing has gone wrong so far.
+    /// Without failures.
     pub(crate) fn new(settings: RedialSettings) -> Self {
         Self {
             settings,
@@ -118,12 +115,12 @@ impl Redial {
     }
 
     /// When to dial next.
-    pub(crate) fn due(&self, now: Instant) -> Due {
+    pub(crate) fn next_dial(&self, now: Instant) -> NextDial {
         let ahead = |at: &Instant| *at > now;
         match (self.not_before.filter(ahead), self.at.filter(ahead)) {
-            (Some(not_before), _) => Due::NotBefore(not_before),
-            (None, Some(at)) => Due::At(at),
-            (None, None) => Due::Now,
+            (Some(not_before), _) => NextDial::NotBefore(not_before),
+            (None, Some(at)) => NextDial::At(at),
+            (None, None) => NextDial::Now,
         }
     }
 
@@ -136,7 +133,7 @@ impl Redial {
     ) {
         let wait = self.grow(random);
         self.at = self.at.max(Some(now + wait));
-        // Later than the server said, never earlier, and not all clients at one moment.
+        // After the time that the server set, and not all clients at once.
         match retry_after {
             Some(RetryAfter::Server(after)) => {
                 let not_before = now + after.min(RETRY_AFTER_MAX) + wait;
@@ -150,7 +147,7 @@ impl Redial {
         }
     }
 
-    /// After a fault of this program, which may come again.
+    /// After an internal error, which may recur.
     pub(crate) fn after_fault(&mut self, now: Instant, random: u64) {
         self.after_failure(None, now, random);
     }
@@ -164,9 +161,9 @@ impl Redial {
         random: u64,
     ) {
         let was_stable = self.on_lived(lived);
-        if self.due(now) != Due::Now {
-            // Lost together with another, or while the server is away. But one that has left in good order
-            // has refused all dials while it did: that is over, and the next one is there, or soon will be.
+        if self.next_dial(now) != NextDial::Now {
+            // Lost together with another session, or while the server is down. But a server that drained has refused
+            // all dials meanwhile: its successor is up, or soon will be.
             if reason == CloseReason::Drained && lived >= self.settings.base {
                 let soon = now + fraction(2 * self.settings.base, random);
                 self.failures = self.failures.min(1);
@@ -175,16 +172,15 @@ impl Redial {
             return;
         }
         let wait = match reason.after() {
-            // The server is there and drains, or the path to it broke: no reason to
-            // wait, but for a moment, in which the others of this server come as well.
+            // The server drains, or the path to it broke: only a short random wait, since its other clients dial too.
             AfterClose::Redial if was_stable => fraction(self.settings.base / 4, random),
             AfterClose::Redial | AfterClose::Wait | AfterClose::Stop => self.grow(random),
         };
         self.at = Some(now + wait);
     }
 
-    /// After the server has told a session that lasted for `lived` to leave. It says itself when to
-    /// dial; but one that says so to every new session must not be dialled without end.
+    /// After the server has drained a session that lasted for `lived`. Its directive says when to dial, but a server that
+    /// drains every new session is dialled with growing waits.
     pub(crate) fn after_drain(&mut self, lived: Duration, now: Instant, random: u64) {
         self.on_lived(lived);
         if lived < self.settings.base {
@@ -192,8 +188,7 @@ impl Redial {
         }
     }
 
-    /// A session has lasted for `lived`, whatever becomes of it: what went wrong before one that was
-    /// stable says nothing any more. Whether it was.
+    /// A session has lasted for `lived`. If it was stable, failures before it no longer count. Returns whether it was.
     pub(crate) fn on_lived(&mut self, lived: Duration) -> bool {
         let was_stable = lived >= self.settings.stable;
         if was_stable {
@@ -202,12 +197,12 @@ impl Redial {
         was_stable
     }
 
-    /// Something may have changed: only a time that the server named is waited for.
-    pub(crate) fn hurry(&mut self) {
+    /// Ends the wait, except for a `Retry-After` of the server.
+    pub(crate) fn retry_now(&mut self) {
         self.at = None;
     }
 
-    /// Time has jumped: the time that the server named was measured by a clock that stood still.
+    /// Time has jumped: ends every wait, since the clock that measured it had stopped.
     pub(crate) fn after_jump(&mut self) {
         self.at = None;
         self.not_before = None;
@@ -221,7 +216,7 @@ impl Redial {
     }
 }
 
-impl HoldOff {
+impl Backoff {
     fn new(first: Duration, longest: Duration) -> Self {
         Self {
             first: first.min(longest),
@@ -246,34 +241,34 @@ impl Refusals {
     /// No wait is longer than `longest`.
     pub(crate) fn new(longest: Duration) -> Self {
         Self {
-            hold_off: HoldOff::new(REFUSED_FIRST, longest),
+            backoff: Backoff::new(REFUSED_FIRST, longest),
             since: None,
             until: None,
         }
     }
 
-    /// After a refusal: how long to wait.
+    /// Notes a refusal. Returns how long to wait.
     pub(crate) fn on_refusal(&mut self, now: Instant, random: u64) -> Duration {
         if self.until.is_some_and(|until| now > until + REFUSALS_APART) {
             self.start_over();
         }
         self.since.get_or_insert(now);
-        let wait = self.hold_off.next(random);
+        let wait = self.backoff.next(random);
         self.until = Some(now + wait);
         wait
     }
 
-    /// For how long one refusal has followed another.
+    /// How long the series has lasted.
     pub(crate) fn lasted(&self, now: Instant) -> Duration {
         self.since
             .map_or(Duration::ZERO, |since| now.saturating_duration_since(since))
     }
 
-    /// A session began, or another credential is there to be shown.
+    /// Ends the series: a session began, or there is another credential.
     pub(crate) fn start_over(&mut self) {
         self.since = None;
         self.until = None;
-        self.hold_off.start_over();
+        self.backoff.start_over();
     }
 }
 
@@ -281,24 +276,24 @@ impl Standby {
     /// No wait is longer than `longest`.
     pub(crate) fn new(longest: Duration) -> Self {
         Self {
-            hold_off: HoldOff::new(STANDBY_FIRST, longest),
+            backoff: Backoff::new(STANDBY_FIRST, longest),
         }
     }
 
-    /// After another instance has taken the runtime over, which this one had held for `held`, or not at all: how
-    /// long to wait. The server gives the runtime back only when no other instance holds it; so the waits grow
-    /// only where that happens again and again.
+    /// Returns how long to wait after another instance has taken over the runtime, which this one held for `held`, if at
+    /// all. The server gives the runtime back only when no other instance holds it, so the waits grow only if instances
+    /// take it from each other repeatedly.
     pub(crate) fn after_superseded(&mut self, held: Option<Duration>, random: u64) -> Duration {
-        if held.is_none_or(|held| held > self.hold_off.longest) {
-            self.hold_off.start_over();
+        if held.is_none_or(|held| held > self.backoff.longest) {
+            self.backoff.start_over();
         }
-        self.hold_off.next(random)
+        self.backoff.next(random)
     }
 }
 
-/// A part of the bound, each as likely as any other.
+/// A random part of the bound, with uniform distribution.
 pub(crate) fn fraction(bound: Duration, random: u64) -> Duration {
-    // 32 bits are fine enough, and exact in floating point.
+    // 32 bits suffice, and are exact in floating point.
     bound.mul_f64((random >> 32) as f64 / f64::from(u32::MAX))
 }
 
@@ -330,9 +325,9 @@ mod tests {
     fn pass(redial: &Redial, now: &mut Instant) -> Duration {
         let began = *now;
         loop {
-            match redial.due(*now) {
-                Due::Now => return *now - began,
-                Due::At(at) | Due::NotBefore(at) => *now = at,
+            match redial.next_dial(*now) {
+                NextDial::Now => return *now - began,
+                NextDial::At(at) | NextDial::NotBefore(at) => *now = at,
             }
         }
     }
@@ -420,7 +415,7 @@ mod tests {
     fn who_drains_every_new_session_is_not_dialled_without_end() {
         let (mut redial, mut now) = redial();
         redial.after_drain(5 * SECOND, now, LARGEST);
-        assert_eq!(redial.due(now), Due::Now);
+        assert_eq!(redial.next_dial(now), NextDial::Now);
         for seconds in [1, 2, 4] {
             redial.after_drain(SECOND / 10, now, LARGEST);
             assert_eq!(pass(&redial, &mut now), seconds * SECOND);
@@ -432,9 +427,9 @@ mod tests {
         for (asked, kept) in [(7 * SECOND, 7 * SECOND), (Duration::MAX, RETRY_AFTER_MAX)] {
             let (mut redial, now) = redial();
             redial.after_failure(Some(RetryAfter::Server(asked)), now, 0);
-            assert_eq!(redial.due(now), Due::NotBefore(now + kept));
-            redial.hurry();
-            assert_eq!(redial.due(now), Due::NotBefore(now + kept));
+            assert_eq!(redial.next_dial(now), NextDial::NotBefore(now + kept));
+            redial.retry_now();
+            assert_eq!(redial.next_dial(now), NextDial::NotBefore(now + kept));
         }
     }
 
@@ -442,9 +437,9 @@ mod tests {
     fn who_has_a_reason_to_does_not_wait() {
         let (mut redial, now) = redial();
         redial.after_failure(None, now, LARGEST);
-        assert_eq!(redial.due(now), Due::At(now + SECOND));
-        redial.hurry();
-        assert_eq!(redial.due(now), Due::Now);
+        assert_eq!(redial.next_dial(now), NextDial::At(now + SECOND));
+        redial.retry_now();
+        assert_eq!(redial.next_dial(now), NextDial::Now);
     }
 
     #[test]
@@ -502,9 +497,9 @@ mod tests {
         let (mut redial, now) = redial();
         let hour = RetryAfter::Other(3_600 * SECOND);
         redial.after_failure(Some(hour), now, 0);
-        assert_eq!(redial.due(now), Due::At(now + 60 * SECOND));
-        redial.hurry();
-        assert_eq!(redial.due(now), Due::Now);
+        assert_eq!(redial.next_dial(now), NextDial::At(now + 60 * SECOND));
+        redial.retry_now();
+        assert_eq!(redial.next_dial(now), NextDial::Now);
     }
 
     #[test]
@@ -512,7 +507,7 @@ mod tests {
         let (mut redial, now) = redial();
         redial.after_failure(Some(RetryAfter::Server(600 * SECOND)), now, 0);
         redial.after_jump();
-        assert_eq!(redial.due(now), Due::Now);
+        assert_eq!(redial.next_dial(now), NextDial::Now);
     }
 
     proptest! {

@@ -4,14 +4,13 @@
 //!                 ┌───────────── dial (dialling.rs) ◀──────────────┐
 //!                 ▼                                                │
 //!   none ─▶ dial ─▶ serve ── lost ─────────────────────────────────┤
-//!                     ├───── drain, put off by a part of the spread┤  what serves goes on serving
-//!                     ├───── renewal: clock, certificate, age ─────┤  until the next is welcome
+//!                     ├───── drain, after a random part of spread ─┤  the current session serves
+//!                     ├───── renewal: clock, certificate, age ─────┤  until the next is welcomed
 //!                     └───── silent, until it is heard again ──────┘
 //! ```
 //!
-//! Whatever it is at, it hears what the server says of the session that it has. It ends with the
-//! tunnel, for whatever reason: then its sessions leave (leaving.rs), and a dial under way is dropped, but
-//! not a session that it has begun (starting.rs).
+//! In each state it handles the events of its session. It ends with the tunnel: then its sessions leave (leaving.rs), and
+//! a dial under way is dropped, but not a session that has begun (starting.rs).
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -19,47 +18,47 @@ use std::time::Duration;
 use tokio::sync::watch;
 use tokio::time::{Instant, sleep};
 
-use super::age::Turn;
+use super::age::AgePermit;
 use super::clock::Renewal;
-use super::leaving::{EndedBy, Leaving};
+use super::leaving::{ClosedBy, Leaving};
 use super::redial::fraction;
-use super::starting::Starting;
-use super::{Ending, Shared, random};
+use super::starting::StartingSession;
+use super::{EndReason, Shared, random};
 use crate::credential::Credential;
 use crate::session::{Event, Session};
 
 /// Longest time over which a server can have its clients spread their redials.
 const SPREAD_MAX: Duration = Duration::from_secs(60);
 
-/// A slot for one session; for two while one replaces the other.
+/// A slot for one session, or for two while one replaces the other.
 pub(super) struct Slot {
     shared: Arc<Shared>,
     current: Option<Session>,
-    /// The server wants the current session to be replaced, and ends it itself.
+    /// Whether the server drains the current session. The server closes it then.
     is_drained: bool,
-    /// When the current session is to be replaced for its age.
+    /// When the current session reaches its age.
     due: Option<Instant>,
-    /// Held while that is done.
-    aged: Option<Turn>,
-    /// The session that is to replace it, once it has begun.
-    starting: Arc<Starting>,
-    /// Sessions that were replaced.
+    /// Held while a session is replaced for its age.
+    aged: Option<AgePermit>,
+    /// The next session, once it has begun.
+    starting: Arc<StartingSession>,
+    /// Replaced sessions.
     leaving: Leaving,
     renewals: watch::Receiver<Option<Renewal>>,
     credentials: watch::Receiver<Option<Arc<Credential>>>,
 }
 
-/// Why a slot needs another session.
-enum Need {
-    /// The server wants the one that is there to leave, and clients to come within this time.
+/// Why a slot needs another session, or no longer does.
+enum SlotEvent {
+    /// The server drains the current session; its clients are to dial within this time.
     Drained(Duration),
-    /// There is none any more.
+    /// The session has ended.
     Lost,
-    /// The session is silent although it was probed. It may yet be heard again.
+    /// The session is silent although it was probed. It may be heard again.
     Silent,
-    /// What was silent is heard again.
+    /// The silent session is heard again.
     HeardAgain,
-    /// What is there may be dead, or shows what is out of date.
+    /// The session may be dead, has reached its age, or its certificate is out of date.
     Renewal(Renewal),
 }
 
@@ -79,7 +78,7 @@ impl Slot {
         }
     }
 
-    /// Keeps a session here until the tunnel ends, and then leaves without loss.
+    /// Keeps a session until the tunnel ends, and then leaves without loss.
     pub(super) async fn run(mut self) {
         let shared = Arc::clone(&self.shared);
         tokio::select! {
@@ -93,8 +92,8 @@ impl Slot {
         self.leaving.end(self.current, start).await;
     }
 
-    /// Keeps a session, whatever happens to it. All state is in `self`, so that this can be dropped.
-    async fn keep(&mut self) -> Ending {
+    /// Keeps a session, and returns why the tunnel has to end. All state is in `self`, so that this can be dropped.
+    async fn keep(&mut self) -> EndReason {
         let mut is_only_silent = false;
         loop {
             match self.next_session(is_only_silent).await {
@@ -103,15 +102,18 @@ impl Slot {
                 Err(ending) => return ending,
             }
             match self.serve().await {
-                Ok(need) => is_only_silent = matches!(need, Need::Silent),
+                Ok(event) => is_only_silent = matches!(event, SlotEvent::Silent),
                 Err(ending) => return ending,
             }
         }
     }
 
-    /// Dials, while what is there goes on. `None` if nothing but the silence of the current session called for
-    /// another one, and it is heard again first.
-    async fn next_session(&mut self, mut is_only_silent: bool) -> Result<Option<Session>, Ending> {
+    /// Dials while the current session continues. Returns `None` if the only reason was the silence of the current session,
+    /// and it is heard again first.
+    async fn next_session(
+        &mut self,
+        mut is_only_silent: bool,
+    ) -> Result<Option<Session>, EndReason> {
         let (shared, starting) = (Arc::clone(&self.shared), Arc::clone(&self.starting));
         // Boxed, since its state is large, and a dial is rare.
         let dial = || (Instant::now(), Box::pin(shared.dialling.session(&starting)));
@@ -119,19 +121,19 @@ impl Slot {
         loop {
             tokio::select! {
                 session = &mut dialling => return session.map(Some),
-                need = self.need() => match need? {
-                    Need::Silent => {}
-                    Need::HeardAgain if is_only_silent => {
+                event = self.next_slot_event() => match event? {
+                    SlotEvent::Silent => {}
+                    SlotEvent::HeardAgain if is_only_silent => {
                         drop(dialling);
                         self.abandon(&starting);
                         return Ok(None);
                     }
-                    Need::HeardAgain => {}
-                    Need::Drained(_) | Need::Lost => is_only_silent = false,
-                    Need::Renewal(Renewal { spares }) => {
+                    SlotEvent::HeardAgain => {}
+                    SlotEvent::Drained(_) | SlotEvent::Lost => is_only_silent = false,
+                    SlotEvent::Renewal(Renewal { keeps_dials_after }) => {
                         is_only_silent = false;
-                        if spares.is_none_or(|jump| began < jump) {
-                            // What this dial has reached so far is as old as the session that it replaces.
+                        if keeps_dials_after.is_none_or(|jump| began < jump) {
+                            // The jump affects this dial like the session that it replaces.
                             (began, dialling) = dial();
                             self.abandon(&starting);
                         }
@@ -141,50 +143,50 @@ impl Slot {
         }
     }
 
-    /// Sees to the end of a session that a dropped dial has begun.
-    fn abandon(&mut self, starting: &Starting) {
+    /// Drains a session that a dropped dial has begun.
+    fn abandon(&mut self, starting: &StartingSession) {
         if let Some(start) = starting.abandon() {
             self.leaving.abandoned(start);
         }
     }
 
-    /// Serves by the session that is there until another is to be dialled; why it is.
-    async fn serve(&mut self) -> Result<Need, Ending> {
+    /// Serves the current session until another one is to be dialled, and returns the reason.
+    async fn serve(&mut self) -> Result<SlotEvent, EndReason> {
         let (shared, due) = (Arc::clone(&self.shared), self.due);
-        let need = loop {
-            let need = tokio::select! {
-                need = self.need() => need?,
-                turn = shared.ages.turn(due) => {
-                    tracing::info!("this session has reached its age, another one is dialled");
-                    self.aged = Some(turn);
+        let event = loop {
+            let event = tokio::select! {
+                event = self.next_slot_event() => event?,
+                permit = shared.ages.reached(due) => {
+                    tracing::info!("a session has reached its age, dialling another");
+                    self.aged = Some(permit);
                     self.renewal(Renewal::default())
                 }
             };
-            if !matches!(need, Need::HeardAgain) {
-                break need;
+            if !matches!(event, SlotEvent::HeardAgain) {
+                break event;
             }
         };
-        let Need::Drained(spread) = need else {
-            return Ok(need);
+        let SlotEvent::Drained(spread) = event else {
+            return Ok(event);
         };
-        // Whatever else happens to the session meanwhile, the server wants it to be replaced.
+        // Other events of the session change nothing: it is replaced in any case.
         tokio::select! {
             () = sleep(fraction(spread.min(SPREAD_MAX), random())) => {}
-            need = self.need() => {
-                need?;
+            event = self.next_slot_event() => {
+                event?;
             }
         }
-        Ok(need)
+        Ok(event)
     }
 
-    /// Returns when another session is needed.
-    async fn need(&mut self) -> Result<Need, Ending> {
+    /// Waits until another session is needed, or a silent session is heard again.
+    async fn next_slot_event(&mut self) -> Result<SlotEvent, EndReason> {
         loop {
             let event = tokio::select! {
                 event = next_event(&mut self.current) => event,
                 Ok(()) = self.renewals.changed() => {
                     let renewal = self.renewals.borrow_and_update().unwrap_or_default();
-                    // If it is dead, that is to be found soon.
+                    // Probes the session, so that a dead one is detected soon.
                     self.current.iter().for_each(Session::suspect);
                     return Ok(self.renewal(renewal));
                 }
@@ -197,12 +199,12 @@ impl Slot {
             };
             match event {
                 Event::Drain { spread } => {
-                    tracing::info!("the server drains this session, another one is dialled");
+                    tracing::info!("the server drains a session, dialling another");
                     self.is_drained = true;
                     if let Some(session) = &self.current {
                         self.shared.dialling.after_drain(session);
                     }
-                    return Ok(Need::Drained(spread));
+                    return Ok(SlotEvent::Drained(spread));
                 }
                 Event::Expiring { within } => {
                     if let Some(session) = &mut self.current
@@ -211,14 +213,14 @@ impl Slot {
                         return Ok(self.renewal(Renewal::default()));
                     }
                 }
-                Event::Superseded => return Err(Ending::Superseded),
+                Event::Superseded => return Err(EndReason::Superseded),
                 Event::Silent => {
-                    tracing::warn!("a session is silent, another one is dialled beside it");
-                    return Ok(Need::Silent);
+                    tracing::warn!("a session is silent, dialling another beside it");
+                    return Ok(SlotEvent::Silent);
                 }
                 Event::HeardAgain => {
                     tracing::info!("a session that was silent is heard again");
-                    return Ok(Need::HeardAgain);
+                    return Ok(SlotEvent::HeardAgain);
                 }
                 Event::Ended(ended) => {
                     self.is_drained = false;
@@ -226,14 +228,14 @@ impl Slot {
                         let by = session.went_by();
                         self.shared.dialling.after_session(&ended, by)?;
                     }
-                    return Ok(Need::Lost);
+                    return Ok(SlotEvent::Lost);
                 }
             }
         }
     }
 
-    /// Has the session go on by the credential as it is now. False if it cannot: a certificate is shown
-    /// only at the beginning.
+    /// Gives the session the current credential. Returns false if only a new session can use it, since a certificate is
+    /// sent only in the TLS handshake.
     fn use_credential(&mut self) -> bool {
         let latest = self.credentials.borrow_and_update().clone();
         let (Some(session), Some(latest)) = (&mut self.current, latest) else {
@@ -241,27 +243,27 @@ impl Slot {
         };
         let goes_on = session.use_credential(latest);
         if !goes_on {
-            tracing::info!("the credential has changed, another session is dialled");
+            tracing::info!("the credential has changed, dialling another session");
         }
         goes_on
     }
 
-    fn renewal(&self, renewal: Renewal) -> Need {
+    fn renewal(&self, renewal: Renewal) -> SlotEvent {
         if let Some(session) = &self.current {
             self.shared.dialling.on_renewal(session);
         }
-        Need::Renewal(renewal)
+        SlotEvent::Renewal(renewal)
     }
 
-    /// Serves by another session from here on; the one before leaves without loss.
+    /// Makes this session the current one; the previous one leaves without loss.
     fn replace(&mut self, session: Session) {
-        // It may have been read before another slot heard of a newer one.
+        // The session's credential may have been read before a newer one was announced.
         self.credentials.mark_changed();
         self.due = self.shared.ages.due(Instant::now(), random());
         self.aged = None;
         let by = match std::mem::take(&mut self.is_drained) {
-            true => EndedBy::Server,
-            false => EndedBy::Client,
+            true => ClosedBy::Server,
+            false => ClosedBy::Client,
         };
         if let Some(old) = self.current.replace(session) {
             self.leaving.replaced(old, by);
@@ -269,7 +271,7 @@ impl Slot {
     }
 }
 
-/// What comes of the session, if there is one.
+/// The next event of the session; pending without one.
 async fn next_event(session: &mut Option<Session>) -> Event {
     match session {
         Some(session) => session.next().await,

@@ -1,8 +1,7 @@
-//! The session of one slot that has begun, and that the server has not welcomed yet.
+//! A session of one slot that has begun and is not welcomed yet.
 //!
-//! In: a connection that the server has accepted. Out: the session, or why there is none. From the 101
-//! on the server may have the session in its books, and route to it once it has said welcome: so its
-//! start belongs to the slot, and goes on when the dial that it is a part of is dropped.
+//! In: an upgraded connection. Out: the session, or why it did not begin. After the 101 the server may register the session
+//! and route to it once it has sent the welcome, so the slot owns the start, which continues if the dial is dropped.
 
 use std::future::poll_fn;
 use std::pin::Pin;
@@ -15,15 +14,15 @@ use tunnel_ops::task::Owned;
 use crate::dial::Connected;
 use crate::session::{Ended, NotWelcome, Session, SessionParts};
 
-/// A session on its way to be welcomed.
-pub(super) type Start = Owned<Result<Session, NotWelcome>>;
+/// The task that starts a session, until its welcome.
+pub(super) type SessionStart = Owned<Result<Session, NotWelcome>>;
 
-/// Room for one of them.
+/// The session that is being started, if there is one.
 #[derive(Default)]
-pub(super) struct Starting(Mutex<Option<Start>>);
+pub(super) struct StartingSession(Mutex<Option<SessionStart>>);
 
-impl Starting {
-    /// Begins a session, and waits for its welcome. When this is dropped, the session is still here.
+impl StartingSession {
+    /// Starts a session, and waits for its welcome. If this is dropped, the session stays in `self`.
     pub(super) async fn start(
         &self,
         connected: Connected,
@@ -41,8 +40,8 @@ impl Starting {
             .unwrap_or_else(|why| Err(fault(why)))
     }
 
-    /// The session that has begun, if its dial was dropped; its end is then waited for.
-    pub(super) fn abandon(&self) -> Option<Start> {
+    /// Takes the session whose dial was dropped, if there is one.
+    pub(super) fn abandon(&self) -> Option<SessionStart> {
         self.0.lock().take()
     }
 

@@ -192,7 +192,7 @@ fn or_proxy(evidence: &Evidence) -> &'static str {
 fn proxy(evidence: &Evidence, error: Option<&ProxyError>, text: &str) -> Verdict {
     let Evidence { host, port, .. } = evidence;
     let peer = peer(evidence, Step::ProxyAsk);
-    let answer = error.and_then(ProxyError::answer);
+    let answer = error.and_then(ProxyError::response);
     let words = answer.map_or(text, |answer| &answer.text);
     let offers = match answer.map(|answer| answer.schemes.as_slice()) {
         None | Some([]) => String::new(),

@@ -19,7 +19,7 @@ use crate::check::session::SessionFailure;
 use crate::check::token::{TokenEvidence, TokenKind};
 use crate::check::trust::{CaFileFault, TrustFailure};
 use crate::config::LoginError;
-use crate::dial::proxy_error::{ProxyAnswer, ProxyError};
+use crate::dial::proxy_error::{ProxyError, ProxyResponse};
 use crate::dial::{Step, StepError};
 use crate::token_file::TokenFileError;
 
@@ -274,7 +274,7 @@ fn steps_that_take_too_long() {
 #[test]
 fn proxies_that_refuse() {
     let by_proxy = evidence(|evidence| evidence.proxy = Some("http://proxy:3128".into()));
-    let answer = |status: u16, words: &str| ProxyAnswer {
+    let answer = |status: u16, words: &str| ProxyResponse {
         status: Some(status.try_into().unwrap()),
         text: words.to_owned(),
         schemes: vec!["Basic realm=\"corp\"".to_owned()],

@@ -1,28 +1,28 @@
-//! What a proxy says about the logins that it takes: `Proxy-Authenticate`, RFC 9110 section 11.
+//! The challenges of a proxy: `Proxy-Authenticate`, RFC 9110 section 11.
 //!
-//! In come fields' values; out come challenges with their parameters, as far as they can be understood.
-//! Pure, and bounded: what is too much is left out.
+//! In: the values of the field. Out: the challenges with their parameters, as far as they can be parsed. Pure; what
+//! exceeds the limits is left out.
 
-/// Most challenges of one answer, and parameters of one challenge.
+/// Most challenges of one response, and parameters of one challenge.
 const CHALLENGES: usize = 16;
 const PARAMETERS: usize = 32;
 
-/// One login scheme that is offered.
+/// One offered authentication scheme.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Challenge {
-    /// As it was written, such as `Basic`.
+    /// Its name as the proxy wrote it, such as `Basic`.
     pub(super) scheme: String,
     /// Names in lower case, values without quotes.
     parameters: Vec<(String, String)>,
 }
 
 impl Challenge {
-    /// Whether it is of this scheme.
+    /// Whether it has this scheme.
     pub(super) fn is(&self, scheme: &str) -> bool {
         self.scheme.eq_ignore_ascii_case(scheme)
     }
 
-    /// A parameter's value, the first where there are several.
+    /// The first value of a parameter.
     pub(super) fn parameter(&self, name: &str) -> Option<&str> {
         let found = self.parameters.iter().find(|(known, _)| known == name);
         found.map(|(_, value)| value.as_str())
@@ -38,8 +38,8 @@ pub(super) fn parse<'a>(values: impl IntoIterator<Item = &'a str>) -> Vec<Challe
     challenges
 }
 
-/// A list, in which a comma parts both challenges and parameters: a word before `=` is a parameter,
-/// any other begins a challenge.
+/// Parses one value: a list in which commas separate challenges and parameters. A token before `=` is a parameter, any
+/// other begins a challenge.
 fn parse_value(value: &str, challenges: &mut Vec<Challenge>) {
     let mut rest = value;
     let mut has_begun = false;
@@ -48,7 +48,7 @@ fn parse_value(value: &str, challenges: &mut Vec<Challenge>) {
         let (word, after) = token(rest);
         if word.is_empty() {
             match rest.find(',') {
-                // What cannot be understood ends at the next comma.
+                // Skip what cannot be parsed, up to the next comma.
                 Some(comma) => rest = rest.get(comma..).unwrap_or_default(),
                 None => return,
             }
@@ -78,14 +78,14 @@ fn parse_value(value: &str, challenges: &mut Vec<Challenge>) {
     }
 }
 
-/// The word at the beginning, and what follows.
+/// The token at the beginning, and the rest.
 fn token(text: &str) -> (&str, &str) {
     let is_token = |c: char| c.is_ascii_alphanumeric() || "!#$%&'*+-.^_`|~".contains(c);
     let end = text.find(|c| !is_token(c)).unwrap_or(text.len());
     text.split_at(end)
 }
 
-/// The value after a parameter's name, and what follows; `None` when this is no parameter.
+/// The value after a parameter's name, and the rest; `None` if this is not a parameter.
 fn parameter_value(text: &str) -> Option<(String, &str)> {
     let text = text.trim_start_matches([' ', '\t']).strip_prefix('=')?;
     let text = text.trim_start_matches([' ', '\t']);
@@ -102,11 +102,11 @@ fn parameter_value(text: &str) -> Option<(String, &str)> {
             _ => value.push(c),
         }
     }
-    // Without its end it is not known where it ends.
+    // Without the closing quote the value takes the rest.
     Some((value, ""))
 }
 
-/// Passes over what some schemes have in place of parameters: one word of base64, perhaps padded.
+/// Skips a `token68`, which some schemes have in place of parameters.
 fn after_token68(text: &str) -> &str {
     let Some(begin) = text.strip_prefix([' ', '\t']) else {
         return text;

@@ -1,8 +1,7 @@
-//! The answer to a proxy that wants a login by Digest, RFC 7616: MD5 or SHA-256, with or without
-//! `-sess`, `qop=auth` or none (RFC 2069).
+//! Digest authentication with a proxy, RFC 7616: MD5 or SHA-256, with or without `-sess`, with `qop=auth` or without `qop`
+//! (RFC 2069).
 //!
-//! In come a challenge, the login, and a random word; out comes the value of `Proxy-Authorization`.
-//! Pure.
+//! In: a challenge, the login, and a random nonce. Out: the value of `Proxy-Authorization`. Pure.
 
 use md5::Md5;
 use secrecy::{ExposeSecret, SecretString};
@@ -11,20 +10,20 @@ use sha2::{Digest, Sha256};
 use super::challenge::Challenge;
 use crate::config::ProxyLogin;
 
-/// What of a challenge the answer is made of.
+/// The parameters of a challenge by Digest.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct DigestChallenge {
     realm: String,
     nonce: String,
     opaque: Option<String>,
     hash: Hash,
-    /// The hash's name as the proxy wrote it, if it did.
+    /// The hash's name as the proxy wrote it, if it is there.
     algorithm: Option<String>,
     is_session: bool,
     has_qop: bool,
 }
 
-/// In the order in which they are preferred, the last first.
+/// The hash of a challenge. A greater one is preferred.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Hash {
     Md5,
@@ -32,7 +31,7 @@ pub(super) enum Hash {
 }
 
 impl DigestChallenge {
-    /// The parameters of a challenge, if it can be answered.
+    /// Reads a challenge; `None` if this client cannot answer it.
     pub(super) fn new(challenge: &Challenge) -> Option<Self> {
         let algorithm = challenge.parameter("algorithm");
         let name = algorithm.unwrap_or("MD5").to_ascii_lowercase();
@@ -50,7 +49,7 @@ impl DigestChallenge {
         if !challenge.is("digest") || !offered.any(|one| one.trim().eq_ignore_ascii_case("auth")) {
             return None;
         }
-        // They are repeated and hashed as they came: bytes that were not understood cannot be.
+        // They are repeated and hashed byte by byte, so text that was not UTF-8 cannot be used.
         let parts = ["realm", "nonce", "opaque"].map(|name| challenge.parameter(name));
         let is_garbled = |text: &&str| text.contains(char::REPLACEMENT_CHARACTER);
         if parts.iter().flatten().any(is_garbled) {
@@ -68,12 +67,12 @@ impl DigestChallenge {
         })
     }
 
-    /// How strong it is.
+    /// Its hash.
     pub(super) fn hash(&self) -> Hash {
         self.hash
     }
 
-    /// What is shown for a `CONNECT` to this authority, the first with this nonce.
+    /// The value of `Proxy-Authorization` for a `CONNECT` to this authority, the first with this nonce.
     pub(super) fn respond(
         &self,
         login: &ProxyLogin,
@@ -119,14 +118,14 @@ impl DigestChallenge {
     }
 }
 
-/// The part of a value that the password is in.
+/// The part of a value that depends on the password.
 pub(super) fn hash_in(value: &str) -> &str {
     let after = value.split("response=\"").nth(1).unwrap_or(value);
     after.split('"').next().unwrap_or(after)
 }
 
 impl Hash {
-    /// The hash of these parts with colons between them, in hexadecimal.
+    /// The hash of these parts, joined by colons, in hexadecimal.
     fn of(self, parts: &[&str]) -> String {
         let text = SecretString::from(parts.join(":"));
         match self {

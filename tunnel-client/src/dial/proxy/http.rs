@@ -1,13 +1,13 @@
-//! A connection through an HTTP proxy: `CONNECT`, and once more with a login when the proxy wants one.
+//! A connection through an HTTP proxy: `CONNECT`, repeated with a login if the proxy demands one.
 //!
 //! ```text
-//!   CONNECT ──▶ 2xx: the connection is the server's from here on
-//!           ──▶ 407: the login, by the strongest scheme that is offered and spoken here,
-//!                    on the same connection or, if that is closed, on another
-//!           ──▶ anything else: a refusal, with the proxy's own text
+//!   CONNECT ──▶ 2xx: the connection leads to the server
+//!           ──▶ 407: CONNECT with the login, by the strongest scheme that both support,
+//!                    on this connection or, if it is closed, on another
+//!           ──▶ other: a refusal, with the proxy's text
 //! ```
 //!
-//! The password is sent only to a proxy that has requested it, and only in the scheme that it named.
+//! The password is sent only to a proxy that has demanded it, and only by a scheme that the proxy offers.
 
 use std::error::Error as _;
 use std::time::Duration;
@@ -27,28 +27,26 @@ use tokio::time::{Instant, timeout_at};
 use super::challenge::{self, Challenge};
 use super::digest::{self, DigestChallenge};
 use crate::config::ProxyLogin;
-use crate::dial::page_text::{Hidden, one_line, page_text};
-use crate::dial::proxy_error::{ProxyAnswer, ProxyError};
+use crate::dial::page_text::{Redactor, one_line, page_text};
+use crate::dial::proxy_error::{ProxyError, ProxyResponse};
 use crate::http1::Http1;
 
-/// Most fields and bytes of an answer's head: proxies are generous with both.
+/// Most fields and bytes of a response's head. Some proxies send large ones.
 const HEAD_FIELDS: usize = 100;
 const HEAD_BYTES: usize = 64 * 1024;
 
-/// Most bytes read of a body: enough for the page that says why, and for the connection to be used
-/// again after it.
+/// Most bytes read of a response's content: enough for an error page, after which the connection can be reused.
 const BODY_BYTES: usize = 64 * 1024;
 
-/// Most `CONNECT` requests for one connection: without a login, with it, and once more when the proxy says that its
-/// nonce was out of date.
+/// Most `CONNECT` requests for one connection: without a login, with it, and once more after a stale nonce.
 const ATTEMPTS: usize = 3;
 
 /// The outcome of the `CONNECT` requests on one connection.
 pub(super) enum ConnectOutcome<IO> {
-    /// It leads to the server from here on.
-    Through(IO, ProxyAnswer),
-    /// The proxy wants another request, on another connection.
-    Again,
+    /// The connection leads to the server.
+    Established(IO, ProxyResponse),
+    /// The next request needs a new connection.
+    Reconnect,
 }
 
 /// The `CONNECT` requests for one connection to the server, over one or more connections to the proxy.
@@ -56,7 +54,7 @@ pub(super) struct ConnectAttempts<'a> {
     authority: &'a str,
     login: Option<&'a ProxyLogin>,
     /// The value of `Proxy-Authorization` of the next request, and its scheme.
-    show: Option<(Scheme, SecretString)>,
+    authorization: Option<(Scheme, SecretString)>,
     attempts: usize,
 }
 
@@ -67,21 +65,21 @@ enum Scheme {
 }
 
 impl<'a> ConnectAttempts<'a> {
-    /// Before the first request. `authority` is host and port, both always.
+    /// No request is sent yet. `authority` is host and port.
     pub(super) fn new(authority: &'a str, login: Option<&'a ProxyLogin>) -> Self {
         Self {
             authority,
             login,
-            show: None,
+            authorization: None,
             attempts: 0,
         }
     }
 
-    /// Sends requests on this connection until it leads to the server or another connection is needed. All heads of
-    /// responses have to come within `limit`; the content of each has a short time of its own.
+    /// Sends requests on this connection until it leads to the server or a new connection is needed. The time-out `limit`
+    /// covers the heads of all responses; the content of each has a short time-out of its own.
     ///
     /// # Errors
-    /// When the proxy refuses, breaks HTTP, or is silent.
+    /// When the proxy refuses, breaks HTTP, or does not respond.
     pub(super) async fn run<IO>(
         &mut self,
         io: IO,
@@ -92,20 +90,20 @@ impl<'a> ConnectAttempts<'a> {
     {
         let mut connection = Http1::new(io, HEAD_FIELDS, HEAD_BYTES)
             .await
-            .map_err(|error| no_answer(&error))?;
+            .map_err(|error| no_response(&error))?;
         let end = Instant::now() + limit;
         let mut is_used = false;
         loop {
             let sent = timeout_at(end, connection.send_request(self.request()?));
             let response = match sent.await.map_err(|_| ProxyError::Silent)? {
                 Ok(response) => response,
-                // The proxy has closed a connection that it said would stay open.
-                Err(_) if is_used => return Ok(ConnectOutcome::Again),
-                Err(error) => return Err(no_answer(&error.into_error())),
+                // The proxy has closed a connection that it announced as persistent.
+                Err(_) if is_used => return Ok(ConnectOutcome::Reconnect),
+                Err(error) => return Err(no_response(&error.into_error())),
             };
             self.attempts += 1;
             if response.status().is_success() {
-                return self.through(&response, connection);
+                return self.established(&response, connection);
             }
             let (head, body) = response.into_parts();
             let (text, is_whole) = connection.beginning(body, BODY_BYTES).await;
@@ -114,8 +112,8 @@ impl<'a> ConnectAttempts<'a> {
                 return Err(ProxyError::Refused(answer));
             }
             self.on_challenge(&head.headers, answer)?;
-            if !is_whole || !stays(&head) {
-                return Ok(ConnectOutcome::Again);
+            if !is_whole || !is_persistent(&head) {
+                return Ok(ConnectOutcome::Reconnect);
             }
             is_used = true;
         }
@@ -129,7 +127,7 @@ impl<'a> ConnectAttempts<'a> {
             .uri(uri.build().map_err(fault)?)
             .header(HOST, self.authority)
             .header(USER_AGENT, crate::dial::USER_AGENT);
-        if let Some((_, value)) = &self.show {
+        if let Some((_, value)) = &self.authorization {
             let bytes = value.expose_secret().as_bytes();
             let value = HeaderValue::from_bytes(bytes).map_err(|error| fault(error.into()));
             let mut value = value?;
@@ -139,7 +137,7 @@ impl<'a> ConnectAttempts<'a> {
         request.body(Empty::new()).map_err(fault)
     }
 
-    fn through<IO>(
+    fn established<IO>(
         &self,
         response: &Response<Incoming>,
         connection: Http1<IO, Empty<Bytes>>,
@@ -147,40 +145,39 @@ impl<'a> ConnectAttempts<'a> {
     where
         IO: AsyncRead + AsyncWrite + Unpin,
     {
-        let answer = ProxyAnswer {
+        let answer = ProxyResponse {
             status: Some(response.status()),
             text: status_line(response.status(), response.extensions().get()),
             schemes: Vec::new(),
-            login: self.shown(),
+            login: self.login_scheme(),
         };
-        // HTTP ends with a 2xx to `CONNECT`, in the same poll that brought it.
+        // hyper's connection ends in the poll that returns a 2xx to `CONNECT`.
         let remains = connection.into_remains();
         match remains {
-            // A TLS server sends nothing before the ClientHello: these bytes are not of one.
+            // A TLS server sends nothing before the ClientHello, so these bytes are the proxy's.
             Some(remains) if !remains.unread.is_empty() => {
-                let problem = "it let the client through, and then sent bytes of its own";
-                Err(ProxyError::NotAProxy(problem.to_owned()))
+                let text = "it accepted CONNECT, and then sent bytes of its own";
+                Err(ProxyError::NotAProxy(text.to_owned()))
             }
-            Some(remains) => Ok(ConnectOutcome::Through(remains.io, answer)),
+            Some(remains) => Ok(ConnectOutcome::Established(remains.io, answer)),
             None if response.status() == StatusCode::NO_CONTENT => {
-                let problem =
-                    "it answers 204, after which HTTP goes on: only 200 lets a client through";
-                Err(ProxyError::NotAProxy(problem.to_owned()))
+                let text = "it responded to CONNECT with 204: it has to send 200";
+                Err(ProxyError::NotAProxy(text.to_owned()))
             }
             None => Err(ProxyError::NotAProxy(
-                "it let the client through, and closed the connection".to_owned(),
+                "it accepted CONNECT, and closed the connection".to_owned(),
             )),
         }
     }
 
-    /// Decides what to show, after a 407.
+    /// After a 407: decides on the login of the next request.
     fn on_challenge(
         &mut self,
         fields: &HeaderMap,
-        mut answer: ProxyAnswer,
+        mut answer: ProxyResponse,
     ) -> Result<(), ProxyError> {
         let values = fields.get_all(PROXY_AUTHENTICATE).iter();
-        // Words for people, such as a realm's name, may be in any encoding.
+        // Some values, such as a realm's name, may be in any encoding.
         let values: Vec<_> = values
             .map(|value| String::from_utf8_lossy(value.as_bytes()))
             .collect();
@@ -192,19 +189,19 @@ impl<'a> ConnectAttempts<'a> {
         let Some(scheme) = strongest(&challenges) else {
             return Err(ProxyError::LoginUnknown(answer));
         };
-        if self.show.is_some() && !self.may_show_again(&scheme, &challenges) {
+        if self.authorization.is_some() && !self.may_retry(&scheme, &challenges) {
             return Err(ProxyError::LoginRefused(answer));
         }
         let value = match &scheme {
             Scheme::Basic => basic(login),
             Scheme::Digest(challenge) => challenge.respond(login, self.authority, &random()?),
         };
-        self.show = Some((scheme, value));
+        self.authorization = Some((scheme, value));
         Ok(())
     }
 
-    /// A login is shown once, unless the proxy says that only its nonce was out of date.
-    fn may_show_again(&self, scheme: &Scheme, challenges: &[Challenge]) -> bool {
+    /// Whether the login may be sent again: only if the proxy says that the nonce was stale.
+    fn may_retry(&self, scheme: &Scheme, challenges: &[Challenge]) -> bool {
         let is_stale = |challenge: &Challenge| {
             let stale = challenge.parameter("stale");
             challenge.is("digest") && stale.is_some_and(|stale| stale.eq_ignore_ascii_case("true"))
@@ -214,44 +211,44 @@ impl<'a> ConnectAttempts<'a> {
             && challenges.iter().any(is_stale)
     }
 
-    fn answer(&self, head: &response::Parts, text: &[u8]) -> ProxyAnswer {
-        let hidden = self.hidden();
-        let line = hidden.hide(&status_line(head.status, head.extensions.get()));
-        let text = page_text(text, &hidden);
-        ProxyAnswer {
+    fn answer(&self, head: &response::Parts, text: &[u8]) -> ProxyResponse {
+        let redactor = self.redactor();
+        let line = redactor.redact(&status_line(head.status, head.extensions.get()));
+        let text = page_text(text, &redactor);
+        ProxyResponse {
             status: Some(head.status),
             text: match text.is_empty() {
                 true => line,
                 false => format!("{line}: {text}"),
             },
             schemes: Vec::new(),
-            login: self.shown(),
+            login: self.login_scheme(),
         }
     }
 
-    /// What was shown: some proxies repeat the request on the page that says why.
-    fn hidden(&self) -> Hidden {
-        let mut hidden = Hidden::default();
-        if let (Some((scheme, value)), Some(login)) = (&self.show, self.login) {
+    /// Redacts the login that was sent: some proxies repeat the request on their error page.
+    fn redactor(&self) -> Redactor {
+        let mut redactor = Redactor::default();
+        if let (Some((scheme, value)), Some(login)) = (&self.authorization, self.login) {
             let value = value.expose_secret();
-            hidden.add(match scheme {
+            redactor.add(match scheme {
                 Scheme::Basic => value,
                 Scheme::Digest(_) => digest::hash_in(value),
             });
-            hidden.add(login.password.expose_secret());
+            redactor.add(login.password.expose_secret());
         }
-        hidden
+        redactor
     }
 
-    fn shown(&self) -> Option<&'static str> {
-        self.show.as_ref().map(|(scheme, _)| match scheme {
+    fn login_scheme(&self) -> Option<&'static str> {
+        self.authorization.as_ref().map(|(scheme, _)| match scheme {
             Scheme::Basic => "Basic",
             Scheme::Digest(_) => "Digest",
         })
     }
 }
 
-/// The status line without the version.
+/// Status and reason phrase.
 fn status_line(status: StatusCode, reason: Option<&ReasonPhrase>) -> String {
     let given = reason.map(|reason| String::from_utf8_lossy(reason.as_bytes()));
     let usual = status.canonical_reason().unwrap_or_default();
@@ -259,7 +256,7 @@ fn status_line(status: StatusCode, reason: Option<&ReasonPhrase>) -> String {
     one_line(&format!("{} {reason}", status.as_u16()))
 }
 
-/// The schemes that are offered, each once.
+/// The offered schemes, each once.
 fn schemes(challenges: &[Challenge]) -> Vec<String> {
     let mut schemes: Vec<String> = Vec::new();
     for challenge in challenges {
@@ -270,7 +267,7 @@ fn schemes(challenges: &[Challenge]) -> Vec<String> {
     schemes
 }
 
-/// Digest before Basic, and of several the strongest.
+/// The strongest supported scheme: Digest before Basic.
 fn strongest(challenges: &[Challenge]) -> Option<Scheme> {
     let digests = challenges.iter().filter_map(DigestChallenge::new);
     let digest = digests.max_by_key(DigestChallenge::hash);
@@ -285,15 +282,14 @@ fn basic(login: &ProxyLogin) -> SecretString {
     format!("Basic {}", STANDARD.encode(both)).into()
 }
 
-/// The client's own part of a Digest answer.
+/// The client's nonce for Digest.
 fn random() -> Result<String, ProxyError> {
     let random = getrandom::u64().map_err(|_| ProxyError::NoRandom)?;
     Ok(format!("{random:016x}"))
 }
 
-/// Whether the connection stays open for the next request. Some proxies say so in `Proxy-Connection`, which is in no
-/// standard.
-fn stays(head: &response::Parts) -> bool {
+/// Whether the connection is persistent. Some proxies say so in `Proxy-Connection`, which is in no standard.
+fn is_persistent(head: &response::Parts) -> bool {
     let has_option = |option: &str| {
         let fields = ["proxy-connection", CONNECTION.as_str()];
         let values = fields.iter().flat_map(|name| head.headers.get_all(*name));
@@ -308,21 +304,21 @@ fn stays(head: &response::Parts) -> bool {
     }
 }
 
-/// What is no answer of an HTTP proxy.
-fn no_answer(error: &hyper::Error) -> ProxyError {
+/// The error of a request without a valid response.
+fn no_response(error: &hyper::Error) -> ProxyError {
     if error.is_parse_too_large() {
-        let problem = "the head of its answer is too large: more than 64 KiB, or 100 fields";
-        return ProxyError::NotAProxy(problem.to_owned());
+        let text = "the head of its response is too large: more than 64 KiB, or 100 fields";
+        return ProxyError::NotAProxy(text.to_owned());
     }
     if error.is_parse() {
-        return ProxyError::NotAProxy("what it answers is no HTTP".to_owned());
+        return ProxyError::NotAProxy("its response is not HTTP".to_owned());
     }
     if error.is_incomplete_message() {
-        return ProxyError::NotAProxy("it closed the connection without an answer".to_owned());
+        return ProxyError::NotAProxy("it closed the connection without a response".to_owned());
     }
     let cause = error.source().map(ToString::to_string);
     let cause = cause.unwrap_or_else(|| error.to_string());
-    ProxyError::NotAProxy(format!("it gave no answer: {cause}"))
+    ProxyError::NotAProxy(format!("it did not respond: {cause}"))
 }
 
 #[cfg(test)]
@@ -404,7 +400,7 @@ mod tests {
         let login = login();
         let mut attempts = ConnectAttempts::new(AUTHORITY, Some(&login));
         let (outcome, heads) = run(&mut attempts, &[THROUGH]).await;
-        let Ok(ConnectOutcome::Through(_, answer)) = outcome else {
+        let Ok(ConnectOutcome::Established(_, answer)) = outcome else {
             panic!("let through")
         };
         assert_eq!(
@@ -438,7 +434,7 @@ mod tests {
             let mut attempts = ConnectAttempts::new(AUTHORITY, None);
             let (outcome, _) = run(&mut attempts, &[answer]).await;
             assert!(
-                matches!(outcome, Ok(ConnectOutcome::Through(..))),
+                matches!(outcome, Ok(ConnectOutcome::Established(..))),
                 "{answer}"
             );
         }
@@ -450,13 +446,13 @@ mod tests {
         let mut attempts = ConnectAttempts::new(AUTHORITY, Some(&login));
         let (outcome, heads) = run(&mut attempts, &[WANTS_BASIC, THROUGH]).await;
         assert!(
-            matches!(outcome, Ok(ConnectOutcome::Through(_, answer)) if answer.login == Some("Basic"))
+            matches!(outcome, Ok(ConnectOutcome::Established(_, answer)) if answer.login == Some("Basic"))
         );
         assert_eq!(shown(&heads[1]), Some("Basic bWU6c2VjcmV0"));
         let mut attempts = ConnectAttempts::new(AUTHORITY, Some(&login));
         let (outcome, heads) = run(&mut attempts, &[&wants_digest(""), THROUGH]).await;
         assert!(
-            matches!(outcome, Ok(ConnectOutcome::Through(_, answer)) if answer.login == Some("Digest"))
+            matches!(outcome, Ok(ConnectOutcome::Established(_, answer)) if answer.login == Some("Digest"))
         );
         let value = shown(&heads[1]).unwrap();
         assert!(
@@ -477,10 +473,10 @@ mod tests {
         for first in [closes.as_str(), old, WANTS_BASIC] {
             let mut attempts = ConnectAttempts::new(AUTHORITY, Some(&login));
             let (outcome, _) = run(&mut attempts, &[first]).await;
-            assert!(matches!(outcome, Ok(ConnectOutcome::Again)), "{first}");
+            assert!(matches!(outcome, Ok(ConnectOutcome::Reconnect)), "{first}");
             let (outcome, heads) = run(&mut attempts, &[THROUGH]).await;
             assert!(
-                matches!(outcome, Ok(ConnectOutcome::Through(..))),
+                matches!(outcome, Ok(ConnectOutcome::Established(..))),
                 "{first}"
             );
             assert!(shown(&heads[0]).is_some(), "{first}");
@@ -501,7 +497,7 @@ mod tests {
         let stale = wants_digest(", stale=TRUE");
         let mut attempts = ConnectAttempts::new(AUTHORITY, Some(&login));
         let (outcome, _) = run(&mut attempts, &[&wants_digest(""), &stale, THROUGH]).await;
-        assert!(matches!(outcome, Ok(ConnectOutcome::Through(..))));
+        assert!(matches!(outcome, Ok(ConnectOutcome::Established(..))));
         let mut attempts = ConnectAttempts::new(AUTHORITY, Some(&login));
         let (outcome, heads) = run(&mut attempts, &[&stale, &stale, &stale, &stale]).await;
         assert!(matches!(outcome, Err(ProxyError::LoginRefused(_))));
@@ -529,7 +525,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_realm_in_another_encoding_does_not_keep_the_login_from_being_shown() {
+    async fn a_realm_in_another_encoding_does_not_prevent_the_login() {
         let login = login();
         let latin1 =
             b"HTTP/1.1 407 Login\r\nproxy-authenticate: Digest realm=\"B\xfcro\", nonce=\"n\"\r\n\
@@ -537,14 +533,14 @@ mod tests {
         let mut attempts = ConnectAttempts::new(AUTHORITY, Some(&login));
         let outcome = run_staying(&mut attempts, &[latin1, THROUGH.as_bytes()]).await;
         assert!(
-            matches!(outcome, Ok(ConnectOutcome::Through(_, answer)) if answer.login == Some("Basic")),
+            matches!(outcome, Ok(ConnectOutcome::Established(_, answer)) if answer.login == Some("Basic")),
             "a digest of what is not known for certain would be wrong"
         );
         let utf8 = wants_digest("").replace("realm=\"a\"", "realm=\"Büro\"");
         let mut attempts = ConnectAttempts::new(AUTHORITY, Some(&login));
         let (outcome, heads) = run(&mut attempts, &[&utf8, THROUGH]).await;
         assert!(
-            matches!(outcome, Ok(ConnectOutcome::Through(_, answer)) if answer.login == Some("Digest"))
+            matches!(outcome, Ok(ConnectOutcome::Established(_, answer)) if answer.login == Some("Digest"))
         );
         assert!(heads[1].contains("realm=\"Büro\""), "{heads:?}");
     }
@@ -555,7 +551,10 @@ mod tests {
         let endless = WANTS_BASIC.replace("content-length: 2", "content-length: 99");
         let mut attempts = ConnectAttempts::new(AUTHORITY, Some(&login));
         let outcome = run_staying(&mut attempts, &[endless.as_bytes()]).await;
-        assert!(matches!(outcome, Ok(ConnectOutcome::Again)) && attempts.shown() == Some("Basic"));
+        assert!(
+            matches!(outcome, Ok(ConnectOutcome::Reconnect))
+                && attempts.login_scheme() == Some("Basic")
+        );
         let endless = b"HTTP/1.1 403 No\r\ncontent-length: 99\r\n\r\nnot for you";
         let outcome = run_staying(&mut ConnectAttempts::new(AUTHORITY, None), &[endless]).await;
         assert!(
@@ -594,7 +593,7 @@ mod tests {
         let (_, heads) = run(&mut attempts, &[&digest, THROUGH]).await;
         let value = shown(&heads[1]).unwrap();
         let response = value.split("response=\"").nth(1).unwrap();
-        let text = attempts.hidden().hide(&format!("you sent {value}!"));
+        let text = attempts.redactor().redact(&format!("you sent {value}!"));
         assert!(
             !text.contains(&response[..32]) && text.starts_with("you sent"),
             "{text}"
@@ -625,11 +624,11 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn what_is_no_proxy_is_said_to_be_none() {
+    async fn an_invalid_response_is_reported_as_such() {
         let large = format!("HTTP/1.1 200 OK\r\na: {}\r\n\r\n", "x".repeat(HEAD_BYTES));
         for (answer, expected) in [
-            ("SSH-2.0-OpenSSH\r\n\r\n", "is no HTTP"),
-            ("", "without an answer"),
+            ("SSH-2.0-OpenSSH\r\n\r\n", "is not HTTP"),
+            ("", "without a response"),
             ("HTTP/1.1 200 OK\r\n\r\nSSH-2.0", "bytes of its own"),
             (large.as_str(), "too large"),
         ] {
@@ -643,6 +642,6 @@ mod tests {
         let no_content = b"HTTP/1.1 204 No Content\r\n\r\n";
         let outcome = run_staying(&mut ConnectAttempts::new(AUTHORITY, None), &[no_content]).await;
         let error = outcome.err().unwrap().to_string();
-        assert!(error.contains("it answers 204"), "{error}");
+        assert!(error.contains("with 204"), "{error}");
     }
 }

@@ -1,5 +1,5 @@
-//! The login that a proxy has refused. It is not sent again at each dial, since many proxies lock an account out after a
-//! few refusals.
+//! Remembers the login that a proxy has refused. It is not sent at each dial, since many proxies lock an account out after
+//! a few refusals.
 
 use std::time::Duration;
 
@@ -7,17 +7,17 @@ use parking_lot::Mutex;
 use tokio::time::Instant;
 
 use crate::config::ProxyLogin;
-use crate::dial::proxy_error::{ProxyAnswer, ProxyError};
+use crate::dial::proxy_error::{ProxyError, ProxyResponse};
 
-/// Knows the last one.
+/// The last refused login.
 #[derive(Debug)]
 pub(super) struct RefusedLogin {
     wait: Duration,
-    last: Mutex<Option<(ProxyLogin, ProxyAnswer, Instant)>>,
+    last: Mutex<Option<(ProxyLogin, ProxyResponse, Instant)>>,
 }
 
 impl RefusedLogin {
-    /// None was refused yet. One that is may be shown again after this time.
+    /// No login is refused yet. A refused one may be sent again after `wait`.
     pub(super) fn new(wait: Duration) -> Self {
         Self {
             wait,
@@ -25,12 +25,12 @@ impl RefusedLogin {
         }
     }
 
-    /// This one was refused, in these text.
-    pub(super) fn note(&self, login: &ProxyLogin, answer: &ProxyAnswer) {
+    /// Notes a refused login, and the proxy's response.
+    pub(super) fn note(&self, login: &ProxyLogin, answer: &ProxyResponse) {
         *self.last.lock() = Some((login.clone(), answer.clone(), Instant::now()));
     }
 
-    /// Whether this one may be shown.
+    /// Checks whether a login may be sent.
     ///
     /// # Errors
     /// [`ProxyError::LoginHeld`] while it may not.
@@ -43,7 +43,7 @@ impl RefusedLogin {
         if login != Some(refused) || left.is_zero() {
             return Ok(());
         }
-        // For a person: whole seconds.
+        // Whole seconds, for readers of the error.
         let left = Duration::from_secs(left.as_secs() + 1);
         Err(ProxyError::LoginHeld(answer.clone(), left))
     }
@@ -66,7 +66,7 @@ mod tests {
         let refused = RefusedLogin::new(wait);
         let (wrong, right) = (login("wrong"), login("right"));
         assert!(refused.check(Some(&wrong)).is_ok());
-        let answer = ProxyAnswer {
+        let answer = ProxyResponse {
             status: None,
             text: "407".to_owned(),
             schemes: Vec::new(),

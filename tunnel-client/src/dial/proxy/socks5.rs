@@ -1,7 +1,7 @@
-//! A connection through a SOCKS5 proxy: RFC 1928, with a password by RFC 1929.
+//! A connection through a SOCKS5 proxy: RFC 1928, with user name and password by RFC 1929.
 //!
-//! In come a connection, where it is to lead, and perhaps a login; afterwards the connection leads
-//! there. The proxy's reply is reported by name.
+//! In: a connection, its target, and a login if there is one. Out: the connection leads to the target. A refusal has the
+//! meaning of the proxy's reply.
 
 use std::io;
 use std::net::{IpAddr, SocketAddr};
@@ -10,70 +10,70 @@ use secrecy::{ExposeSecret, SecretSlice};
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 
 use crate::config::ProxyLogin;
-use crate::dial::proxy_error::{ProxyAnswer, ProxyError};
+use crate::dial::proxy_error::{ProxyError, ProxyResponse};
 
 const VERSION: u8 = 5;
-const NO_LOGIN: u8 = 0;
-const PASSWORD: u8 = 2;
-const NOTHING_TAKEN: u8 = 0xff;
+const NO_AUTHENTICATION: u8 = 0;
+const USERNAME_PASSWORD: u8 = 2;
+const NO_ACCEPTABLE_METHODS: u8 = 0xff;
 const PASSWORD_VERSION: u8 = 1;
 const CONNECT: u8 = 1;
 const IPV4: u8 = 1;
-const NAME: u8 = 3;
+const DOMAIN_NAME: u8 = 3;
 const IPV6: u8 = 4;
 
-/// Where a connection is to lead.
+/// The target of a connection.
 #[derive(Debug, Clone, Copy)]
 pub(super) enum Target<'a> {
-    /// To a name that the proxy looks up, or an address in its place; and a port.
+    /// A host, which is a name that the proxy resolves or an IP address, and a port.
     Host(&'a str, u16),
-    /// To this address.
+    /// An address.
     Address(SocketAddr),
 }
 
-/// Asks on this connection.
+/// Requests the target on this connection.
 pub(super) async fn connect<IO>(
     io: &mut IO,
     target: Target<'_>,
     login: Option<&ProxyLogin>,
-) -> Result<ProxyAnswer, ProxyError>
+) -> Result<ProxyResponse, ProxyError>
 where
     IO: AsyncRead + AsyncWrite + Unpin,
 {
     let request = request(target)?;
     let methods: &[u8] = match login {
-        Some(_) => &[VERSION, 2, NO_LOGIN, PASSWORD],
-        None => &[VERSION, 1, NO_LOGIN],
+        Some(_) => &[VERSION, 2, NO_AUTHENTICATION, USERNAME_PASSWORD],
+        None => &[VERSION, 1, NO_AUTHENTICATION],
     };
     write(io, methods).await?;
     let [version, method] = read(io).await?;
     check_version(version)?;
-    let shown = match (method, login) {
-        (NO_LOGIN, _) => None,
-        (PASSWORD, Some(login)) => {
-            show(io, login).await?;
+    let login_scheme = match (method, login) {
+        (NO_AUTHENTICATION, _) => None,
+        (USERNAME_PASSWORD, Some(login)) => {
+            authenticate(io, login).await?;
             Some("password")
         }
-        (NOTHING_TAKEN, None) => {
-            let text = "it takes nobody without a login";
+        (NO_ACCEPTABLE_METHODS, None) => {
+            let text = "it accepts no client without a login";
             return Err(ProxyError::LoginWanted(answer(text, None)));
         }
-        (NOTHING_TAKEN, Some(_)) => {
-            let text = "it takes neither a password nor anybody without one";
+        (NO_ACCEPTABLE_METHODS, Some(_)) => {
+            let text = "it accepts neither a password nor a client without a login";
             return Err(ProxyError::LoginUnknown(answer(text, None)));
         }
         (other, _) => {
-            let problem = format!("it chose login method {other}, which was not offered");
-            return Err(ProxyError::NotAProxy(problem));
+            let text = format!("it chose the method {other}, which was not offered");
+            return Err(ProxyError::NotAProxy(text));
         }
     };
     write(io, &request).await?;
     reply(io).await?;
-    Ok(answer("succeeded", shown))
+    Ok(answer("succeeded", login_scheme))
 }
 
-/// RFC 1929.
-async fn show<IO>(io: &mut IO, login: &ProxyLogin) -> Result<(), ProxyError>
+/// Sends the login (RFC 1929).
+async fn authenticate<IO>(io: &mut IO, login: &ProxyLogin) -> Result<(), ProxyError>
 where
     IO: AsyncRead + AsyncWrite + Unpin,
 {
@@ -89,7 +89,7 @@ where
     match read(io).await? {
         [_, 0] => Ok(()),
         [_, status] => {
-            let text = format!("user or password are wrong (status {status})");
+            let text = format!("user or password is wrong (status {status})");
             Err(ProxyError::LoginRefused(answer(&text, Some("password"))))
         }
     }
@@ -113,7 +113,7 @@ fn request(target: Target<'_>) -> Result<Vec<u8>, ProxyError> {
         Err(name) => {
             let name = name.strip_suffix('.').unwrap_or(name);
             let length = u8::try_from(name.len()).map_err(|_| ProxyError::TooLong("name"))?;
-            request.extend_from_slice(&[NAME, length]);
+            request.extend_from_slice(&[DOMAIN_NAME, length]);
             request.extend_from_slice(name.as_bytes());
         }
     }
@@ -122,16 +122,16 @@ fn request(target: Target<'_>) -> Result<Vec<u8>, ProxyError> {
 }
 
 async fn reply<IO: AsyncRead + Unpin>(io: &mut IO) -> Result<(), ProxyError> {
-    let [version, reply, _, kind] = read(io).await?;
+    let [version, reply, _, address_type] = read(io).await?;
     check_version(version)?;
     if reply != 0 {
         return Err(ProxyError::Refused(answer(&meaning(reply), None)));
     }
     // The address from which the proxy reaches the server, and its port, are not used.
-    match kind {
+    match address_type {
         IPV4 => read::<6, _>(io).await.map(drop),
         IPV6 => read::<18, _>(io).await.map(drop),
-        NAME => {
+        DOMAIN_NAME => {
             let [length] = read(io).await?;
             let mut rest = vec![0; usize::from(length) + 2];
             io.read_exact(&mut rest)
@@ -140,12 +140,12 @@ async fn reply<IO: AsyncRead + Unpin>(io: &mut IO) -> Result<(), ProxyError> {
             Ok(())
         }
         other => Err(ProxyError::NotAProxy(format!(
-            "it answered with an address of kind {other}"
+            "its reply has an address of type {other}"
         ))),
     }
 }
 
-/// RFC 1928 section 6.
+/// The meaning of a reply (RFC 1928 section 6).
 fn meaning(reply: u8) -> String {
     match reply {
         1 => "general failure",
@@ -154,16 +154,16 @@ fn meaning(reply: u8) -> String {
         4 => "the host cannot be reached",
         5 => "the connection is refused",
         6 => "the connection took too many hops",
-        7 => "it does not know how to connect",
-        8 => "it does not know this kind of address",
+        7 => "it does not support CONNECT",
+        8 => "it does not support this type of address",
         _ => "no known reason",
     }
     .to_owned()
         + &format!(" (reply {reply})")
 }
 
-fn answer(text: &str, login: Option<&'static str>) -> ProxyAnswer {
-    ProxyAnswer {
+fn answer(text: &str, login: Option<&'static str>) -> ProxyResponse {
+    ProxyResponse {
         status: None,
         text: text.to_owned(),
         schemes: Vec::new(),
@@ -199,8 +199,8 @@ async fn read<const N: usize, IO: AsyncRead + Unpin>(io: &mut IO) -> Result<[u8;
 
 fn cut(error: &io::Error) -> ProxyError {
     ProxyError::NotAProxy(match error.kind() {
-        io::ErrorKind::UnexpectedEof => "it closed the connection without an answer".to_owned(),
-        _ => format!("it gave no answer: {error}"),
+        io::ErrorKind::UnexpectedEof => "it closed the connection without a reply".to_owned(),
+        _ => format!("it did not reply: {error}"),
     })
 }
 
@@ -222,7 +222,7 @@ mod tests {
         target: Target<'_>,
         login: Option<&ProxyLogin>,
         answers: &[u8],
-    ) -> (Result<ProxyAnswer, ProxyError>, Vec<u8>) {
+    ) -> (Result<ProxyResponse, ProxyError>, Vec<u8>) {
         let (mut ours, mut theirs) = duplex(4096);
         theirs.write_all(answers).await.unwrap();
         theirs.shutdown().await.unwrap();
@@ -292,7 +292,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn what_is_no_such_proxy_is_said_to_be_none() {
+    async fn an_invalid_reply_is_reported_as_such() {
         for (bytes, expected) in [
             (&b"HTTP/1.1 400 Bad Request\r\n\r\n"[..], "http://"),
             (b"\x04\x5a", "SOCKS5"),
@@ -300,7 +300,7 @@ mod tests {
             (b"\x05", "closed"),
             (b"\x05\x01", "method 1"),
             (b"\x05\x02", "method 2"),
-            (b"\x05\x00\x05\x00\x00\x09", "kind 9"),
+            (b"\x05\x00\x05\x00\x00\x09", "type 9"),
         ] {
             let (answer, _) = connected(Target::Host("a", 1), None, bytes).await;
             let Err(error @ ProxyError::NotAProxy(_)) = answer else {
