@@ -25,7 +25,7 @@ use tunnel_server::{
     certs, config as server_config,
     runtimes::{
         HostName, Runtimes,
-        edit::{Addition, add_token},
+        edit::{TokenAddition, add_token},
     },
     server::{Addresses, BindError, Server},
     token::Token,
@@ -149,7 +149,7 @@ impl Credentials {
         let names = ["localhost".to_owned(), "127.0.0.1".to_owned()];
         let certificates = certs::generate(&names, 1)?;
         let token = Token::generate().context("no randomness to be had")?;
-        let addition = Addition {
+        let addition = TokenAddition {
             account: &ACCOUNT.parse()?,
             runtime: &RUNTIME.parse()?,
             hosts: &[],

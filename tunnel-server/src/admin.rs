@@ -1,13 +1,12 @@
-//! The admin API: what an operator may see of a running server, and do to it.
+//! The admin API: views of a running server, and operations on it.
 //!
 //! ```text
 //!   admin listener ─▶ api ─▶ view ─▶ registry, sessions
 //!   (tunnel-ops)       └──▶ event_stream ◀── events ◀─report─ every part of the server
 //! ```
 //!
-//! In come requests below `/api/v1` that the listener has checked; out go JSON and a stream of events,
-//! as `openapi.json` beside this file describes them. It carries no traffic, and nothing that carries
-//! traffic waits for it.
+//! In: requests below `/api/v1` that the listener has checked. Out: JSON and a stream of events, as described by
+//! `openapi.json` beside this file. It carries no traffic, and nothing that carries traffic waits for it.
 
 pub mod address;
 pub mod api;
@@ -23,13 +22,13 @@ use tunnel_ops::{
 
 use self::api::Api;
 
-/// What `/api/v1/openapi.json` answers.
+/// The content of `/api/v1/openapi.json`.
 pub const DESCRIPTION: &str = include_str!("admin/openapi.json");
 
-/// What the admin listener answers with. The server is ready until it is `asked` to stop.
-pub(crate) fn routes(api: Api, asked: Shutdown) -> AdminRoutes {
+/// The routes of the admin listener. The server is ready until `shutdown` begins.
+pub(crate) fn routes(api: Api, shutdown: Shutdown) -> AdminRoutes {
     let ready = move || {
-        if asked.is_asked() {
+        if shutdown.is_asked() {
             Readiness::NotReady("the server is stopping".into())
         } else {
             Readiness::Ready
@@ -38,7 +37,7 @@ pub(crate) fn routes(api: Api, asked: Shutdown) -> AdminRoutes {
     let hosts = api.config.load();
     let hosts = hosts.settings.admin_host.iter();
     let settings = AdminSettings {
-        // Every host is such a name.
+        // Every host name is valid here.
         allowed_hosts: hosts
             .filter_map(|host| host.as_str().parse().ok())
             .collect(),

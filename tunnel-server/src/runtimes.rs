@@ -1,8 +1,7 @@
-//! The runtimes file: which runtimes there are, at which hosts, with which limits and tokens.
+//! The runtimes file: the runtimes with their hosts, limits and tokens.
 //!
-//! In comes a TOML file; out comes a [`Runtimes`] in which no two runtimes share a label, a host or
-//! a token, or every fault in the file with its line. Whether a runtime has a tunnel is not known
-//! here.
+//! In: a TOML file. Out: a [`Runtimes`] in which no two runtimes share a label, a host or a token, or all faults of the
+//! file with their lines. Whether a runtime has a tunnel is not known here.
 
 use std::collections::HashMap;
 use std::fmt;
@@ -36,7 +35,7 @@ pub struct Runtimes {
     host_labels: HashMap<Box<str>, usize>,
 }
 
-/// One token, as listed.
+/// One token of the runtimes file.
 #[derive(Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct ListedToken {
@@ -44,21 +43,21 @@ pub struct ListedToken {
     pub id: TokenId,
     /// SHA-256 of the whole.
     pub sha256: TokenHash,
-    /// When it was made, where that is known.
+    /// When it was created, if that is known.
     pub created: Option<SystemTime>,
-    /// When it runs out.
+    /// When it expires.
     pub expires: Option<SystemTime>,
     /// Whether it is revoked.
     pub revoked: bool,
-    /// For people.
+    /// A note for people.
     pub note: Option<String>,
 }
 
-/// One runtime, as listed.
+/// One runtime of the file, or one that a credential names.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct RuntimeEntry {
-    /// Whose it is.
+    /// The account that it belongs to.
     pub account: AccountName,
     /// Its name within the account.
     pub name: RuntimeName,
@@ -66,13 +65,13 @@ pub struct RuntimeEntry {
     pub label: RuntimeLabel,
     /// Its hosts beside `<label>.<domain>`.
     pub hosts: Vec<HostName>,
-    /// What it may use at most.
+    /// Its limits.
     pub limits: RuntimeLimits,
-    /// The source addresses that it may be reached from; `None` means any.
+    /// The source addresses that are allowed; `None` means any.
     pub allow_from: Option<Vec<IpNet>>,
 }
 
-/// What one runtime may use at most; nothing set means the server's default for all.
+/// The limits of one runtime; `None` means the server's default.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct RuntimeLimits {
@@ -90,7 +89,7 @@ pub struct RuntimeLimits {
     pub head_bytes: Option<usize>,
     /// Requests that wait for the runtime to come back.
     pub waiting: Option<u32>,
-    /// What those hold together, in bytes.
+    /// The memory of those requests together, in bytes.
     pub waiting_bytes: Option<u64>,
 }
 
@@ -132,20 +131,19 @@ impl Runtimes {
             .filter_map(|(entry, token)| Some((self.entries.get(*entry)?, token)))
     }
 
-    /// The runtime that the host `<label>.<domain>`, or one below it, belongs to by its own `hosts`.
-    /// Another runtime with this label would be taken for it.
+    /// The runtime whose `hosts` contain `<label>.<domain>` or a host below it. Another runtime must not get this label.
     pub fn host_owner(&self, label: &RuntimeLabel) -> Option<&Arc<RuntimeEntry>> {
         self.entries.get(*self.host_labels.get(label.as_str())?)
     }
 
-    /// How many tokens there are, over all runtimes.
+    /// The number of tokens of all runtimes.
     pub fn token_count(&self) -> usize {
         self.tokens.len()
     }
 }
 
 impl RuntimeLimits {
-    /// These limits, and where they do not say, those.
+    /// These limits, with `defaults` for those that are not set.
     #[must_use]
     pub fn or(self, defaults: Self) -> Self {
         Self {

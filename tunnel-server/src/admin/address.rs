@@ -1,24 +1,26 @@
-//! Where a running server's admin listener is, as an operator names it.
+//! The URL of an admin listener, as given by an operator.
 
 use std::{fmt, str::FromStr};
 
 use http::uri::{Authority, Scheme, Uri};
 
-/// The port of an `http` URL that names none.
+/// The port of an `http` URL without one.
 const HTTP_PORT: u16 = 80;
 
 /// The URL of an admin listener: `http`, host and port.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct AdminUrl(Authority);
 
-/// A text that is no such URL. It does not repeat the text.
+/// The text is not the URL of an admin listener. The error does not repeat it, since it may contain a password.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum NotAnAdminUrl {
-    /// No URL, or one with more than a host and a port.
+    /// Not a URL, or one with more than a host and a port.
     #[error("expected a URL without path such as `http://127.0.0.1:9090`")]
     Form,
     /// Another scheme.
-    #[error("the admin listener speaks plain `http`; from far, reach it through a tunnel of ssh")]
+    #[error(
+        "the admin listener speaks plain `http`; from another machine, reach it through an SSH tunnel"
+    )]
     Scheme,
 }
 
@@ -87,7 +89,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_more_or_less_is_refused() {
+    fn other_forms_are_refused() {
         use NotAnAdminUrl::{Form, Scheme};
         for (text, error) in [
             ("https://a:1", Scheme),

@@ -1,8 +1,8 @@
-//! The routes of the admin API: which there are, who may use them, what they answer.
+//! The routes of the admin API, their access rules, and their responses.
 //!
-//! In comes a request whose `Host` the listener has checked and whose body it has read; out comes the
-//! response. Reading is free on this machine, but for the configuration; from elsewhere, and for whatever changes
-//! something, the admin token is needed. `routes` is all there is, and `openapi.json` describes it.
+//! In: a request whose `Host` the listener has checked and whose body it has read. Out: the response. Reading needs no
+//! token on the local machine, except the configuration; from other machines, and for changes, the admin token is
+//! required. `routes` is the complete list, and `openapi.json` describes it.
 
 use std::{fmt::Display, sync::Arc};
 
@@ -36,13 +36,13 @@ use crate::{
     registry::Registry,
 };
 
-/// Every route lies below this.
+/// The prefix of all routes.
 pub const ROOT: &str = "/api/v1";
 
-/// How many routes there are.
+/// The number of routes.
 const ROUTES: usize = 9;
 
-/// Runtimes in a page when it is not said how many.
+/// Default number of runtimes in a page.
 const PAGE: usize = 100;
 
 /// Most runtimes in a page: about 1 MB.
@@ -55,26 +55,26 @@ const LAST_EVENT_ID: HeaderName = HeaderName::from_static("last-event-id");
 pub struct RuntimesPage {
     /// These runtimes.
     pub runtimes: Vec<RuntimeView>,
-    /// What `after` is for the next page; absent on the last one.
+    /// The value of `after` for the next page; absent on the last one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub next: Option<String>,
 }
 
-/// What was done to a runtime.
+/// The result of an operation on a runtime.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct OperationView {
     /// The runtime.
     pub label: String,
-    /// How many sessions it was done to; none when the runtime is offline.
+    /// The number of affected sessions; 0 if the runtime is offline.
     pub sessions: usize,
 }
 
-/// Why something is not answered.
+/// The body of an error response.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct AdminProblem {
-    /// Why, as a stable name.
+    /// The reason, as a stable name.
     pub reason: String,
-    /// Why, for a person, and what to do about it.
+    /// The reason for people, and what to do about it.
     pub detail: String,
 }
 
@@ -86,24 +86,24 @@ pub(crate) struct Api {
     pub(crate) metrics: Arc<Metrics>,
     pub(crate) events: Arc<Events>,
     pub(crate) lifecycle: Arc<Lifecycle>,
-    /// Knows the admin token. Without it nothing can be changed, and nothing be read from elsewhere.
+    /// Checks the admin token. Without it nothing can be changed, or read from other machines.
     pub(crate) guard: Arc<ArcSwapOption<BearerGuard>>,
-    /// Whether only this machine can ask.
+    /// Whether only the local machine can reach the listener.
     pub(crate) is_local: bool,
 }
 
-/// Who may use a route.
+/// The access rule of a route.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Access {
-    /// This machine, and requests with the admin token.
+    /// Open to the local machine, and to requests with the admin token.
     Read,
-    /// Requests with the admin token; this machine too where there is none.
+    /// Open to requests with the admin token, and to the local machine if there is no token.
     ReadPrivate,
-    /// Requests with the admin token.
+    /// Open to requests with the admin token only.
     Change,
 }
 
-/// What stands in the path for `{label}`.
+/// The `{label}` of the path.
 struct PathLabel(String);
 
 /// A request that is refused.
@@ -115,7 +115,7 @@ struct ApiError {
     challenge: Option<HeaderValue>,
 }
 
-/// Which runtimes are asked for.
+/// The query of the list of runtimes.
 #[derive(Debug, PartialEq, Eq, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct RuntimesQuery {
@@ -130,18 +130,18 @@ fn page() -> usize {
     PAGE
 }
 
-/// The body of a revocation: exactly one of these, so that a script with an empty variable never revokes
-/// more than it meant.
+/// The body of a revocation: exactly one of these, so that a script with an empty variable does not revoke more than
+/// intended.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum RevocationRequest {
-    /// Every credential issued before now. Only `true` can be said.
+    /// Every credential issued before now. Only `true` is allowed.
     All(bool),
     /// The credential with this public id.
     Id(String),
 }
 
-/// Answers below [`ROOT`].
+/// The router of the requests below [`ROOT`].
 pub(super) fn router(api: Arc<Api>) -> Router {
     let routes = routes(&api).into_iter();
     routes
@@ -153,7 +153,7 @@ pub(super) fn router(api: Arc<Api>) -> Router {
         .with_state(api)
 }
 
-/// Every route, below [`ROOT`].
+/// All routes, relative to [`ROOT`].
 fn routes(api: &Arc<Api>) -> [(&'static str, MethodRouter<Arc<Api>>); ROUTES] {
     let only = |access| from_fn_with_state((api.clone(), access), authorize);
     let read = || only(Access::Read);
@@ -190,8 +190,7 @@ async fn authorize(
 }
 
 async fn path_unknown() -> ApiError {
-    let detail =
-        format!("there is nothing here: try /metrics, /healthz, /readyz or {ROOT}/openapi.json");
+    let detail = format!("no such path: try /metrics, /healthz, /readyz or {ROOT}/openapi.json");
     ApiError::new(StatusCode::NOT_FOUND, "path_unknown", detail)
 }
 
@@ -212,23 +211,23 @@ async fn config(State(api): State<Arc<Api>>) -> Json<ConfigView> {
 
 async fn runtimes(
     State(api): State<Arc<Api>>,
-    wanted: Result<Query<RuntimesQuery>, QueryRejection>,
+    query: Result<Query<RuntimesQuery>, QueryRejection>,
 ) -> Result<Json<RuntimesPage>, ApiError> {
-    let wanted = RuntimesQuery::check(wanted)?;
+    let query = RuntimesQuery::check(query)?;
     let config = api.config.load();
     let entries = view::runtime_entries(&api.registry);
-    let (after, account) = (wanted.after.as_deref(), wanted.account.as_deref());
+    let (after, account) = (query.after.as_deref(), query.account.as_deref());
     let mut runtimes: Vec<_> = entries
         .iter()
         .filter(|entry| after.is_none_or(|after| entry.label.as_str() > after))
         .filter(|entry| account.is_none_or(|name| entry.account.as_str() == name))
         .map(|entry| view::runtime_view(&api.registry, &config, entry))
-        .filter(|view| wanted.online.is_none_or(|online| view.online == online))
-        // One more, to see whether there is another page.
-        .take(wanted.limit + 1)
+        .filter(|view| query.online.is_none_or(|online| view.online == online))
+        // One more than the limit, to know whether there is another page.
+        .take(query.limit + 1)
         .collect();
-    let is_last = runtimes.len() <= wanted.limit;
-    runtimes.truncate(wanted.limit);
+    let is_last = runtimes.len() <= query.limit;
+    runtimes.truncate(query.limit);
     let last = runtimes.last().filter(|_| !is_last);
     let next = last.map(|view| view.label.clone());
     Ok(Json(RuntimesPage { runtimes, next }))
@@ -266,20 +265,20 @@ async fn revoke(
 ) -> Result<Json<OperationView>, ApiError> {
     let malformed =
         |detail: &dyn Display| ApiError::new(StatusCode::BAD_REQUEST, "body_malformed", detail);
-    let order = serde_json::from_slice(&body).map_err(|error| {
+    let request = serde_json::from_slice(&body).map_err(|error| {
         malformed(&format_args!(
             "expected either {{\"id\": \"…\"}} or {{\"all\": true}}: {error}"
         ))
     })?;
-    let which = RevocationRequest::which(order).map_err(|detail| malformed(&detail))?;
+    let scope = RevocationRequest::scope(request).map_err(|detail| malformed(&detail))?;
     let (registry, authenticator) = (&api.registry, &api.authenticator);
-    let sessions = view::revoke(registry, authenticator, &api.config.load(), &label, &which)?;
+    let sessions = view::revoke(registry, authenticator, &api.config.load(), &label, &scope)?;
     Ok(done("revoke", label, sessions))
 }
 
 async fn events(State(api): State<Arc<Api>>, headers: HeaderMap) -> Response {
     let reader = match headers.get(LAST_EVENT_ID) {
-        // An id that is not text is none that was ever given.
+        // An id that is not text was never issued.
         Some(id) => api.events.read_after(id.to_str().unwrap_or_default()),
         None => api.events.read(),
     };
@@ -295,7 +294,7 @@ fn done(operation: &'static str, label: String, sessions: usize) -> Json<Operati
         runtime = label,
         operation,
         sessions,
-        "done for the operator"
+        "the operator has changed a runtime"
     );
     Json(OperationView { label, sessions })
 }
@@ -303,12 +302,12 @@ fn done(operation: &'static str, label: String, sessions: usize) -> Json<Operati
 impl Api {
     fn check_access(&self, access: Access, headers: &HeaderMap) -> Result<(), ApiError> {
         let guard = self.guard.load();
-        let is_free = match access {
+        let is_open = match access {
             Access::Read => self.is_local,
             Access::ReadPrivate => self.is_local && guard.is_none(),
             Access::Change => false,
         };
-        if is_free {
+        if is_open {
             return Ok(());
         }
         let Some(guard) = &*guard else {
@@ -331,21 +330,21 @@ impl<S: Send + Sync> FromRequestParts<S> for PathLabel {
     async fn from_request_parts(parts: &mut Parts, state: &S) -> Result<Self, ApiError> {
         match Path::from_request_parts(parts, state).await {
             Ok(Path(label)) => Ok(Self(label)),
-            // Percent-encoded bytes that are not text.
+            // The percent-decoded bytes are not UTF-8.
             Err(_) => Err(path_unknown().await),
         }
     }
 }
 
 impl RevocationRequest {
-    /// What is meant, or what is wrong with it.
-    fn which(self) -> Result<RevocationScope, &'static str> {
+    /// The scope of the revocation, or the fault of the body.
+    fn scope(self) -> Result<RevocationScope, &'static str> {
         match self {
             Self::All(true) => Ok(RevocationScope::All),
             Self::All(false) => {
                 Err("`all` can only be true: to revoke one credential, give its `id`")
             }
-            // The whole token is a mistake: it gives the secret away, and would revoke nothing.
+            // The whole token would disclose its secret, and would match no credential.
             Self::Id(id) if id.starts_with("tnlrt_") => {
                 Err("`id` is the token's id, its 16 digits after `tnlrt_`, alone")
             }
@@ -356,13 +355,13 @@ impl RevocationRequest {
 }
 
 impl RuntimesQuery {
-    /// The query, unless it is malformed.
+    /// Checks the query.
     fn check(query: Result<Query<Self>, QueryRejection>) -> Result<Self, ApiError> {
         let malformed =
             |detail: &str| ApiError::new(StatusCode::BAD_REQUEST, "query_malformed", detail);
-        let Query(wanted) = query.map_err(|error| malformed(&error.body_text()))?;
-        match wanted.limit {
-            1..=PAGE_MAX => Ok(wanted),
+        let Query(query) = query.map_err(|error| malformed(&error.body_text()))?;
+        match query.limit {
+            1..=PAGE_MAX => Ok(query),
             _ => Err(malformed("`limit` is a number from 1 to 1000")),
         }
     }

@@ -1,4 +1,4 @@
-//! Events as they are sent: a stream of Server-Sent Events that ends only when its reader is too slow.
+//! The stream of Server-Sent Events, which ends only when its reader is too slow.
 
 use std::{convert::Infallible, time::Duration};
 
@@ -14,23 +14,22 @@ use tunnel_ops::admin::Streaming;
 
 use crate::events::{EventView, Reader};
 
-/// Longest silence: half of what common proxies allow, so that neither end takes a quiet stream for
-/// a dead one.
+/// Longest silence on a stream: half of what common proxies allow, so that no end considers an idle stream dead.
 const HEARTBEAT: Duration = Duration::from_secs(15);
 
-/// Time after which a client whose stream has ended connects again.
+/// The reconnection time that clients are given.
 const RETRY: Duration = Duration::from_secs(1);
 
-/// The events of a reader, from the next one on.
+/// The response with the events of a reader.
 pub(super) fn response(reader: Reader) -> impl IntoResponse {
-    // Sent at once, so that the client knows that it is heard.
+    // Sent at once, so that the client sees that the stream is open.
     let beginning = Event::default().comment("events follow").retry(RETRY);
     let batches = stream::unfold(Some(reader), async |reader| {
         let mut reader = reader?;
         Some(match reader.next().await {
             Ok(events) => (events.iter().map(event).collect(), Some(reader)),
             Err(error) => {
-                let last = Event::default().comment(format!("{error}: come again"));
+                let last = Event::default().comment(format!("{error}: connect again"));
                 (vec![last], None)
             }
         })
@@ -45,7 +44,7 @@ pub(super) fn response(reader: Reader) -> impl IntoResponse {
 }
 
 fn event(view: &EventView) -> Event {
-    // Serialising plain values has no way to fail.
+    // Serialising plain values cannot fail.
     let data = serde_json::to_string(view).unwrap_or_default();
     let event = match &view.id {
         Some(id) => Event::default().id(id),
@@ -73,7 +72,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn events_are_sent_as_they_come_and_silence_is_broken() {
+    async fn events_are_sent_as_they_occur_and_silence_is_bounded() {
         let events = Events::new("run");
         let mut body = body(events.read());
         let beginning = ": events follow\nretry: 1000\n\n";
@@ -93,7 +92,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_slow_reader_is_told_and_dropped() {
+    async fn a_slow_reader_gets_a_comment_and_is_dropped() {
         let events = Events::new("run");
         let mut body = body(events.read());
         piece(&mut body).await;

@@ -1,8 +1,8 @@
-//! What the operator sees of the server, and may do to it.
+//! The views and operations of the admin API.
 //!
-//! In come parts of the server and a runtime's label; out go plain values that the admin API writes as JSON and the
-//! program's own commands read again. This is the one file of the API that knows registry, tunnels and
-//! sessions. No credential is in any view: of a credential there is its kind and its public id.
+//! In: parts of the server and a runtime's label. Out: plain values, which the admin API writes as JSON and the program's
+//! own commands read. This is the only file of the API that uses registry, tunnels and sessions. No view contains a
+//! secret: a credential is shown by its kind and its public id.
 
 use std::{sync::Arc, time::SystemTime};
 
@@ -31,13 +31,13 @@ pub struct ServerView {
     pub version: String,
     /// When it was started.
     pub started: Timestamp,
-    /// How long ago that is.
+    /// Seconds since then.
     pub uptime_seconds: u64,
-    /// Whether it goes on.
+    /// Whether it is draining.
     pub state: ServerState,
-    /// Runtimes that are known.
+    /// The number of known runtimes.
     pub runtimes: usize,
-    /// Those of them that a tunnel client holds.
+    /// The number of runtimes that are online.
     pub runtimes_online: usize,
     /// Live sessions of all runtimes.
     pub sessions: usize,
@@ -45,10 +45,10 @@ pub struct ServerView {
     pub open_exchanges: usize,
     /// Counts the configurations since the start, from 1.
     pub config_version: u64,
-    /// Whether the last reload found everything good; absent while there was none.
+    /// Whether the last reload succeeded; absent before the first.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub last_reload_ok: Option<bool>,
-    /// When that was.
+    /// When the last reload was.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub last_reload: Option<Timestamp>,
 }
@@ -58,26 +58,26 @@ pub struct ServerView {
 pub struct ConfigView {
     /// Counts the configurations since the start, from 1.
     pub version: u64,
-    /// What each setting stands at, and a line for each runtime.
+    /// The value of each setting, and a description of each runtime.
     pub settings: Effective,
 }
 
-/// Whether the server goes on.
+/// The state of the server.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum ServerState {
-    /// It does.
+    /// It accepts connections and requests.
     Running,
-    /// It was asked to stop, and lets what is open finish.
+    /// It is stopping, and lets open exchanges finish.
     Draining,
 }
 
-/// One runtime. What is absent is not known, or there is none.
+/// One runtime. An absent field is unknown or does not apply.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct RuntimeView {
-    /// Its label, by which everything here names it.
+    /// Its label, which identifies it in this API.
     pub label: String,
-    /// Whose it is.
+    /// The account that it belongs to.
     pub account: String,
     /// Its name within the account.
     pub name: String,
@@ -85,7 +85,7 @@ pub struct RuntimeView {
     pub hosts: Vec<String>,
     /// Whether a tunnel client holds it.
     pub online: bool,
-    /// Since when.
+    /// Since when it is online.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub online_since: Option<Timestamp>,
     /// When it was last online, since the server was started.
@@ -94,13 +94,13 @@ pub struct RuntimeView {
     /// The instance that holds it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub instance: Option<String>,
-    /// Which claim it holds it by: grows whenever the holder changes.
+    /// The epoch of its claim, which grows whenever the holder changes.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub epoch: Option<u64>,
-    /// What let the tunnel client in.
+    /// The credential that authenticated the tunnel client.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub credential: Option<CredentialView>,
-    /// When that runs out.
+    /// When the credential expires.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub expires: Option<Timestamp>,
     /// Its live sessions.
@@ -113,12 +113,12 @@ pub struct RuntimeView {
     pub bytes_out: u64,
     /// Requests that wait for its tunnel client to come back.
     pub waiting: usize,
-    /// What it may use.
+    /// Its limits.
     pub limits: LimitsView,
-    /// The source addresses that it may be reached from; absent when any may.
+    /// The source addresses that are allowed; absent if all are.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub allow_from: Option<Vec<String>>,
-    /// What went wrong last.
+    /// The last problem.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub last_problem: Option<ProblemView>,
     /// What its tunnel client has reported of its routes; absent in a list of runtimes.
@@ -136,9 +136,9 @@ pub struct RouteView {
     pub name: String,
     /// What it matches.
     pub matches: String,
-    /// Where it leads.
+    /// Its upstream.
     pub to: String,
-    /// How that is: `up`, `degraded`, `down`, `own` or `unknown`.
+    /// The upstream's state: `up`, `degraded`, `down`, `own` or `unknown`.
     pub state: String,
 }
 
@@ -153,7 +153,7 @@ impl From<&RouteSummary> for RouteView {
     }
 }
 
-/// Which credential: what anybody may know of it.
+/// The public data of a credential.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct CredentialView {
     /// Its kind: `token`, `jwt`, `platform` or `certificate`.
@@ -175,7 +175,7 @@ pub struct SessionView {
     pub client_version: String,
     /// When it began.
     pub since: Timestamp,
-    /// What the last ping showed; absent before the first.
+    /// The round-trip time of the last ping; absent before the first.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub round_trip_ms: Option<f64>,
     /// Its open exchanges.
@@ -188,7 +188,7 @@ pub struct SessionView {
     pub is_draining: bool,
 }
 
-/// What a runtime may use at most; absent means no limit of its own.
+/// The limits of a runtime; an absent limit is not set.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct LimitsView {
     /// Exchanges open at once.
@@ -212,36 +212,36 @@ pub struct LimitsView {
     /// Requests that wait for the runtime to come back.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub waiting: Option<u32>,
-    /// What those hold together, in bytes.
+    /// The memory of those requests together, in bytes.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub waiting_bytes: Option<u64>,
 }
 
-/// Something that went wrong.
+/// A problem of a runtime.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ProblemView {
-    /// What, as a stable name.
+    /// Its stable name.
     pub reason: String,
-    /// When.
+    /// When it occurred.
     pub at: Timestamp,
 }
 
-/// Which of a runtime's credentials are to be good no more.
+/// The credentials of a runtime to revoke.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum RevocationScope {
-    /// All that were issued before now.
+    /// All credentials that were issued before now.
     All,
-    /// The one with this public id, whether anybody has come with it or not.
+    /// The credential with this public id, whether it has been used or not.
     Credential(String),
 }
 
-/// Why an operation was not done.
+/// Why an operation failed.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum OperationError {
     /// There is no such runtime.
     #[error("no runtime has the label `{0}`")]
     RuntimeUnknown(String),
-    /// There is no room for another revocation.
+    /// There are too many revocations.
     #[error(transparent)]
     RevocationsFull(#[from] RevocationsFull),
 }
@@ -390,8 +390,8 @@ pub(super) fn runtime_with_routes(
     let members = tunnel.and_then(|slot| Some(slot.tunnel()?.members()));
     // A client with a new table of routes reports it to its latest session first.
     let members = members.into_iter().flatten().rev();
-    let told = members.filter_map(|member| member.peer.routes.lock().clone());
-    if let Some(summary) = told.into_iter().next() {
+    let reports = members.filter_map(|member| member.peer.routes.lock().clone());
+    if let Some(summary) = reports.into_iter().next() {
         view.routes = Some(summary.routes().iter().map(RouteView::from).collect());
         view.routes_omitted = Some(summary.omitted()).filter(|omitted| *omitted > 0);
     }
@@ -423,8 +423,8 @@ fn session_view(instance: &str, Member { session, peer, .. }: &Member) -> Sessio
     }
 }
 
-/// Ends all sessions of a runtime, and with them what is open; its tunnel client dials again. How
-/// many there were.
+/// Ends all sessions of a runtime, and with them the open exchanges; its tunnel client dials again. Returns how many
+/// sessions there were.
 ///
 /// # Errors
 /// When there is no such runtime.
@@ -432,8 +432,8 @@ pub(super) fn disconnect(registry: &Registry, label: &str) -> Result<usize, Oper
     direct(registry, label, Directive::Disconnect)
 }
 
-/// Has a runtime's tunnel client leave its sessions as soon as it has new ones; what is open finishes. Returns how
-/// many sessions that is.
+/// Makes a runtime's tunnel client replace its sessions by new ones; open exchanges finish. Returns the number of
+/// sessions.
 ///
 /// # Errors
 /// When there is no such runtime.
@@ -446,8 +446,8 @@ fn direct(registry: &Registry, label: &str, directive: Directive) -> Result<usiz
     Ok(slot.tunnel().map_or(0, |tunnel| tunnel.direct(directive)))
 }
 
-/// Makes credentials of a runtime good no more until the server is started again, and ends the
-/// sessions that were let in by them. How many sessions that is; done once more, there are none.
+/// Revokes credentials of a runtime until the server is restarted, which ends the sessions that they authenticated.
+/// Returns how many sessions there are; a repeated call returns 0 once they have ended.
 ///
 /// # Errors
 /// When there is no such runtime.
@@ -456,20 +456,20 @@ pub(super) fn revoke(
     authenticator: &Authenticator,
     config: &Config,
     label: &str,
-    which: &RevocationScope,
+    scope: &RevocationScope,
 ) -> Result<usize, OperationError> {
     let slot = known(registry, label)?;
     let entry = slot.entry();
     let (account, name) = (entry.account.clone(), entry.name.clone());
     let members = slot.tunnel().map(|tunnel| tunnel.members());
     let members = members.unwrap_or_default();
-    let is_meant = |member: &&Member| match which {
+    let is_covered = |member: &&Member| match scope {
         RevocationScope::All => true,
         RevocationScope::Credential(id) => is_named(&member.peer.credential.lock(), id),
     };
-    let sessions = members.iter().filter(is_meant).count();
-    let revocation = match which {
-        // What is issued from now on is good: the operator means the credentials in use. Only JSON Web Tokens say when
+    let sessions = members.iter().filter(is_covered).count();
+    let revocation = match scope {
+        // Credentials that are issued from now on stay valid: the operator means those in use. Only JSON Web Tokens say when
         // they were issued, by a clock that may be ahead of this one by the leeway.
         RevocationScope::All => {
             let leeway = config.credentials().jwt.map(|jwt| jwt.leeway);
@@ -483,12 +483,12 @@ pub(super) fn revoke(
             before: None,
         },
     };
-    // The sessions find it by themselves, and report it.
+    // The sessions notice the change themselves, and report it.
     authenticator.revoke(&revocation)?;
     Ok(sessions)
 }
 
-/// Whether this is the credential's id, as a revocation reads it.
+/// Whether this is the credential's id; a certificate's serial number may be written in several ways.
 fn is_named(credential: &SessionCredential, id: &str) -> bool {
     match credential.kind == CredentialKind::Certificate.name() {
         true => revocation::serial(id).is_some_and(|serial| serial == credential.id),

@@ -29,7 +29,7 @@ pub struct Revocation {
 /// The operator has made the greatest number of entries.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error(
-    "{OPERATOR_ENTRIES} revocations are kept in memory, and no more: write them into the revocation list"
+    "{OPERATOR_ENTRIES} revocations are kept in memory, and no more: add them to the revocation list"
 )]
 pub struct RevocationsFull;
 

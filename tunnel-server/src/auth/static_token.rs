@@ -92,7 +92,7 @@ mod tests {
     use tunnel_ops::config_file::TomlFile;
 
     use super::*;
-    use crate::runtimes::edit::{Addition, add_token};
+    use crate::runtimes::edit::{TokenAddition, add_token};
 
     thread_local! {
         /// How often hashes were compared.
@@ -101,7 +101,7 @@ mod tests {
 
     fn listed(token: &Token, rest: &str) -> Runtimes {
         let (account, runtime) = ("acme".parse().unwrap(), "prod".parse().unwrap());
-        let addition = Addition {
+        let addition = TokenAddition {
             account: &account,
             runtime: &runtime,
             hosts: &[],

@@ -18,7 +18,7 @@ use super::revocation::RevocationTarget;
 use super::*;
 use crate::certs::Certificates;
 use crate::config::Config;
-use crate::runtimes::edit::{Addition, Revoking, add_token, revoke_tokens};
+use crate::runtimes::edit::{TokenAddition, TokenRevocation, add_token, revoke_tokens};
 use crate::token::Token;
 
 static CERTIFICATES: LazyLock<Certificates> =
@@ -42,7 +42,7 @@ fn authenticator(text: &str, change: impl FnOnce(&mut Config)) -> Arc<Authentica
 /// The file with one more token in it.
 fn added(text: &str, account: &str, runtime: &str) -> (String, Token) {
     let token = Token::generate().unwrap();
-    let addition = Addition {
+    let addition = TokenAddition {
         account: &account.parse().unwrap(),
         runtime: &runtime.parse().unwrap(),
         hosts: &[],
@@ -193,12 +193,12 @@ async fn a_grant_follows_its_token_in_the_file() {
     let over = end + Duration::from_secs(30);
     assert_eq!(name(authenticator.recheck(&grant, over)), "token_expired");
 
-    let revoking = Revoking {
+    let revocation = TokenRevocation {
         account: &"acme".parse().unwrap(),
         runtime: &"prod".parse().unwrap(),
         id: Some(token.id()),
     };
-    let (revoked, _) = revoke_tokens(&text, &revoking).unwrap();
+    let (revoked, _) = revoke_tokens(&text, &revocation).unwrap();
     authenticator.replace_runtimes(runtimes(&revoked));
     let refusal = authenticator.recheck(&grant, now).unwrap_err();
     assert_eq!(refusal.name(), "credential_revoked");

@@ -14,7 +14,7 @@ use tunnel_ops::config_file::TomlFile;
 use super::Failure;
 use super::atomic_file::{self, Existing};
 use crate::cli::{TokenCreateArgs, TokenListArgs, TokenRevokeArgs};
-use crate::runtimes::edit::{Addition, EditError, Revoking, add_token, revoke_tokens};
+use crate::runtimes::edit::{EditError, TokenAddition, TokenRevocation, add_token, revoke_tokens};
 use crate::runtimes::{HostName, ListedToken, Moment, RuntimeEntry, Runtimes};
 use crate::token::Token;
 
@@ -24,7 +24,7 @@ const FILE_MODE: u32 = 0o600;
 pub(super) fn create(args: &TokenCreateArgs) -> Result<(), Failure> {
     let token = Token::generate()
         .map_err(|error| Failure::running(format_args!("cannot generate random bytes: {error}")))?;
-    let addition = Addition {
+    let addition = TokenAddition {
         account: &args.account,
         runtime: &args.runtime,
         hosts: &args.hosts,
@@ -49,13 +49,13 @@ pub(super) fn create(args: &TokenCreateArgs) -> Result<(), Failure> {
 }
 
 pub(super) fn revoke(args: &TokenRevokeArgs) -> Result<(), Failure> {
-    let revoking = Revoking {
+    let revocation = TokenRevocation {
         account: &args.account,
         runtime: &args.runtime,
         id: args.id,
     };
     let (path, revoked) = change(&args.runtimes, &args.domain, |text| {
-        revoke_tokens(text, &revoking)
+        revoke_tokens(text, &revocation)
     })?;
     let owner = format!("of account {}, runtime {}", args.account, args.runtime);
     for id in revoked.now {

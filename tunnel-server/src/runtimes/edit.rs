@@ -1,7 +1,7 @@
-//! Changes to a runtimes file's text that keep the rest of it, comments included.
+//! Changes of a runtimes file's text that preserve the rest of it, comments included.
 //!
-//! In come the text and what to add or to revoke; out comes the new text. It reads and writes no file, and
-//! leaves it to [`super::Runtimes::parse`] to say whether the result is good.
+//! In: the text, and what to add or to revoke. Out: the new text. Reads and writes no file; the result must be checked
+//! with [`super::Runtimes::parse`].
 
 use toml_edit::{
     Array, ArrayOfTables, DocumentMut, InlineTable, Item, Table, TableLike, TomlError, Value, value,
@@ -10,42 +10,42 @@ use toml_edit::{
 use super::{AccountName, HostName, Moment, RuntimeName};
 use crate::token::{Token, TokenId};
 
-/// A token for a runtime, which is added too when it is missing.
+/// A token to add to a runtime, which is added too if it is missing.
 #[derive(Debug, Clone, Copy)]
-pub struct Addition<'a> {
+pub struct TokenAddition<'a> {
     /// Whose runtime.
     pub account: &'a AccountName,
     /// Which of its runtimes.
     pub runtime: &'a RuntimeName,
-    /// Hosts that the runtime has from now on, beside those it had.
+    /// Hosts to add to those of the runtime.
     pub hosts: &'a [HostName],
-    /// The token, of which only id and hash are written.
+    /// The token. Only its id and hash are written.
     pub token: &'a Token,
-    /// When it was made.
+    /// When the token was created.
     pub created: Option<Moment>,
-    /// When it runs out.
+    /// When the token expires.
     pub expires: Option<Moment>,
-    /// For people.
+    /// A note for people.
     pub note: Option<&'a str>,
 }
 
-/// Tokens to be revoked.
+/// Tokens to revoke.
 #[derive(Debug, Clone, Copy)]
-pub struct Revoking<'a> {
+pub struct TokenRevocation<'a> {
     /// Whose runtime.
     pub account: &'a AccountName,
     /// Which of its runtimes.
     pub runtime: &'a RuntimeName,
-    /// Which of its tokens; none means all.
+    /// The token; `None` means all tokens of the runtime.
     pub id: Option<TokenId>,
 }
 
-/// What a revocation found.
+/// The result of a revocation.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Revoked {
-    /// The tokens that are revoked now and were not before.
+    /// The tokens that this revocation has revoked.
     pub now: Vec<String>,
-    /// Those that were revoked already.
+    /// The tokens that were revoked already.
     pub before: Vec<String>,
 }
 
@@ -56,10 +56,10 @@ pub enum EditError {
     /// It is not TOML.
     #[error("not TOML: {0}")]
     NotToml(#[from] TomlError),
-    /// It is written in a way that cannot be added to.
+    /// The TOML form of this key cannot be edited.
     #[error("`{0}` is not a list of tables: write it as `[[{0}]]`")]
     NotTables(&'static str),
-    /// Nothing is listed for this pair.
+    /// The runtime is not listed.
     #[error("no runtime `{runtime}` of account `{account}` is listed")]
     NoRuntime {
         /// The account asked for.
@@ -82,8 +82,8 @@ pub enum EditError {
     NotAList,
 }
 
-/// The text with the token's id and hash in it.
-pub fn add_token(text: &str, addition: &Addition<'_>) -> Result<String, EditError> {
+/// Returns the text with the token's id and hash added.
+pub fn add_token(text: &str, addition: &TokenAddition<'_>) -> Result<String, EditError> {
     let mut document: DocumentMut = text.parse()?;
     let runtimes = document
         .entry("runtime")
@@ -108,14 +108,17 @@ pub fn add_token(text: &str, addition: &Addition<'_>) -> Result<String, EditErro
     Ok(document.to_string())
 }
 
-/// The text with the tokens marked as revoked, so that a client that still shows one learns it, and a
-/// record remains.
-pub fn revoke_tokens(text: &str, revoking: &Revoking<'_>) -> Result<(String, Revoked), EditError> {
-    let Revoking {
+/// Returns the text with the tokens marked as revoked. They are not removed, so that a client that still uses one gets
+/// that reason.
+pub fn revoke_tokens(
+    text: &str,
+    revocation: &TokenRevocation<'_>,
+) -> Result<(String, Revoked), EditError> {
+    let TokenRevocation {
         account,
         runtime,
         id,
-    } = *revoking;
+    } = *revocation;
     let mut document: DocumentMut = text.parse()?;
     let runtimes = match document.get_mut("runtime") {
         Some(runtimes) => runtimes
@@ -152,7 +155,7 @@ pub fn revoke_tokens(text: &str, revoking: &Revoking<'_>) -> Result<(String, Rev
     Ok((document.to_string(), revoked))
 }
 
-/// The tokens of a runtime, whichever way they are written.
+/// The tokens of a runtime, in either TOML form.
 fn tokens_of(runtime: &mut Table) -> Result<Vec<&mut dyn TableLike>, EditError> {
     let not_tables = EditError::NotTables("runtime.token");
     match runtime.get_mut("token") {
@@ -173,12 +176,12 @@ fn tokens_of(runtime: &mut Table) -> Result<Vec<&mut dyn TableLike>, EditError> 
     }
 }
 
-/// Whether it was not revoked before.
+/// Marks a token as revoked; returns `false` if it was already.
 fn mark_revoked(token: &mut dyn TableLike) -> bool {
     match token.get_mut("revoked").and_then(Item::as_value_mut) {
         Some(value) if value.as_bool() == Some(true) => return false,
         Some(value) => {
-            // A comment beside it stays.
+            // Keeps a comment on the line.
             let decor = value.decor().clone();
             *value = true.into();
             *value.decor_mut() = decor;
@@ -195,7 +198,7 @@ fn is_runtime(table: &Table, account: &AccountName, runtime: &RuntimeName) -> bo
     is("account", account.as_str()) && is("name", runtime.as_str())
 }
 
-fn new_runtime(addition: &Addition<'_>) -> Table {
+fn new_runtime(addition: &TokenAddition<'_>) -> Table {
     let mut runtime = Table::new();
     runtime.insert("account", value(addition.account.as_str()));
     runtime.insert("name", value(addition.runtime.as_str()));
@@ -223,11 +226,11 @@ fn add_hosts(runtime: &mut Table, hosts: &[HostName]) -> Result<(), EditError> {
     Ok(())
 }
 
-fn add_token_table(runtime: &mut Table, addition: &Addition<'_>) -> Result<(), EditError> {
+fn add_token_table(runtime: &mut Table, addition: &TokenAddition<'_>) -> Result<(), EditError> {
     let tokens = runtime
         .entry("token")
         .or_insert_with(|| Item::ArrayOfTables(ArrayOfTables::new()));
-    // Some people write short tables in one line; theirs stay so.
+    // A file with inline tables gets another inline table.
     if let Some(list) = tokens.as_array_mut() {
         let mut token = InlineTable::new();
         fill_token(&mut token, addition);
@@ -243,7 +246,7 @@ fn add_token_table(runtime: &mut Table, addition: &Addition<'_>) -> Result<(), E
     Ok(())
 }
 
-fn fill_token(table: &mut dyn TableLike, addition: &Addition<'_>) {
+fn fill_token(table: &mut dyn TableLike, addition: &TokenAddition<'_>) {
     let hash: String = addition
         .token
         .sha256()
@@ -293,7 +296,7 @@ name = \"test\"
         let token = Token::generate().unwrap();
         let hosts: Vec<HostName> = hosts.iter().map(|host| host.parse().unwrap()).collect();
         let (account, runtime) = (account.parse().unwrap(), runtime.parse().unwrap());
-        let addition = Addition {
+        let addition = TokenAddition {
             account: &account,
             runtime: &runtime,
             hosts: &hosts,
@@ -313,7 +316,7 @@ name = \"test\"
         .unwrap()
     }
 
-    /// What was there is still there, line by line and in order.
+    /// Checks that all lines are still there, in order.
     #[track_caller]
     fn check_kept(before: &str, after: &str) {
         let mut after = after.lines();
@@ -401,10 +404,10 @@ name = \"test\"
     }
 
     #[test]
-    fn what_cannot_be_added_to_is_refused() {
+    fn a_form_that_cannot_be_edited_is_refused() {
         let token = Token::generate().unwrap();
         let (account, runtime) = ("a".parse().unwrap(), "b".parse().unwrap());
-        let addition = Addition {
+        let addition = TokenAddition {
             account: &account,
             runtime: &runtime,
             hosts: &[],
@@ -428,7 +431,7 @@ name = \"test\"
         let (account, runtime) = ("acme".parse().unwrap(), runtime.parse().unwrap());
         revoke_tokens(
             text,
-            &Revoking {
+            &TokenRevocation {
                 account: &account,
                 runtime: &runtime,
                 id: id.map(|id| id.parse().unwrap()),
@@ -473,7 +476,7 @@ name = \"test\"
     }
 
     #[test]
-    fn what_is_not_there_cannot_be_revoked() {
+    fn an_unlisted_token_cannot_be_revoked() {
         let text = |result: Result<_, EditError>| result.unwrap_err().to_string();
         for empty in ["", FILE] {
             assert_eq!(

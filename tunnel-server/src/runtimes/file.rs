@@ -1,4 +1,4 @@
-//! From the runtimes file's text to checked [`Runtimes`], with the line of every fault.
+//! Parses the text of the runtimes file to checked [`Runtimes`], or reports every fault with its line.
 
 use std::collections::HashMap;
 use std::ops::Range;
@@ -77,17 +77,17 @@ struct RawToken {
     expires: Option<Moment>,
     #[serde(default)]
     revoked: bool,
-    /// For people.
+    /// A note for people.
     note: Option<String>,
 }
 
-/// Checks one file; goes on after a fault, so that all are reported at once.
+/// Checks one file; continues after a fault, so that all are reported at once.
 struct Checker<'a> {
     file: &'a TomlFile,
     runtimes: Runtimes,
     /// Where each label was first used.
     label_spans: HashMap<RuntimeLabel, Range<usize>>,
-    /// Each host with its runtime and its place.
+    /// Each host, with the index of its runtime.
     hosts: HashMap<HostName, usize>,
     faults: Vec<ConfigFileError>,
 }
@@ -105,7 +105,7 @@ pub(super) fn parse(file: &TomlFile, domain: &HostName) -> Result<Runtimes, Runt
     for runtime in raw.runtime {
         checker.runtime(runtime, domain, &mut host_spans);
     }
-    // A host may lie below the label of a runtime that stands further down, so this waits for all
+    // A host may be below the label of a runtime that follows in the file, so this is checked after all
     // labels.
     for (entry, host, span) in host_spans {
         checker.host_below_other(entry, &host, span, domain);
@@ -121,8 +121,8 @@ impl Checker<'_> {
         self.faults.push(self.file.error_at(span, key, problem));
     }
 
-    /// The value, or a fault where it stands.
-    fn take<T>(&mut self, value: &Spanned<String>, key: &str) -> Option<T>
+    /// Parses a value, or reports a fault at its position.
+    fn parse_at<T>(&mut self, value: &Spanned<String>, key: &str) -> Option<T>
     where
         T: std::str::FromStr<Err: ToString>,
     {
@@ -139,42 +139,37 @@ impl Checker<'_> {
         domain: &HostName,
         hosts: &mut Vec<(usize, HostName, Range<usize>)>,
     ) {
-        let place = raw.name.span();
-        let account = self.take(&raw.account, "account");
-        let name = self.take(&raw.name, "name");
+        let span = raw.name.span();
+        let account = self.parse_at(&raw.account, "account");
+        let name = self.parse_at(&raw.name, "name");
         let (Some(account), Some(name)) = (account, name) else {
             return;
         };
         let label = match RuntimeLabel::new(&account, &name) {
             Ok(label) => label,
-            Err(error) => return self.fault(place, "name", error.to_string()),
+            Err(error) => return self.fault(span, "name", error.to_string()),
         };
         if let Err(error) = HostName::of_runtime(&label, domain) {
-            self.fault(place.clone(), "name", error.to_string());
+            self.fault(span.clone(), "name", error.to_string());
         }
         if let Some(other) = self.runtimes.get(&label).cloned() {
-            return self.label_used_before(
-                &label,
-                &other,
-                place,
-                (account.as_str(), name.as_str()),
-            );
+            return self.label_used_before(&label, &other, span, (account.as_str(), name.as_str()));
         }
         let entry = self.runtimes.entries.len();
         let mut own_hosts = Vec::new();
         for raw_host in &raw.hosts {
-            let Some(host) = self.take::<HostName>(raw_host, "hosts") else {
+            let Some(host) = self.parse_at::<HostName>(raw_host, "hosts") else {
                 continue;
             };
             if let Some(other) = self.hosts.insert(host.clone(), entry) {
-                let whose = match self.runtimes.entries.get(other) {
+                let owner = match self.runtimes.entries.get(other) {
                     Some(other) => format!("`{}` has it already", other.label),
-                    None => "it stands here twice".to_owned(),
+                    None => "twice for this runtime".to_owned(),
                 };
                 self.fault(
                     raw_host.span(),
                     "hosts",
-                    format!("`{host}` is listed twice: {whose}"),
+                    format!("`{host}` is listed twice: {owner}"),
                 );
                 continue;
             }
@@ -184,7 +179,7 @@ impl Checker<'_> {
         for token in &raw.token {
             self.token(entry, token);
         }
-        self.label_spans.insert(label.clone(), place);
+        self.label_spans.insert(label.clone(), span);
         self.runtimes.labels.insert(label.clone(), entry);
         self.runtimes.entries.push(Arc::new(RuntimeEntry {
             account,
@@ -200,7 +195,7 @@ impl Checker<'_> {
         &mut self,
         label: &RuntimeLabel,
         other: &RuntimeEntry,
-        place: Range<usize>,
+        span: Range<usize>,
         (account, name): (&str, &str),
     ) {
         let before = self.label_spans.get(label).cloned().unwrap_or_default();
@@ -219,7 +214,7 @@ impl Checker<'_> {
                  `{other_account}`, name `{other_name}` in line {line}: rename one of them"
             ),
         };
-        self.fault(place, "name", problem);
+        self.fault(span, "name", problem);
     }
 
     fn token(&mut self, entry: usize, raw: &RawToken) {
@@ -233,15 +228,15 @@ impl Checker<'_> {
             );
         }
         if sha256.is_none() {
-            // The text is not repeated: someone may have put the token itself here.
+            // The text is not quoted, since it may be the token itself.
             let expected = "expected a SHA-256 as 64 hexadecimal digits, as `tunnel-server token create` writes it";
             self.fault(raw.sha256.span(), "token.sha256", expected);
         }
         let (Ok(id), Some(sha256)) = (id, sha256) else {
             return;
         };
-        let place = self.runtimes.tokens.len();
-        if self.runtimes.token_ids.insert(id, place).is_some() {
+        let span = self.runtimes.tokens.len();
+        if self.runtimes.token_ids.insert(id, span).is_some() {
             self.fault(raw.id.span(), "token.id", format!("`{id}` is listed twice"));
         }
         let token = ListedToken {
@@ -255,8 +250,7 @@ impl Checker<'_> {
         self.runtimes.tokens.push((entry, token));
     }
 
-    /// `x.acme-prod.<domain>` would look like a part of `acme-prod`, and must not lead to another
-    /// runtime.
+    /// Refuses a host such as `x.acme-prod.<domain>` of a runtime other than `acme-prod`.
     fn host_below_other(
         &mut self,
         entry: usize,
@@ -281,7 +275,7 @@ impl Checker<'_> {
             self.fault(
                 span,
                 "hosts",
-                format!("`{host}` lies in the domain of the runtime `{label}`"),
+                format!("`{host}` belongs to the domain of the runtime `{label}`"),
             );
         }
     }
@@ -325,7 +319,7 @@ mod tests {
     }
 
     #[test]
-    fn what_has_the_wrong_form_is_named_with_its_place() {
+    fn malformed_entries_are_reported_with_their_position() {
         check(
             &runtime("acme", "prod", "[runtime.limits]\nupload_rate = 5"),
             &[
@@ -333,7 +327,7 @@ mod tests {
             ],
         );
         // The words are the parser's.
-        for (text, place) in [
+        for (text, span) in [
             (
                 "[runtime]\naccount = \"acme\"\nname = \"prod\"\n".to_owned(),
                 "r.toml:1:1: runtime: ",
@@ -357,7 +351,7 @@ mod tests {
             ),
         ] {
             let error = read(&text).unwrap_err().to_string();
-            assert!(error.starts_with(place), "{text}{error}");
+            assert!(error.starts_with(span), "{text}{error}");
         }
     }
 
@@ -406,7 +400,7 @@ mod tests {
     }
 
     #[test]
-    fn two_pairs_with_one_label_are_both_named() {
+    fn a_label_conflict_names_both_runtimes() {
         check(
             &format!("{}{}", runtime("a-b", "c", ""), runtime("a", "b-c", "")),
             &[
@@ -420,7 +414,7 @@ mod tests {
     }
 
     #[test]
-    fn names_and_labels_are_checked_where_they_stand() {
+    fn faults_of_names_and_labels_have_their_position() {
         check(
             &runtime("Acme", "p_d", ""),
             &[
@@ -451,7 +445,7 @@ mod tests {
             ),
             &[
                 "r.toml:8:23: hosts: `x.example` is listed twice: `a-b` has it already",
-                "r.toml:8:36: hosts: `y.example` is listed twice: it stands here twice",
+                "r.toml:8:36: hosts: `y.example` is listed twice: twice for this runtime",
             ],
         );
         check(
@@ -475,8 +469,8 @@ mod tests {
                 runtime("c", "d", ""),
             ),
             &[
-                "r.toml:4:10: hosts: `c-d.tunnels.localhost` lies in the domain of the runtime `c-d`",
-                "r.toml:4:35: hosts: `x.c-d.tunnels.localhost` lies in the domain of the runtime `c-d`",
+                "r.toml:4:10: hosts: `c-d.tunnels.localhost` belongs to the domain of the runtime `c-d`",
+                "r.toml:4:35: hosts: `x.c-d.tunnels.localhost` belongs to the domain of the runtime `c-d`",
             ],
         );
         assert!(
@@ -516,7 +510,7 @@ mod tests {
     }
 
     #[test]
-    fn a_token_may_have_an_end() {
+    fn a_token_may_have_an_expiry() {
         let token = |rest: &str| {
             let token =
                 format!("[[runtime.token]]\nid = \"0123456789abcdef\"\nsha256 = \"{HASH}\"");

@@ -1,7 +1,7 @@
-//! Moments as files and flags write them: `2027-01-01T00:00:00Z`, a TOML date-time with its offset.
+//! Moments in files and flags: `2027-01-01T00:00:00Z`, a TOML date-time with its offset.
 //!
-//! In comes text or a TOML value; out comes a point in time to the second, shown in UTC. A moment
-//! without an offset would mean something else on each machine, so it is refused.
+//! In: text or a TOML value. Out: a point in time to the second, shown in UTC. A moment without an offset is refused,
+//! because its meaning would depend on the machine.
 
 use std::fmt;
 use std::str::FromStr;
@@ -17,7 +17,7 @@ const EXPECTED: &str = "expected a moment with its offset, such as `2027-01-01T0
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Moment(SystemTime);
 
-/// A text that is no moment.
+/// The text is not a moment.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error("{EXPECTED}")]
 pub struct NotAMoment;
@@ -31,12 +31,12 @@ impl Moment {
 }
 
 impl From<SystemTime> for Moment {
-    /// What is less than a second is left out, since it is not shown either.
+    /// Truncates to seconds, since fractions are not shown.
     fn from(time: SystemTime) -> Self {
         let since = time
             .duration_since(SystemTime::UNIX_EPOCH)
             .unwrap_or_default();
-        // The last second that has a four-digit year; a later one could not be shown.
+        // The last second of a four-digit year; a later one could not be shown.
         let seconds = since.as_secs().min(253_402_300_799);
         Self(SystemTime::UNIX_EPOCH + Duration::from_secs(seconds))
     }
@@ -73,11 +73,11 @@ impl TryFrom<Datetime> for Moment {
         let utc = format!("{date}T{hour:02}:{minute:02}:{second:02}Z");
         let local = humantime::parse_rfc3339(&utc).map_err(|_| NotAMoment)?;
         let offset = Duration::from_secs(minutes.unsigned_abs() * 60);
-        let moved = match minutes < 0 {
+        let utc = match minutes < 0 {
             true => local.checked_add(offset),
             false => local.checked_sub(offset),
         };
-        let moment = moved.filter(|moment| *moment >= SystemTime::UNIX_EPOCH);
+        let moment = utc.filter(|moment| *moment >= SystemTime::UNIX_EPOCH);
         moment.map(Self::from).ok_or(NotAMoment)
     }
 }
@@ -125,7 +125,7 @@ mod tests {
     }
 
     #[test]
-    fn what_means_nothing_or_something_else_elsewhere_is_refused() {
+    fn malformed_moments_and_those_without_offset_are_refused() {
         for bad in [
             "",
             "2027-01-01",
@@ -141,7 +141,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn what_is_shown_is_read_again(seconds in any::<u64>()) {
+        fn a_shown_moment_parses_to_itself(seconds in any::<u64>()) {
             let time = SystemTime::UNIX_EPOCH + Duration::from_secs(seconds >> 20);
             let moment = Moment::from(time);
             prop_assert_eq!(moment.to_string().parse(), Ok(moment));

@@ -1,7 +1,6 @@
-//! Names of accounts, runtimes and hosts: checked where they enter, so that nothing later needs to.
+//! Names of accounts, runtimes and hosts, checked when they are parsed.
 //!
-//! In comes text from a file or a flag; out come values that cannot be wrong, cheap to copy and to
-//! compare. What they are used for is not known here.
+//! In: text of a file, a flag or a credential. Out: valid values, cheap to clone and to compare.
 
 use std::borrow::Borrow;
 use std::fmt;
@@ -11,10 +10,10 @@ use std::sync::Arc;
 /// Longest DNS label (RFC 1035, 2.3.4).
 const LABEL_OCTETS: usize = 63;
 
-/// Longest DNS name as text without the last dot.
+/// Longest DNS name as text, without the trailing dot.
 const HOST_OCTETS: usize = 253;
 
-/// Why a text is no name of its kind.
+/// Why a text is not a name of its kind.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum NameError {
@@ -31,7 +30,7 @@ pub enum NameError {
     Host {
         /// The text given.
         host: String,
-        /// What is wrong with it.
+        /// Its fault.
         reason: &'static str,
     },
 }
@@ -84,7 +83,7 @@ name_type! {
     HostName
 }
 
-/// A label is found by its text.
+/// For lookups by text.
 impl Borrow<str> for RuntimeLabel {
     fn borrow(&self) -> &str {
         &self.0
@@ -104,7 +103,7 @@ impl RuntimeLabel {
 }
 
 impl HostName {
-    /// The domain where none is given: browsers and curl resolve all names below `localhost` to this machine.
+    /// The default domain: browsers and curl resolve all names below `localhost` to the local machine.
     pub fn default_domain() -> Self {
         Self("tunnels.localhost".into())
     }
@@ -139,8 +138,7 @@ impl FromStr for RuntimeName {
 impl FromStr for HostName {
     type Err = NameError;
 
-    /// Upper-case letters are taken as lower-case ones, since hosts are compared so; nothing else
-    /// is changed.
+    /// Converts upper-case letters to lower-case ones, since hosts are compared without case; changes nothing else.
     fn from_str(text: &str) -> Result<Self, NameError> {
         match fault_of_host(text) {
             Some(reason) => Err(NameError::Host {
@@ -170,7 +168,7 @@ fn fault_of_host(text: &str) -> Option<&'static str> {
         return Some("it is empty");
     }
     if !text.is_ascii() {
-        return Some("write it as it travels, in its `xn--` form");
+        return Some("write it in its ASCII form, with `xn--`");
     }
     if bytes.contains(&b':') {
         return Some("leave out the port and the scheme, and give no IP address");
@@ -187,7 +185,7 @@ fn fault_of_host(text: &str) -> Option<&'static str> {
     if !text.split('.').all(is_host_label) {
         return Some("use letters, digits and inner hyphens, 1 to 63 in each part");
     }
-    // A last label of digits only is how an IPv4 address is told from a name (RFC 3696, 2).
+    // A last label of digits only distinguishes an IPv4 address from a name (RFC 3696, section 2).
     if text
         .rsplit('.')
         .next()
@@ -238,7 +236,7 @@ mod tests {
     }
 
     #[test]
-    fn hosts_are_names_and_nothing_more() {
+    fn only_bare_host_names_are_accepted() {
         for good in [
             "argo.example.com",
             "localhost",
@@ -278,7 +276,7 @@ mod tests {
     }
 
     #[test]
-    fn a_host_below_a_domain_is_told_from_one_that_only_ends_alike() {
+    fn a_host_below_a_domain_is_distinguished_from_one_with_an_equal_suffix() {
         let domain: HostName = "tunnels.localhost".parse().unwrap();
         let below = |host: &str| {
             host.parse::<HostName>()
@@ -294,7 +292,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn a_host_taken_is_taken_again_unchanged(text in "[A-Za-z0-9.-]{0,40}") {
+        fn a_parsed_host_parses_to_itself(text in "[A-Za-z0-9.-]{0,40}") {
             if let Ok(host) = text.parse::<HostName>() {
                 let again: HostName = host.as_str().parse().unwrap();
                 prop_assert_eq!(again, host);

@@ -20,7 +20,7 @@ use tunnel_server::{
     config::Config,
     runtimes::{
         HostName, Runtimes,
-        edit::{Addition, add_token},
+        edit::{TokenAddition, add_token},
     },
     server::{Addresses, BindError, RunError, Server},
     token::Token,
@@ -221,7 +221,7 @@ fn runtimes(
         (DEV, "globex", "dev", &[DEV_OWN_HOST.parse().unwrap()][..]),
     ] {
         let token = Token::generate().unwrap();
-        let addition = Addition {
+        let addition = TokenAddition {
             account: &account.parse().unwrap(),
             runtime: &name.parse().unwrap(),
             hosts,

@@ -23,7 +23,7 @@ use tunnel_ops::{
 use tunnel_proto::handshake::Refusal;
 use tunnel_server::{
     certs::{self, Certificates},
-    runtimes::edit::{Addition, add_token},
+    runtimes::edit::{TokenAddition, add_token},
     token::Token,
 };
 
@@ -112,7 +112,7 @@ fn with(settings: &str) -> String {
 
 fn add(folder: &Folder, account: &str, runtime: &str) -> Token {
     let token = Token::generate().unwrap();
-    let addition = Addition {
+    let addition = TokenAddition {
         account: &account.parse().unwrap(),
         runtime: &runtime.parse().unwrap(),
         hosts: &[],

@@ -158,7 +158,7 @@ fn a_runtime_that_cannot_be_is_refused_and_the_file_left_alone() {
         ),
         (
             &below,
-            "`a.acme-pr-od.other.example` lies in the domain of the runtime `acme-pr-od`",
+            "`a.acme-pr-od.other.example` belongs to the domain of the runtime `acme-pr-od`",
         ),
     ] {
         assert_eq!((ended.code, ended.stdout.as_str()), (Some(2), ""));

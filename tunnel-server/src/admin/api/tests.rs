@@ -34,7 +34,7 @@ fn names(object: Option<&Value>) -> BTreeSet<&str> {
 
 /// Checks a value against a schema, and that all of the schema was seen when the value is a `full`
 /// one, or just what is required when it is a bare one.
-fn check(description: &Value, schema: &Value, value: &Value, is_full: bool, place: &str) {
+fn check(description: &Value, schema: &Value, value: &Value, is_full: bool, path: &str) {
     let schema = resolved(description, schema);
     let kind = schema["type"].as_str().unwrap();
     let fits = match kind {
@@ -44,13 +44,13 @@ fn check(description: &Value, schema: &Value, value: &Value, is_full: bool, plac
         "boolean" => value.is_boolean(),
         "integer" => value.is_u64(),
         "number" => value.is_number(),
-        other => panic!("{place}: a type that nothing here has: {other}"),
+        other => panic!("{path}: a type that nothing here has: {other}"),
     };
-    assert!(fits, "{place}: {value} is no {kind}");
+    assert!(fits, "{path}: {value} is no {kind}");
     if let Some(allowed) = schema.get("enum") {
         assert!(
             allowed.as_array().unwrap().contains(value),
-            "{place}: {value}"
+            "{path}: {value}"
         );
     }
     if schema["format"] == "date-time" {
@@ -58,8 +58,8 @@ fn check(description: &Value, schema: &Value, value: &Value, is_full: bool, plac
         text.parse::<Timestamp>().unwrap();
     }
     for (number, item) in value.as_array().into_iter().flatten().enumerate() {
-        let place = format!("{place}[{number}]");
-        check(description, &schema["items"], item, is_full, &place);
+        let path = format!("{path}[{number}]");
+        check(description, &schema["items"], item, is_full, &path);
     }
     let Some(fields) = value.as_object() else {
         return;
@@ -69,7 +69,7 @@ fn check(description: &Value, schema: &Value, value: &Value, is_full: bool, plac
         .filter(|it| it.is_object())
     {
         for (name, field) in fields {
-            check(description, any, field, is_full, &format!("{place}.{name}"));
+            check(description, any, field, is_full, &format!("{path}.{name}"));
         }
         return;
     }
@@ -81,15 +81,15 @@ fn check(description: &Value, schema: &Value, value: &Value, is_full: bool, plac
             required.iter().filter_map(Value::as_str).collect()
         }
     };
-    assert_eq!(given, expected, "{place}");
+    assert_eq!(given, expected, "{path}");
     for (name, field) in fields {
-        let place = format!("{place}.{name}");
+        let path = format!("{path}.{name}");
         check(
             description,
             &schema["properties"][name],
             field,
             is_full,
-            &place,
+            &path,
         );
     }
 }
@@ -191,7 +191,7 @@ fn bare_runtime() -> RuntimeView {
 
 /// That each operation is there, and for whom, is seen over real sockets: `tests/it/admin.rs`.
 #[test]
-fn no_route_is_left_out_of_the_description() {
+fn every_route_is_described() {
     let description = description();
     let paths = description["paths"].as_object().unwrap();
     assert_eq!(paths.len(), ROUTES);
@@ -199,7 +199,7 @@ fn no_route_is_left_out_of_the_description() {
 }
 
 #[test]
-fn every_reference_leads_somewhere() {
+fn every_reference_resolves() {
     fn walk(description: &Value, value: &Value) {
         match value {
             Value::Object(fields) => {
@@ -215,7 +215,7 @@ fn every_reference_leads_somewhere() {
 }
 
 #[test]
-fn what_is_answered_is_as_described() {
+fn responses_are_as_described() {
     let full = ServerView {
         version: "1.2.3".into(),
         started: Timestamp::now(),
@@ -290,25 +290,25 @@ fn events_are_as_described() {
 }
 
 #[test]
-fn a_revocation_takes_what_is_described() {
+fn a_revocation_accepts_the_described_bodies() {
     let description = description();
     let schema = description.pointer("/components/schemas/Revocation");
     let schema = schema.unwrap();
     assert_eq!(names(schema.get("properties")), ["all", "id"].into());
-    let which =
-        |body: Value| serde_json::from_value::<RevocationRequest>(body).map(|it| it.which());
+    let scope =
+        |body: Value| serde_json::from_value::<RevocationRequest>(body).map(|it| it.scope());
     assert_eq!(
-        which(json!({ "all": true })).unwrap(),
+        scope(json!({ "all": true })).unwrap(),
         Ok(RevocationScope::All)
     );
     let most = "x".repeat(ID_BYTES);
-    let one = which(json!({ "id": most })).unwrap();
+    let one = scope(json!({ "id": most })).unwrap();
     assert_eq!(one, Ok(RevocationScope::Credential(most)));
     assert_eq!(schema["properties"]["id"]["maxLength"], ID_BYTES);
 }
 
 #[test]
-fn a_revocation_says_what_it_means() {
+fn a_revocation_names_its_scope_or_is_refused() {
     for body in [
         "",
         "{}",
@@ -333,19 +333,19 @@ fn a_revocation_says_what_it_means() {
         RevocationRequest::Id(long),
         RevocationRequest::Id("tnlrt_0123456789abcdef_secret".to_owned()),
     ] {
-        let refused = order.clone().which().unwrap_err();
+        let refused = order.clone().scope().unwrap_err();
         assert!(!refused.contains("secret"), "{order:?}");
     }
 }
 
-fn wanted(query: &str) -> Result<RuntimesQuery, ApiError> {
+fn query(query: &str) -> Result<RuntimesQuery, ApiError> {
     let uri = format!("/?{query}").parse().unwrap();
     RuntimesQuery::check(Query::try_from_uri(&uri))
 }
 
 #[test]
-fn a_query_is_read_or_refused() {
-    let all = wanted("online=true&account=acme&limit=7&after=acme-prod").unwrap();
+fn a_query_is_parsed_or_refused() {
+    let all = query("online=true&account=acme&limit=7&after=acme-prod").unwrap();
     let expected = RuntimesQuery {
         online: Some(true),
         account: Some("acme".into()),
@@ -353,9 +353,9 @@ fn a_query_is_read_or_refused() {
         after: Some("acme-prod".into()),
     };
     assert_eq!(all, expected);
-    assert_eq!(wanted("").unwrap().limit, PAGE);
+    assert_eq!(query("").unwrap().limit, PAGE);
     let limit = format!("limit={PAGE_MAX}&");
-    assert_eq!(wanted(&limit).unwrap().limit, PAGE_MAX);
+    assert_eq!(query(&limit).unwrap().limit, PAGE_MAX);
     for wrong in [
         "online=1",
         "online",
@@ -365,7 +365,7 @@ fn a_query_is_read_or_refused() {
         "x=1",
         "Online=true",
     ] {
-        let refused = wanted(wrong).unwrap_err();
+        let refused = query(wrong).unwrap_err();
         assert_eq!(refused.status, StatusCode::BAD_REQUEST, "{wrong}");
         assert_eq!(refused.reason, "query_malformed", "{wrong}");
     }
