@@ -1,4 +1,4 @@
-//! What the admin listener says of this client: its metrics, and whether it can do its work.
+//! The admin listener's answers: metrics and readiness of this client.
 
 use std::sync::Arc;
 
@@ -7,32 +7,32 @@ use tunnel_ops::admin::{AdminRoutes, AdminSettings, Readiness};
 
 use crate::metrics::Metrics;
 
-/// Counts the sessions that answer.
+/// Counts the live sessions.
 #[derive(Debug)]
 pub(crate) struct LiveSessions {
     metrics: Arc<Metrics>,
     count: watch::Sender<usize>,
 }
 
-/// One session that answers, until it leaves and this is dropped.
+/// A guard that counts one live session until it is dropped.
 #[derive(Debug)]
 pub(crate) struct LiveSession(Arc<LiveSessions>);
 
 impl LiveSessions {
-    /// None so far.
+    /// Without sessions.
     pub(crate) fn new(metrics: Arc<Metrics>) -> Self {
         let (count, _) = watch::channel(0);
         Self { metrics, count }
     }
 
-    /// Whether there is one.
+    /// Whether there is a live session.
     pub(crate) fn any(&self) -> bool {
         *self.count.borrow() > 0
     }
 
-    /// Returns when there is none.
+    /// Waits until there is no live session.
     pub(crate) async fn none_left(&self) {
-        // Never fails: the sender is our own.
+        // Cannot fail: `self` owns the sender.
         let _ = self.count.subscribe().wait_for(|count| *count == 0).await;
     }
 
@@ -47,7 +47,7 @@ impl LiveSessions {
 }
 
 impl LiveSession {
-    /// A session was welcomed by the server.
+    /// Counts a session that the server has welcomed.
     pub(crate) fn begin(sessions: &Arc<LiveSessions>) -> Self {
         sessions.metrics.sessions.inc();
         let count = sessions.change(1);
@@ -64,7 +64,7 @@ impl Drop for LiveSession {
     }
 }
 
-/// The answers of the admin listener: ready only while a session answers.
+/// The routes of the admin listener. Ready while there is a live session.
 pub(crate) fn routes(metrics: Arc<Metrics>, settings: AdminSettings) -> AdminRoutes {
     let ready = {
         let metrics = Arc::clone(&metrics);
@@ -73,7 +73,7 @@ pub(crate) fn routes(metrics: Arc<Metrics>, settings: AdminSettings) -> AdminRou
     routes_with(&metrics, settings, ready)
 }
 
-/// The answers of the admin listener, ready as `ready` says.
+/// The routes of the admin listener, with this readiness.
 pub(crate) fn routes_with(
     metrics: &Metrics,
     settings: AdminSettings,

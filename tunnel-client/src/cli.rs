@@ -1,7 +1,6 @@
-//! The command line: every subcommand and flag, and nothing done.
+//! The command line: every subcommand and flag.
 //!
-//! The flags that configure a client are in [`crate::config::Source`], which the file and the
-//! environment share.
+//! The flags that configure a client are in [`crate::config::Source`], with those of the file and the environment.
 
 use std::time::Duration;
 
@@ -13,7 +12,7 @@ use crate::config::Given;
 
 const EXIT_CODES: &str = "\
 Exit codes:
-  0  done, or stopped when asked
+  0  done, or stopped by a signal
   1  failed while running, or refused by the server for good
   2  bad usage or configuration";
 
@@ -40,24 +39,24 @@ pub struct Cli {
 /// What the program can do.
 #[derive(Debug, Subcommand)]
 pub enum Command {
-    /// Keep the tunnel up until asked to stop
+    /// Keep the tunnel up until stopped by a signal
     #[command(after_help = EXIT_CODES)]
     Run(Box<Given>),
-    /// StepRunner the way to the server and to the upstreams, and say what is wrong and what to do about it
+    /// Check the path to the server and to the upstreams step by step, and say what is wrong and what to do about it
     #[command(after_help = CHECK_EXIT_CODES)]
     Check(Box<CheckArgs>),
     /// Answer requests at a listener by the same routes, behind an ingress controller, without a tunnel
     #[command(after_help = EXIT_CODES)]
     Serve(Box<Given>),
-    /// Check the configuration and the files it names, and dial nobody
+    /// Check the configuration and the files that it names, without dialling
     #[command(after_help = EXIT_CODES)]
     Validate(Box<ValidateArgs>),
-    /// Ask the table of routes what it would do
+    /// Test the table of routes
     #[command(subcommand)]
     Routes(RoutesCommand),
 }
 
-/// What is to be checked.
+/// The arguments of `validate`.
 #[derive(Debug, Args)]
 pub struct ValidateArgs {
     /// Check what serve needs, instead of what run needs
@@ -69,22 +68,22 @@ pub struct ValidateArgs {
     pub given: Given,
 }
 
-/// What can be asked of the routes.
+/// The subcommands of `routes`.
 #[derive(Debug, Subcommand)]
 pub enum RoutesCommand {
-    /// Tell which route takes a request, why, and what its upstream is sent; dial nobody
+    /// Show which route takes a request, why, and what its upstream is sent, without dialling
     #[command(after_help = ROUTES_EXIT_CODES)]
     Test(Box<RoutesTest>),
 }
 
-/// A request to try.
+/// The arguments of `routes test`.
 #[derive(Debug, Args)]
 pub struct RoutesTest {
     /// The method (GET if it is left out) and the URL: https://host/path?query, or /path?query
     #[arg(value_names = ["METHOD", "URL"], num_args = 1..=2, required = true)]
     pub request: Vec<String>,
 
-    /// Answer in JSON
+    /// Print JSON
     #[arg(long)]
     pub json: bool,
 
@@ -93,7 +92,7 @@ pub struct RoutesTest {
     pub given: Given,
 }
 
-/// What a check is given: all that `run` is, and how it is told.
+/// The arguments of `check`.
 #[derive(Debug, Args)]
 pub struct CheckArgs {
     /// As for `run`.
@@ -104,11 +103,11 @@ pub struct CheckArgs {
     #[arg(long)]
     pub json: bool,
 
-    /// Find out for how long the way bears silence, and say how often to ping
+    /// Find out how long the path keeps an idle connection, and say how often to ping
     #[arg(long)]
     pub idle_probe: bool,
 
-    /// Longest silence that is tried, at most 50m
+    /// Longest idle time that is tried, at most 50m
     #[arg(long, value_name = "TIME", default_value = "5m", value_parser = idle_time, requires = "idle_probe")]
     pub idle_probe_max: Duration,
 }

@@ -1,7 +1,7 @@
-//! What each subcommand does, one file each.
+//! The subcommands, one file each.
 //!
-//! In comes the parsed command line; out comes the exit code. Errors go to standard error, one a
-//! line; standard output has only the result.
+//! In: the parsed command line. Out: the exit code. Errors are printed to standard error, one on each line; standard output
+//! has only the result.
 
 mod check;
 mod program;
@@ -19,15 +19,15 @@ use crate::cli::{Cli, Command, RoutesCommand};
 
 /// Why a command failed.
 enum Failure {
-    /// Its flags or the files they name are not good.
+    /// The flags, or the files that they name, are not valid.
     Configuration(String),
-    /// It could not be done.
+    /// It failed while running.
     Running(String),
-    /// It could not be done, and standard output says why.
+    /// It failed, and standard output has the reason.
     Reported,
 }
 
-/// Does what the command line says.
+/// Runs the command.
 pub fn execute(cli: Cli) -> ExitCode {
     let result = match cli.command {
         Command::Run(given) => run::run(*given),

@@ -1,8 +1,7 @@
-//! The checked configuration: what every part of the client may rely on.
+//! The checked configuration of a client.
 //!
-//! In comes a [`Source`], what flags, environment and file said; out comes a [`Config`] that cannot
-//! be wrong, with its certificates read, or every fault at once. Tests and programs that hold a
-//! client start from [`Config::new`] and set what differs.
+//! In: a [`Source`] with the values of flags, environment and file. Out: a valid [`Config`] with its certificates read, or
+//! all faults at once. Tests and programs that embed a client start from [`Config::new`] and set what differs.
 
 mod credential;
 mod dns_server;
@@ -43,53 +42,51 @@ pub use self::trust::Trust;
 pub use self::url::ServerUrl;
 use crate::token_file::TokenFileError;
 
-/// Networks that the list of those that the runtime may be reached from can have: the longest fit into
-/// the 4096 bytes that a server reads.
+/// Most networks that the runtime may be reached from: the longest fit into the 4096 bytes that a server reads.
 const NETWORKS_MAX: usize = 90;
 
 /// Most name servers; more than two or three are never queried in time.
 const DNS_SERVERS_MAX: usize = 8;
 
-/// Everything that a client needs to know.
+/// The configuration of a client.
 #[derive(Debug, Clone)]
 #[non_exhaustive]
 pub struct Config {
-    /// What each setting stands at. Of those that `serve` alone needs none counts; a token file is there
-    /// unless there is a certificate, an upstream unless there are routes.
+    /// The value of each setting. Those that only `serve` needs are unused. There is a token file or a certificate, and an
+    /// upstream or routes.
     pub settings: Settings,
     /// The server that is dialled.
     pub server: ServerUrl,
-    /// Whom the server's certificate may come from.
+    /// The roots for the server's certificate.
     pub server_trust: Trust,
-    /// The proxy on the way to the server; upstreams have none. Default none.
+    /// The proxy for the server; upstreams are dialled without one. Default none.
     pub proxy: Option<ProxySettings>,
-    /// A proxy that is named and not used for this server. Default none.
+    /// A proxy that is configured and not used for this server. Default none.
     pub proxy_passed_over: Option<PassedOver>,
-    /// The certificate that is shown to the server, read like the token at each dial and when it changes. Default none.
+    /// The client's certificate, read like the token at each dial and when it changes. Default none.
     pub client_certificate: Option<CertificateFiles>,
-    /// Whom an `https` upstream's certificate may come from; none for other schemes.
+    /// The roots for the certificate of an `https` upstream; `None` for other schemes.
     pub upstream_roots: Option<Roots>,
-    /// The routes of the file, which come before that upstream. Default none.
+    /// The routes of the file, which have precedence over the upstream. Default none.
     pub routes: RouteList,
 }
 
-/// What to do when the server refuses what a person has to mend: the credential is revoked, or has been refused for
-/// minutes.
+/// What to do after a final refusal: the credential is revoked, or has been refused for minutes.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub enum OnRefusal {
-    /// End, so that a supervisor can act.
+    /// Exit, so that a supervisor can act.
     #[default]
     Exit,
     /// Dial again after growing waits.
     Retry,
 }
 
-/// What the tunnel server gets of the client's routes, for its operator.
+/// Which part of the routes is reported to the server, for its operator.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub enum TellRoutes {
     /// Name, conditions, state, and the upstreams' URLs.
     Full,
-    /// Name, conditions and state: nothing of the network behind the client.
+    /// Name, conditions and state, without addresses of the network behind the client.
     #[default]
     Names,
     /// Nothing.
@@ -107,19 +104,19 @@ tunnel_ops::word_value!(TellRoutes {
     "none" => Self::None,
 });
 
-/// One thing that is wrong with the configuration.
+/// One fault of the configuration.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum ConfigFault {
-    /// Something without a default is not given.
+    /// A setting without a default is missing.
     #[error("{}", .setting.missing(.purpose))]
     Missing {
         /// The setting.
         setting: &'static Setting,
-        /// What it is for.
+        /// Its purpose.
         purpose: &'static str,
     },
-    /// A value that is not possible beside another.
+    /// A value that is not possible with another one.
     #[error("{place}: {problem}")]
     Value {
         /// Where the setting was given.
@@ -149,7 +146,7 @@ pub enum ConfigFault {
     },
 }
 
-/// Everything that is wrong with the configuration.
+/// All faults of the configuration.
 pub type ConfigError = Faults<ConfigFault>;
 
 impl Config {
@@ -176,7 +173,7 @@ impl Config {
         }
     }
 
-    /// Checks everything that was given, reading the files it names, and the environment for a proxy.
+    /// Checks the configuration. Reads the files that it names, and the environment for a proxy.
     pub fn check(source: &Source) -> Result<Self, ConfigError> {
         match Self::checked(source, |name| std::env::var_os(name)) {
             (Some(config), faults) if faults.is_empty() => Ok(config),
@@ -184,8 +181,8 @@ impl Config {
         }
     }
 
-    /// Checks everything that was given, but makes a configuration of it also where nothing but the credential is wrong,
-    /// so that `check` can still test the network path.
+    /// Checks the configuration, but tolerates a missing or unreadable credential, so that `check` can still test the network
+    /// path.
     pub(crate) fn check_all(source: &Source) -> (Option<Self>, Result<(), ConfigError>) {
         let (config, faults) = Self::checked(source, |name| std::env::var_os(name));
         let result = match faults.is_empty() {
@@ -195,7 +192,7 @@ impl Config {
         (config, result)
     }
 
-    /// A configuration where nothing but the credential is wrong, and all that is wrong.
+    /// The configuration, if only the credential has faults, and all faults.
     fn checked(
         source: &Source,
         variable: impl Fn(&str) -> Option<OsString>,
@@ -239,15 +236,15 @@ impl Config {
         (config, faults)
     }
 
-    /// Whether the server that is named is reached by a proxy, whatever else is wrong.
+    /// Whether the server is dialled through a proxy; other faults are ignored.
     pub(crate) fn proxy_way(source: &Source) -> ProxyDecision {
         let variable = |name: &str| std::env::var_os(name);
         let decide = |server| proxy::check(source, server, variable, &mut Vec::new());
         source.server.as_ref().map(decide).unwrap_or_default()
     }
 
-    /// All routes that are good, whatever else is wrong; none if one of them is not. An upstream whose CA file is
-    /// not good has no roots.
+    /// All routes, or none if one of them has a fault; other faults are ignored. An upstream whose CA file cannot be used has
+    /// no roots.
     pub(crate) fn routes_at_any_rate(source: &Source) -> Option<RouteList> {
         let mut faults = Vec::new();
         let roots = upstream_roots(source, &mut faults);
@@ -255,7 +252,7 @@ impl Config {
         Some(routes.with_upstream(&defaults(&source.settings()), roots))
     }
 
-    /// Checks the routes alone; the files that they name are not read.
+    /// Checks only the routes, without the files that they name.
     pub(crate) fn check_routes(source: &Source) -> Result<RouteList, ConfigError> {
         let mut faults = Vec::new();
         check_upstream(source, &mut faults);
@@ -267,14 +264,14 @@ impl Config {
         }
     }
 
-    /// The routes of the file, and behind them the one to `upstream`.
+    /// The routes of the file, followed by the one to `upstream`.
     pub fn all_routes(&self) -> RouteList {
         let roots = self.upstream_roots.clone();
         self.routes.with_upstream(&defaults(&self.settings), roots)
     }
 }
 
-/// The host and port that are dialled, or requested of a proxy.
+/// The host and port that are dialled, or that a proxy is to connect to.
 pub(crate) fn dialled<'a>(server: &'a ServerUrl, instead: Option<&'a ConnectTo>) -> (&'a str, u16) {
     match instead {
         Some(place) => (place.host(), place.port().unwrap_or_else(|| server.port())),
@@ -283,7 +280,7 @@ pub(crate) fn dialled<'a>(server: &'a ServerUrl, instead: Option<&'a ConnectTo>)
 }
 
 impl Source {
-    /// Something is wrong with a setting, or with it beside others.
+    /// A fault of a setting, or of a combination of settings.
     fn fault(&self, setting: &Setting, problem: impl Into<String>) -> ConfigFault {
         ConfigFault::Value {
             place: self.origin(setting),
@@ -302,7 +299,7 @@ fn server_trust(
     trust::check(system, files, folders, faults)
 }
 
-/// What the settings say for routes that say nothing.
+/// The defaults of routes, from the settings.
 fn defaults(settings: &Settings) -> RouteDefaults {
     RouteDefaults {
         upstream: settings.upstream.clone(),
@@ -312,8 +309,7 @@ fn defaults(settings: &Settings) -> RouteDefaults {
     }
 }
 
-/// Checks the routes of the file, and reads the files that they name if `reads_files`; `None` if one of them is not
-/// good by itself.
+/// Checks the routes of the file, and reads the files that they name if `reads_files`; `None` if a route has a fault.
 fn check_routes(
     source: &Source,
     reads_files: bool,
@@ -347,12 +343,11 @@ fn upstream_roots(source: &Source, faults: &mut Vec<ConfigFault>) -> Option<Root
     if upstream.scheme() == UpstreamScheme::Https {
         return or_fault(faults, Roots::load(ca_file));
     }
-    // It is also for the upstreams of routes.
+    // The CA file is also used for the upstreams of routes.
     if ca_file.is_some() && source.route.is_empty() {
         let named = source.origin(&setting::upstream).mention();
-        let problem = format!(
-            "{upstream} ({named}) is spoken to without TLS: use https:// or leave this out"
-        );
+        let problem =
+            format!("{upstream} ({named}) is used without TLS: write https:// or leave this out");
         faults.push(source.fault(&setting::upstream_ca_file, problem));
     }
     None
@@ -367,7 +362,7 @@ fn check_redial(source: &Source, settings: &Settings, faults: &mut Vec<ConfigFau
         source.origin(&setting::redial_base),
         source.origin(&setting::redial_cap),
     );
-    // At the setting that was given: a default cannot be mended.
+    // Reported at the setting that was given, since a default is not in the configuration.
     let (place, problem) = match longest.is_given() {
         true => (
             longest,
@@ -392,7 +387,7 @@ fn check_allow_from(source: &Source, faults: &mut Vec<ConfigFault>) {
         return;
     };
     let problem = match networks.len() {
-        // An empty list would admit nobody or everybody: neither is what was meant.
+        // An empty list would admit no client or all of them: neither is intended.
         0 => "no network is named: leave it out to set no bound".to_owned(),
         1..=NETWORKS_MAX => return,
         more => format!("{more} networks are named, at most {NETWORKS_MAX} are sent to the server"),

@@ -1,9 +1,7 @@
-//! What a client proves itself by: a token, a certificate, or both, in files that change while it
-//! runs.
+//! The credential of a client: a token, a certificate, or both, in files that may change while it runs.
 //!
-//! In come the files' paths, read at each dial, when a file has changed, and when the server says that
-//! a credential runs out; out comes the [`Credential`] as it is now, and a notice of each that is another
-//! than the last. No error, log or `Debug` shows any of a token or a key.
+//! In: the files' paths, read at each dial, when a file has changed, and when the credential expires. Out: the current
+//! [`Credential`], and a notice of each new one. No error, log or `Debug` contains a part of a token or a key.
 
 use std::fmt;
 use std::path::PathBuf;
@@ -17,26 +15,26 @@ use tunnel_ops::watch::FileWatch;
 use crate::config::CertificateFiles;
 use crate::token_file::{self, TokenFileError};
 
-/// What the files hold at one moment.
+/// The content of the files at one moment.
 pub(crate) struct Credential {
     token: Option<SecretString>,
     identity: Option<Identity>,
 }
 
-/// Where the credential comes from.
+/// The files of the credential.
 #[derive(Debug, Clone)]
 pub(crate) struct CredentialFiles {
-    /// Holds the token.
+    /// The file of the token.
     pub(crate) token: Option<PathBuf>,
-    /// Hold the certificate and its key.
+    /// The files of the certificate and its key.
     pub(crate) certificate: Option<CertificateFiles>,
 }
 
-/// Reads the files, and keeps what they held last.
+/// Reads the files, and keeps the last credential.
 #[derive(Debug)]
 pub(crate) struct Credentials {
     files: CredentialFiles,
-    /// `None` before the first good read.
+    /// `None` before the first successful read.
     last: watch::Sender<Option<Arc<Credential>>>,
 }
 
@@ -52,13 +50,13 @@ pub(crate) enum CredentialError {
 }
 
 impl Credentials {
-    /// Nothing is read yet.
+    /// No file is read yet.
     pub(crate) fn new(files: CredentialFiles) -> Self {
         let (last, _) = watch::channel(None);
         Self { files, last }
     }
 
-    /// All files that there are.
+    /// The paths of all files.
     pub(crate) fn paths(&self) -> Vec<PathBuf> {
         let certificate = self.files.certificate.iter();
         let certificate = certificate.flat_map(|files| [files.cert.clone(), files.key.clone()]);
@@ -70,10 +68,10 @@ impl Credentials {
             .collect()
     }
 
-    /// Reads what the files hold now, and announces it to all subscribers if it is new.
+    /// Reads the files, and announces the credential to all subscribers if it is new.
     ///
     /// # Errors
-    /// When one of them is not good; what is in use stays so.
+    /// When a file cannot be read or is not valid; the last credential stays in use.
     pub(crate) fn read(&self) -> Result<Arc<Credential>, CredentialError> {
         let token = self.files.token.as_deref().map(token_file::read);
         let token = token.transpose()?;
@@ -96,18 +94,16 @@ impl Credentials {
         self.last.subscribe()
     }
 
-    /// Returns when another credential than this one, which was read from the files, was announced, or this one
-    /// once more.
+    /// Waits until another credential than `read` is announced, or `read` is announced again.
     pub(crate) async fn other_than(&self, read: &Arc<Credential>) {
         let is_other = |last: &Option<Arc<Credential>>| {
             last.as_ref().is_some_and(|last| !Arc::ptr_eq(last, read))
         };
-        // Never fails: the sender is our own.
+        // Cannot fail: `self` owns the sender.
         let _ = self.subscribe().wait_for(is_other).await;
     }
 
-    /// Announces the current credential to all subscribers once more, so that one that was refused is shown to
-    /// the server again.
+    /// Announces the current credential to all subscribers again, so that a refused one is sent to the server again.
     fn announce_again(&self) {
         let copy = |last: &Arc<Credential>| {
             Arc::new(Credential {
@@ -119,15 +115,15 @@ impl Credentials {
             .send_modify(|last| *last = last.as_ref().map(copy));
     }
 
-    /// Reads the files after a change, or after a request (SIGHUP). A request that finds nothing new announces
-    /// the credential once more.
+    /// Reads the files after a change or a request (SIGHUP). A request without a new credential announces the current one
+    /// again.
     ///
     /// # Errors
     /// As [`Self::read`].
     fn read_again(&self, is_requested: bool) -> Result<Arc<Credential>, CredentialError> {
         let before = self.last.borrow().clone();
         let read = self.read()?;
-        // If a dial has read the new credential before, this read has announced nothing.
+        // `read` has announced nothing if the credential is old, or a dial has read the new one before.
         if is_requested && before.is_some_and(|before| Arc::ptr_eq(&before, &read)) {
             self.announce_again();
         }
@@ -142,14 +138,14 @@ impl Credentials {
             let change = files.changed().await;
             match self.read_again(change.is_requested) {
                 Ok(read) => {
-                    let changed = read.news(reported.as_deref());
+                    let changed = read.changes_since(reported.as_deref());
                     tracing::info!(changed, "the files of the credential have been read again");
                     reported = Some(read);
                 }
-                // Often only for a moment: two files are seldom replaced at once.
+                // Often temporary: two files are rarely replaced at once.
                 Err(error) => tracing::warn!(
                     %error,
-                    "the credential in its files is not good, the one before stays in use"
+                    "the credential cannot be read from its files, the previous one stays in use"
                 ),
             }
         }
@@ -167,12 +163,12 @@ impl Credential {
         self.identity.as_ref()
     }
 
-    /// Whether both show the same certificate, or none.
+    /// Whether both have equal certificates, or none.
     pub(crate) fn has_identity_of(&self, other: &Self) -> bool {
         self.identity == other.identity
     }
 
-    /// Whether both show the same token, or none.
+    /// Whether both have equal tokens, or none.
     pub(crate) fn has_token_of(&self, other: &Self) -> bool {
         self.has_token(other.token())
     }
@@ -182,8 +178,8 @@ impl Credential {
         self.has_identity_of(other) && self.has_token_of(other)
     }
 
-    /// What is new about it, for people.
-    fn news(&self, before: Option<&Self>) -> &'static str {
+    /// Names the parts that have changed, for the log.
+    fn changes_since(&self, before: Option<&Self>) -> &'static str {
         let Some(before) = before else {
             return "all";
         };

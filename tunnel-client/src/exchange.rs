@@ -5,8 +5,8 @@
 //!                              └── observe: metrics and the access log, from the first moment to the last
 //! ```
 //!
-//! In: a request, and whatever of its content the upstream takes. Out: a response, or
-//! the [`Problem`] that the platform client gets. Routes and upstreams decide about both.
+//! In: a request, whose content is read as far as the upstream takes it. Out: the upstream's response, or the [`Problem`]
+//! that the platform client gets.
 
 mod observe;
 
@@ -44,7 +44,7 @@ struct Shared {
 }
 
 impl Exchanges {
-    /// Answers by way of the routes.
+    /// Answers by these routes.
     pub(crate) fn new(routes: Arc<Routes>, metrics: Arc<Metrics>, has_access_log: bool) -> Self {
         Self {
             shared: Arc::new(Shared {
@@ -57,7 +57,7 @@ impl Exchanges {
 }
 
 impl Exchanges {
-    /// Answers a request that came through a session. Heads that come before the response go to `informational`.
+    /// Answers a request that came through a session. Informational responses are sent to `informational`.
     pub(crate) fn answer(
         &self,
         request: Request<RequestBody>,
@@ -82,8 +82,8 @@ impl Exchanges {
         answer(Arc::clone(&self.shared), request, informational, Some(peer))
     }
 
-    /// Takes note of a request that was refused before there was an exchange. `head` is what came of it,
-    /// of which nothing is checked, if that could be read at all.
+    /// Counts and logs a request that was refused before there was an exchange. `head` is its unchecked head, if that could
+    /// be read.
     pub(crate) fn on_refused(&self, head: Option<&Parts>, peer: IpAddr, problem: &Problem) {
         self.shared.metrics.on_problem(problem);
         if self.shared.has_access_log {
@@ -135,7 +135,7 @@ async fn answer(
     }
 }
 
-/// A response's content under observation, on its way to a session.
+/// The observed content of a response to a session.
 pub(crate) struct ObservedBody {
     body: RoutedBody,
     observation: Observation,

@@ -1,12 +1,12 @@
-//! One HTTP/1.1 connection to a tunnel server, driven by the future that dials: it has no task of its own.
+//! One HTTP/1.1 connection to a tunnel server or proxy, driven by the dialling future, without a task of its own.
 //!
 //! ```text
 //!   dial ── ask ──▶ sender ┐
 //!        ── poll ─▶ connection ── bytes ──▶ tunnel server
 //! ```
 //!
-//! hyper splits a connection into a sender and a future that moves the bytes. Both are polled side
-//! by side here, so that the connection can be taken apart after the 101.
+//! hyper splits a connection into a sender and a future that moves the bytes. Both are polled together here, so that the
+//! connection can be taken apart after the 101.
 
 use std::error::Error;
 use std::future::{Future, poll_fn};
@@ -24,8 +24,7 @@ use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::task::coop::unconstrained;
 use tokio::time::{Duration, timeout};
 
-/// Time for the content of a refusal: enough for a page that is on its way, and no wait for one that has no
-/// end.
+/// Time-out of a refusal's content: enough for a page, and short for content without an end.
 const REFUSAL_TIME: Duration = Duration::from_secs(1);
 
 /// A connection that carries one request at a time.
@@ -35,17 +34,17 @@ where
     B: Body + 'static,
 {
     sender: SendRequest<B>,
-    /// `None` once it has ended, in order or not, or HTTP is over after a 101.
+    /// `None` after it has ended, or HTTP has ended with a 101.
     connection: Option<Connection<TokioIo<IO>, B>>,
-    /// What the connection left when it ended.
+    /// The parts of the ended connection.
     remains: Option<Remains<IO>>,
 }
 
-/// What is left of a connection when HTTP is over on it.
+/// The parts of a connection after the end of HTTP on it.
 pub(crate) struct Remains<IO> {
-    /// The connection below.
+    /// The connection.
     pub(crate) io: IO,
-    /// Bytes that were read from it and belong to nothing before.
+    /// Bytes that were read and are not part of a response.
     pub(crate) unread: Bytes,
 }
 
@@ -56,13 +55,12 @@ where
     B::Data: Send,
     B::Error: Into<Box<dyn Error + Send + Sync>>,
 {
-    /// Takes over a new connection. A response's head may have `fields` fields and `head_bytes`
-    /// bytes.
+    /// For a new connection. A response's head may have `fields` fields and `head_bytes` bytes.
     pub(crate) async fn new(io: IO, fields: usize, head_bytes: usize) -> hyper::Result<Self> {
         let (sender, connection) = http1::Builder::new()
             .max_headers(fields)
             .max_header_size(head_bytes)
-            // Content is read in pieces of up to that size too.
+            // Also the most bytes of one read of content.
             .max_buf_size(head_bytes)
             .handshake(TokioIo::new(io))
             .await?;
@@ -73,13 +71,13 @@ where
         })
     }
 
-    /// Drives the connection as far as it goes.
+    /// Drives the connection until it is pending.
     pub(crate) fn poll(&mut self, cx: &mut Context<'_>) {
         let Some(connection) = &mut self.connection else {
             return;
         };
         if connection.poll_without_shutdown(cx).is_ready() {
-            // Taking it apart ends all that waits for something of it.
+            // Dropping its other parts ends pending requests and bodies.
             let parts = self.connection.take().map(Connection::into_parts);
             self.remains = parts.map(|parts| Remains {
                 io: parts.io.into_inner(),
@@ -91,7 +89,7 @@ where
     /// Sends a request and waits for the head of its response.
     ///
     /// # Errors
-    /// With the request itself, should nothing of it have been sent.
+    /// Contains the request if nothing of it has been sent.
     pub(crate) async fn send_request(
         &mut self,
         request: Request<B>,
@@ -99,8 +97,8 @@ where
         let mut response = pin!(unconstrained(self.sender.try_send_request(request)));
         poll_fn(|cx| {
             self.poll(cx);
-            // Only the connection can make it ready, and was polled right above: with a waker of
-            // its own it would wake this very task once more for each response.
+            // Without a waker: only the connection makes it ready, which was polled above. A waker would wake this task once more
+            // for each response.
             response
                 .as_mut()
                 .poll(&mut Context::from_waker(Waker::noop()))
@@ -108,7 +106,7 @@ where
         .await
     }
 
-    /// The next part of a response's body, the connection polled as far as that needs.
+    /// The next frame of a response's body; drives the connection.
     pub(crate) fn poll_frame(
         &mut self,
         body: &mut Incoming,
@@ -123,8 +121,8 @@ where
         pin!(body).poll_frame(&mut unheard)
     }
 
-    /// The first `most` bytes of a refusal's content, as far as they come in its own time; and whether that
-    /// is all of it. What breaks off says as much as what is cut.
+    /// The first `most` bytes of a refusal's content, as far as they arrive within the time-out, and whether that is all of
+    /// it. An error ends the content early.
     pub(crate) async fn beginning(&mut self, mut body: Incoming, most: usize) -> (Bytes, bool) {
         let mut text = BytesMut::new();
         let reading = async {
@@ -144,7 +142,7 @@ where
         (text.freeze(), is_whole)
     }
 
-    /// What is left of an ended connection.
+    /// The parts of an ended connection.
     pub(crate) fn into_remains(self) -> Option<Remains<IO>> {
         self.remains
     }

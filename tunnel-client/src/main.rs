@@ -1,5 +1,4 @@
-//! The program `tunnel-client`: parses the command line, does what it says, and ends with its exit
-//! code.
+//! The program `tunnel-client`: parses the command line, runs the command, and ends with its exit code.
 
 use std::process::ExitCode;
 

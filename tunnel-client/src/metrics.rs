@@ -1,7 +1,7 @@
-//! Every metric of a client, with its help text; made once, so that counting is one atomic add.
+//! All metrics of a client, with help texts. Series are made once, so that counting is one atomic add.
 //!
-//! No label ever comes from a request: all series are there from the start, but for those of routes,
-//! which come and go with the configuration.
+//! No label is taken from a request. All series exist from the start, except those of routes, which depend on the
+//! configuration.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -16,7 +16,7 @@ use tunnel_proto::memory::MemoryAccount;
 use tunnel_proto::problem::{Problem, Reason};
 use tunnel_routing::metrics::{RoutingMetrics, STATUS_CLASSES, status_class};
 
-/// Results of a dial, in the order of life.
+/// Results of a dial, in the order of its steps.
 const DIAL_RESULTS: [&str; 13] = [
     "accepted",
     "token",
@@ -39,8 +39,7 @@ const DURATIONS: [f64; 12] = [
     0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 1.0, 5.0, 30.0, 300.0,
 ];
 
-/// Bounds of the client's own part of an exchange, in seconds: a few tens of microseconds when all is
-/// well.
+/// Bounds of the client's own part of an exchange, in seconds: usually tens of microseconds.
 const OWN_DURATIONS: [f64; 9] = [
     0.000_01, 0.000_025, 0.000_05, 0.000_1, 0.000_25, 0.001, 0.005, 0.025, 0.1,
 ];
@@ -51,15 +50,15 @@ pub(crate) struct Metrics {
     families: Families,
     /// Sessions that the server has welcomed, and that do not leave.
     pub(crate) sessions: IntGauge,
-    /// Exchanges that are open.
+    /// Open exchanges.
     pub(crate) open: IntGauge,
-    /// 1 while `serve` takes connections, else 0.
+    /// 1 while `serve` accepts connections, else 0.
     pub(crate) listening: IntGauge,
-    /// Connections that `serve` has refused since as many as allowed were open.
+    /// Connections that `serve` has refused because the most allowed were open.
     pub(crate) connections_refused: IntCounter,
     /// Bytes of requests' content, sent to upstreams.
     pub(crate) bytes_in: IntCounter,
-    /// Bytes of responses' content, received from them.
+    /// Bytes of responses' content, received from upstreams.
     pub(crate) bytes_out: IntCounter,
     buffered: IntGauge,
     round_trip: Histogram,
@@ -73,7 +72,7 @@ pub(crate) struct Metrics {
     routes: Arc<RoutingMetrics>,
 }
 
-/// Counts the tasks of whoever reads the metrics, which is the client itself: it has one thread for all.
+/// Counts the tasks of the tokio runtime in which the metrics are read, which is the client's only one.
 struct Tasks(IntGauge);
 
 impl Collector for Tasks {
@@ -89,7 +88,7 @@ impl Collector for Tasks {
     }
 }
 
-/// Shows what an account holds.
+/// Reads the bytes of a memory account.
 struct Buffered {
     memory: Arc<MemoryAccount>,
     gauge: IntGauge,
@@ -107,20 +106,20 @@ impl Collector for Buffered {
     }
 }
 
-/// What is in force, and how the last reloads went.
+/// The version of the configuration, and the results of reloads.
 #[derive(Debug)]
 struct Configuration {
-    /// Taken, and refused.
+    /// Applied, and refused.
     reloads: [IntCounter; 2],
     version: IntGauge,
     last_reload_succeeded: IntGauge,
 }
 
 impl Metrics {
-    /// All of them, at zero, in a registry of their own.
+    /// All metrics, at zero, in a new registry.
     ///
     /// # Errors
-    /// Never with the names below; they are checked by the library.
+    /// When a name is not valid, which those below are.
     pub(crate) fn new() -> Result<Self, prometheus::Error> {
         let mut families = Families::new("tunnel_client");
         let new = &mut families;
@@ -184,10 +183,10 @@ impl Metrics {
         })
     }
 
-    /// An account of `limit` bytes whose bytes are shown.
+    /// A memory account of `limit` bytes with a metric of its bytes.
     ///
     /// # Errors
-    /// Never the first time.
+    /// When this is called a second time.
     pub(crate) fn memory(&self, limit: u64) -> Result<Arc<MemoryAccount>, prometheus::Error> {
         let memory = MemoryAccount::new(usize::try_from(limit).unwrap_or(usize::MAX));
         let buffered = Buffered {
@@ -198,12 +197,12 @@ impl Metrics {
         Ok(memory)
     }
 
-    /// What the admin listener shows.
+    /// The registry for the admin listener.
     pub(crate) fn registry(&self) -> Registry {
         self.families.registry().clone()
     }
 
-    /// A dial came to its end.
+    /// A dial has ended.
     pub(crate) fn on_dial(&self, result: &str) {
         let index = DIAL_RESULTS.iter().position(|known| *known == result);
         if let Some(counter) = index.and_then(|index| self.dials.get(index)) {
@@ -216,12 +215,12 @@ impl Metrics {
         self.round_trip.observe(time.as_secs_f64());
     }
 
-    /// A response's head is there, after this much time of our own.
+    /// A response's head is received; `own` is the client's own part of the time.
     pub(crate) fn on_head(&self, own: Duration) {
         self.own_duration.observe(own.as_secs_f64());
     }
 
-    /// Something failed.
+    /// A problem occurred.
     pub(crate) fn on_problem(&self, problem: &Problem) {
         let reason = problem.reason();
         let index = Reason::ALL.iter().position(|known| *known == reason);
@@ -238,7 +237,7 @@ impl Metrics {
         }
     }
 
-    /// Those of the routes.
+    /// The metrics of the routes.
     pub(crate) fn routes(&self) -> &Arc<RoutingMetrics> {
         &self.routes
     }
@@ -256,16 +255,16 @@ impl Metrics {
     }
 }
 
-/// Every family that a client has, for the page that lists them.
+/// All families, for the reference page.
 ///
 /// # Errors
-/// Never with the names above; they are checked by the library.
+/// When a name is not valid, which those above are.
 pub fn families() -> Result<Vec<Family>, prometheus::Error> {
     Ok(Metrics::new()?.families.list().to_vec())
 }
 
 impl Configuration {
-    /// The first configuration, which was good.
+    /// For the first configuration.
     fn new(new: &mut Families) -> Result<Self, prometheus::Error> {
         let reloads = new.counters(
             "config_reloads_total",
@@ -293,7 +292,7 @@ impl Configuration {
     }
 }
 
-/// The families with the collector registered beside them.
+/// Registers a collector with the families.
 fn registered(
     families: Families,
     collector: impl Collector + 'static,
@@ -302,7 +301,7 @@ fn registered(
     Ok(families)
 }
 
-/// All series of a family with one label, in the order of the values.
+/// The series of a family with one label, in the order of `values`.
 fn series(family: &IntCounterVec, values: &[&str]) -> Result<Vec<IntCounter>, prometheus::Error> {
     values
         .iter()

@@ -1,13 +1,12 @@
-//! `serve`: the client's routes behind a listener of its own, without a tunnel.
+//! `serve`: the client's routes behind a listener, without a tunnel.
 //!
 //! ```text
 //!   ingress controller ─▶ listener ─▶ connection ─▶ request ─▶ Exchanges ─▶ routes ─▶ upstream
 //!                                     (guard, hyper)   └── checked as the tunnel server would
 //! ```
 //!
-//! In: requests of an ingress controller, over HTTP/1.1, HTTP/2 with prior knowledge, or TLS. Out: what
-//! the routes answer, or a problem, in the form that the tunnel server gives it. An exchange is carried out as if it came
-//! through a session.
+//! In: requests of an ingress controller, over HTTP/1.1 or HTTP/2 (prior knowledge, or TLS). Out: the response of the
+//! routes, or a problem in the format of the tunnel server. An exchange is handled as if it came through a session.
 
 mod answer;
 mod request;
@@ -48,44 +47,44 @@ use crate::config::{CertificateFiles, Settings};
 use crate::exchange::Exchanges;
 use crate::metrics::Metrics;
 
-/// What of the grace period is kept for ends that their protocol knows, at most.
+/// Most of the grace period that is kept to end long streams in order.
 const ENDING: Duration = Duration::from_secs(4);
 
-/// What may be sent ahead on one HTTP/2 stream. The way to an ingress controller is short, so that this is
-/// enough; and each exchange may hold as much, however many there are.
+/// The window of one HTTP/2 stream. Enough for the short round trip to an ingress controller; each open exchange may hold
+/// this much memory.
 const STREAM_WINDOW_BYTES: u32 = 64 * 1024;
 
 /// A listener that is bound and does not accept yet.
 pub(crate) struct FrontListener {
     socket: std::net::TcpListener,
     address: SocketAddr,
-    tls: Option<Tls>,
-    front: Arc<Front>,
+    tls: Option<ListenerTls>,
+    front: Arc<FrontState>,
     stop: Trigger,
     end: Trigger,
 }
 
 /// A connection of the listener.
-type Connection = gateway::Connection<Front>;
+type Connection = gateway::Connection<FrontState>;
 
-/// How long leaving may take.
+/// The times of a shutdown.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Leaving {
-    /// For going on to accept; at most half of the grace period.
+    /// Time for which the listener still accepts; at most half of the grace period.
     pub(crate) delay: Duration,
-    /// For all of it.
+    /// The time of the whole shutdown.
     pub(crate) grace: Duration,
 }
 
-/// What the listener shows of itself, and the files that it comes from.
-struct Tls {
+/// The listener's certificate, and its files.
+struct ListenerTls {
     live: Arc<LiveServerConfig>,
     files: CertificateFiles,
     watch: FileWatch,
 }
 
 /// What all connections share.
-struct Front {
+struct FrontState {
     exchanges: Exchanges,
     metrics: Arc<Metrics>,
     settings: Settings,
@@ -94,9 +93,9 @@ struct Front {
     connections: Arc<Permits>,
     /// Permits for exchanges.
     exchange_permits: Arc<Permits>,
-    /// From here on connections end with the requests that they carry.
+    /// Connections end with their open requests.
     stopping: Shutdown,
-    /// From here on what is open ends as its protocol allows.
+    /// Long streams end as their protocol allows.
     ending: Shutdown,
 }
 
@@ -108,19 +107,19 @@ pub enum ListenError {
     Bind {
         /// The address.
         address: SocketAddr,
-        /// Why not.
+        /// The error of the system.
         source: io::Error,
     },
     /// The certificate.
     #[error(transparent)]
-    Tls(#[from] TlsFilesError),
+    ListenerTls(#[from] TlsFilesError),
     /// Its files.
     #[error(transparent)]
     Watch(#[from] WatchError),
 }
 
-impl Front {
-    /// Whether it is believed what a peer says of who asked before it.
+impl FrontState {
+    /// Whether the forwarding fields of this peer are trusted.
     fn is_trusted(&self, address: IpAddr) -> bool {
         let address = address.to_canonical();
         let mut networks = self.settings.trusted_proxies.iter();
@@ -128,7 +127,7 @@ impl Front {
     }
 }
 
-impl Gateway for Front {
+impl Gateway for FrontState {
     type Peer = ();
     type Upgrade = GrantedUpgrade;
     type Body = ResponseBody;
@@ -140,8 +139,7 @@ impl Gateway for Front {
             max_head_bytes: self.settings.max_head_size,
             stream_window_bytes: STREAM_WINDOW_BYTES,
             tls_handshake_timeout: self.settings.request_head_timeout,
-            // Ingress controllers connect ahead of need: a connection without a request is like one between
-            // two requests.
+            // Ingress controllers connect in advance, so a new connection may be idle like one between two requests.
             first_byte_timeout: self.settings.keep_alive_timeout,
             request_head_timeout: self.settings.request_head_timeout,
             keep_alive_timeout: self.settings.keep_alive_timeout,
@@ -186,9 +184,9 @@ impl Gateway for Front {
     }
 }
 
-/// Serves one connection until it is gone.
+/// Serves one connection until it ends.
 async fn run(
-    front: Arc<Front>,
+    front: Arc<FrontState>,
     socket: TcpStream,
     peer: IpAddr,
     tls: Option<TlsAcceptor>,
@@ -217,7 +215,7 @@ impl FrontListener {
         let bound = listen(address, 1).map_err(failed)?;
         let socket = bound.sockets.into_iter().next();
         let socket = socket.ok_or_else(|| failed(io::ErrorKind::AddrNotAvailable.into()))?;
-        let tls = certificate.map(Tls::load).transpose()?;
+        let tls = certificate.map(ListenerTls::load).transpose()?;
         let (stop, stopping) = Shutdown::manual();
         let (end, ending) = Shutdown::manual();
         let (connections, exchange_permits) = (
@@ -228,7 +226,7 @@ impl FrontListener {
             socket,
             address: bound.address,
             tls,
-            front: Arc::new(Front {
+            front: Arc::new(FrontState {
                 exchanges,
                 metrics,
                 settings,
@@ -248,7 +246,7 @@ impl FrontListener {
         self.address
     }
 
-    /// Accepts connections until asked to stop; then finishes what is open within this time.
+    /// Accepts connections until shutdown; then finishes open requests within the times of `leaving`.
     ///
     /// # Errors
     /// When the socket cannot be used.
@@ -271,7 +269,7 @@ impl FrontListener {
             shutdown.asked().await;
             let at = Instant::now();
             front.metrics.listening.set(0);
-            // An ingress controller that has probed "not ready" meanwhile sends nothing new when the listener closes.
+            // Until the listener closes, an ingress controller has time to notice "not ready".
             sleep(leaving.delay.min(leaving.grace / 2)).await;
             at
         };
@@ -280,12 +278,12 @@ impl FrontListener {
             at = asked => at,
             () = shutdown.forced() => return Ok(()),
         };
-        // New connections are refused at once, instead of waiting to be accepted.
+        // Closes the socket, so that new connections are refused instead of waiting in the backlog.
         drop(listener);
         stop.ask();
         tracing::info!(
             connections = connections.len(),
-            "stopping: connections end with their requests"
+            "shutting down: connections close after their open requests"
         );
         tokio::select! {
             () = finish(connections, &end, asked_at + leaving.grace, leaving.grace) => {}
@@ -295,8 +293,8 @@ impl FrontListener {
     }
 }
 
-/// Gives connections the grace period, which is over at `last`, and what is left at its end, its
-/// protocol's own end.
+/// Waits for the connections during the grace period, which ends at `last`. Near its end, long streams are ended as their
+/// protocol allows.
 async fn finish(mut connections: JoinSet<()>, end: &Trigger, last: Instant, grace: Duration) {
     let ending = last - ENDING.min(grace / 4);
     tokio::select! {
@@ -304,12 +302,12 @@ async fn finish(mut connections: JoinSet<()>, end: &Trigger, last: Instant, grac
         () = sleep_until(ending) => {}
     }
     end.ask();
-    tracing::info!("ending: what is still open ends as its protocol allows");
+    tracing::info!("shutting down: ending open streams as their protocol allows");
     if timeout_at(last, all_ended(&mut connections)).await.is_err() {
         let left = connections.len();
         tracing::warn!(
             connections = left,
-            "connections have had their time, and are cut"
+            "the grace period is over, cutting open connections"
         );
     }
 }
@@ -318,17 +316,17 @@ async fn all_ended(connections: &mut JoinSet<()>) {
     while connections.join_next().await.is_some() {}
 }
 
-/// Accepts for ever: no error of that ends a listener.
+/// Accepts connections. Never returns: errors of `accept` do not end the listener.
 async fn accept_all(
     listener: &TcpListener,
-    front: &Arc<Front>,
+    front: &Arc<FrontState>,
     tls: Option<&LiveServerConfig>,
     connections: &mut JoinSet<()>,
 ) -> Infallible {
     loop {
         let (socket, peer) = tokio::select! {
             accepted = accept(listener) => accepted,
-            // A connection's end, which a panic of it is as well.
+            // A connection's task has ended, perhaps by a panic.
             Some(ended) = connections.join_next() => {
                 if ended.is_err_and(|error| error.is_panic()) {
                     tracing::error!("a connection's task panicked");
@@ -349,9 +347,9 @@ async fn accept_all(
     }
 }
 
-impl Tls {
+impl ListenerTls {
     fn load(files: CertificateFiles) -> Result<Self, ListenError> {
-        // Before they are read, so that no change is missed.
+        // Watch before reading, so that no change is missed.
         let watch = FileWatch::new([files.cert.clone(), files.key.clone()])?;
         let identity = Identity::load(&files.cert, &files.key)?;
         let live = LiveServerConfig::new(identity, &[b"h2", b"http/1.1"], None)?;
@@ -362,26 +360,26 @@ impl Tls {
         })
     }
 
-    /// Shows a new certificate when the files have one.
+    /// Uses a new certificate when the files have one.
     async fn follow(mut self) {
         loop {
             self.watch.changed().await;
             let replaced = Identity::load(&self.files.cert, &self.files.key)
                 .and_then(|identity| self.live.replace(identity, None));
             match replaced {
-                Ok(true) => tracing::info!("the listener shows a new certificate"),
+                Ok(true) => tracing::info!("the listener uses a new certificate"),
                 Ok(false) => {}
-                // Often only for a moment: two files are seldom replaced at once.
+                // Often temporary: two files are rarely replaced at once.
                 Err(error) => tracing::warn!(
                     %error,
-                    "the listener's certificate is not good, the one before stays in use"
+                    "the listener's certificate cannot be used, the previous one stays in use"
                 ),
             }
         }
     }
 }
 
-/// Whether the listener takes requests.
+/// Whether the listener accepts requests.
 pub(crate) fn readiness(metrics: &Metrics) -> Readiness {
     match metrics.listening.get() {
         0 => Readiness::NotReady("not listening: starting, or stopping".to_owned()),

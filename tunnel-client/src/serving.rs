@@ -39,16 +39,16 @@ pub struct Serving {
     leaving: Leaving,
 }
 
-/// Where it listens.
+/// The addresses of the listeners.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Addresses {
-    /// For requests.
+    /// The front listener.
     pub front: SocketAddr,
-    /// For the operator; none if that is off.
+    /// The admin listener; `None` if it is off.
     pub admin: Option<SocketAddr>,
 }
 
-/// Why it cannot start, or does not go on.
+/// Why it cannot start or continue.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum ServingError {
@@ -70,7 +70,7 @@ pub enum ServingError {
     /// The metrics.
     #[error("the metrics cannot be made: {0}")]
     Metrics(#[from] prometheus::Error),
-    /// The listener, once it was bound.
+    /// The listener, after it was bound.
     #[error("cannot accept connections: {0}")]
     Accept(#[from] io::Error),
 }
@@ -122,8 +122,7 @@ impl Serving {
         })
     }
 
-    /// The same from what was given, whose routes are then read again when their files change, and on
-    /// SIGHUP.
+    /// As [`Self::new`], and reloads the routes when their files change, and on SIGHUP.
     ///
     /// # Errors
     /// See [`ServingError`].
@@ -136,7 +135,7 @@ impl Serving {
         Ok(serving)
     }
 
-    /// Where it listens.
+    /// The addresses of the listeners.
     #[must_use]
     pub fn addresses(&self) -> Addresses {
         Addresses {
@@ -145,7 +144,7 @@ impl Serving {
         }
     }
 
-    /// Takes requests until asked to stop, and finishes those that are open.
+    /// Serves requests until shutdown, then finishes the open ones.
     ///
     /// # Errors
     /// When the listener cannot be used.
@@ -158,14 +157,14 @@ impl Serving {
             front,
             leaving,
         } = self;
-        // First the admin listener, so that probes get "not ready" instead of no answer.
+        // The admin listener first, so that probes are answered "not ready".
         let admin = admin.map(|(listener, answers)| {
             Owned::spawn("admin", listener.serve(answers, std::future::pending()))
         });
-        // Then what changes what exchanges need.
+        // Then the reload.
         let reloading = reloader.map(|reloader| reloader.start(Arc::clone(&routes), metrics));
-        // The listener last, and it is the first to end: while it leaves, open exchanges still have their
-        // upstreams, and the admin listener answers.
+        // The front listener starts last and ends first: during its shutdown, open exchanges still have their upstreams, and
+        // the admin listener answers.
         let result = front.run(&shutdown, leaving).await;
         drop(reloading);
         drop(routes);

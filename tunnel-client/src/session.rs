@@ -1,15 +1,14 @@
 //! One session with the server, from its 101 to its end.
 //!
 //! ```text
-//!   place ─▶ Session::start ── hello ─▶ … ◀─ welcome ──┐
-//!         ◀── next: drain, superseded, expiring, ended │  one task runs the session, one moves its
-//!         ──▶ use_credential: refresh-token            │  bytes, and each stream has its own
-//!         ──▶ leave: drain, rest, close                │
+//!   slot ─▶ Session::start ── hello ─▶ … ◀─ welcome ──┐
+//!        ◀── next: drain, superseded, expiring, ended │  one task runs the session, one moves its
+//!        ──▶ use_credential: refresh-token            │  bytes, and each stream has its own
+//!        ──▶ leave: drain, rest, close                │
 //! ```
 //!
-//! In: a connection that the server has accepted. Out: the few things that the server says which
-//! concern the tunnel, and at last how it ended. It never dials, and knows nothing of what the
-//! exchanges are about.
+//! In: an upgraded connection. Out: the server's messages that concern the tunnel, and finally how the session ended. It
+//! never dials, and does not interpret exchanges.
 
 mod offers;
 mod route_report;
@@ -36,7 +35,7 @@ use tunnel_proto::session::{
 };
 use tunnel_routing::request::{Informational, RequestBody};
 
-use self::offers::{Answer, Offers};
+use self::offers::{Offers, RefreshOutcome};
 use self::route_report::{INTERVAL, RouteReporter};
 use crate::admin::{LiveSession, LiveSessions};
 use crate::config::TellRoutes;
@@ -45,32 +44,32 @@ use crate::dial::Connected;
 use crate::exchange::Exchanges;
 use crate::metrics::Metrics;
 
-/// Things the server said that wait for the tunnel. It says each once in a session's life.
+/// Most messages of the server that wait for the tunnel. The server sends each kind once in a session.
 const NOTICES: usize = 8;
-/// Bounds of the time for the close handshake of a session.
+/// Bounds of the time-out of a session's close handshake.
 const CLOSE_TIMES: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(1));
-/// The part of the grace period that this may take: the program has ended when the period is over.
+/// The close handshake gets this part of the grace period, so that the program ends within the period.
 const CLOSE_PART: u32 = 5;
-/// Bounds of the time for which a session that leaves has to be at rest: the server's last exchange
-/// may be on its way while the server is notified.
+/// Bounds of the time for which a leaving session has to be at rest: the server may have opened a last exchange before it
+/// received the drain.
 const QUIET: (Duration, Duration) = (Duration::from_millis(50), Duration::from_secs(1));
 
-/// What all sessions of a client have in common.
+/// The parts that all sessions of a client share.
 #[derive(Clone)]
 pub(crate) struct SessionParts {
     /// Answers the exchanges.
     pub(crate) exchanges: Exchanges,
-    /// Where what is measured goes.
+    /// The metrics of the client.
     pub(crate) metrics: Arc<Metrics>,
-    /// Where what is received counts until an upstream takes it.
+    /// Counts received bytes until an upstream takes them.
     pub(crate) memory: Arc<MemoryAccount>,
-    /// Where a welcomed session counts.
+    /// Counts welcomed sessions.
     pub(crate) live: Arc<LiveSessions>,
-    /// Of the wire.
+    /// The settings of the protocol.
     pub(crate) settings: SessionSettings,
-    /// Time for the server to say welcome.
+    /// The time-out of the welcome.
     pub(crate) welcome_limit: Duration,
-    /// What the server gets of the routes.
+    /// Which part of the routes is reported to the server.
     pub(crate) tell_routes: TellRoutes,
 }
 
@@ -78,19 +77,19 @@ pub(crate) struct SessionParts {
 pub(crate) struct Session {
     handle: Handle,
     notices: mpsc::Receiver<Notice>,
-    /// What was said before the welcome.
+    /// Events before the welcome.
     early: VecDeque<Event>,
-    task: Owned<Ended>,
+    task: Owned<SessionEnded>,
     began: Instant,
     welcome: Welcome,
     offers: Offers,
-    /// Until it leaves.
+    /// Counts the session as live until it leaves.
     live: Option<LiveSession>,
-    /// The last value of [`Handle::is_suspect`] that the tunnel got.
+    /// The last value of [`Handle::is_suspect`] that was reported to the tunnel.
     is_suspect: bool,
 }
 
-/// What the server said of a session when it began.
+/// The server's welcome.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Welcome {
     /// The runtime's label.
@@ -101,12 +100,12 @@ pub(crate) struct Welcome {
     pub(crate) version: String,
 }
 
-/// What a tunnel has to know of a session.
+/// An event of a session that concerns the tunnel.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Event {
-    /// The server wants this session to leave, the new one to be dialled within this time.
+    /// The server drains this session; another is to be dialled.
     Drain {
-        /// Over which all clients of the server are to be spread.
+        /// The time over which all clients of the server spread their dials.
         spread: Duration,
     },
     /// A newer instance holds the runtime.
@@ -115,21 +114,21 @@ pub(crate) enum Event {
     Silent,
     /// A session that was silent is heard again.
     HeardAgain,
-    /// The credential runs out.
+    /// The credential expires.
     Expiring {
-        /// After this time.
+        /// The remaining time.
         within: Duration,
     },
-    /// It is over.
-    Ended(Ended),
+    /// The session has ended.
+    Ended(SessionEnded),
 }
 
 /// How a session ended.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct Ended {
-    /// As the wire has it.
+pub(crate) struct SessionEnded {
+    /// The close code, as a reason.
     pub(crate) reason: CloseReason,
-    /// For a person.
+    /// The description for a log.
     pub(crate) detail: String,
     /// How long it lasted.
     pub(crate) lived: Duration,
@@ -138,25 +137,25 @@ pub(crate) struct Ended {
 /// Why a session did not begin.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum NotWelcome {
-    /// It ended first.
+    /// It ended before the welcome.
     #[error("the session ended before it began: {}", .0.detail)]
-    Ended(Ended),
-    /// The server said nothing, or something else, for too long.
-    #[error("the server did not say welcome within {0:?}")]
+    Ended(SessionEnded),
+    /// The server did not send the welcome in time.
+    #[error("the server did not send the welcome within {0:?}")]
     Late(Duration),
 }
 
-/// What the session's task has to say.
+/// A message from the session's task.
 enum Notice {
     Welcome(Welcome),
-    /// Never of its end.
+    /// Any event but [`Event::Ended`].
     Event(Event),
-    /// To the credential that was offered.
-    Answer(Answer),
+    /// The answer to the offered credential.
+    Answer(RefreshOutcome),
 }
 
 impl Session {
-    /// Begins a session on a connection that the server has accepted.
+    /// Starts a session on an upgraded connection, and waits for the welcome.
     pub(crate) async fn start(
         connected: Connected,
         parts: &SessionParts,
@@ -170,7 +169,7 @@ impl Session {
         let began = Instant::now();
         let (handle, events, driver) = Handle::new(io, unread, Side::Client, parts.settings);
         handle.account_to(&parts.memory);
-        // A session that has ended already says so below.
+        // If the session has ended, `welcomed` below returns that.
         let _ = handle.send(Control::Hello {
             version: env!("CARGO_PKG_VERSION").to_owned(),
         });
@@ -182,7 +181,7 @@ impl Session {
             loop {
                 match notices.recv().await {
                     Some(Notice::Welcome(welcome)) => return Some(welcome),
-                    Some(Notice::Event(event)) => keep_early(&mut early, event),
+                    Some(Notice::Event(event)) => queue_early(&mut early, event),
                     Some(Notice::Answer(_)) => {}
                     None => return None,
                 }
@@ -209,7 +208,7 @@ impl Session {
         }
     }
 
-    /// What the server said when it began.
+    /// The server's welcome.
     pub(crate) fn welcome(&self) -> &Welcome {
         &self.welcome
     }
@@ -219,13 +218,13 @@ impl Session {
         self.began.elapsed()
     }
 
-    /// The next thing that the tunnel has to know. May be dropped and called again.
+    /// The next event. Cancel safe.
     pub(crate) async fn next(&mut self) -> Event {
         loop {
             if let Some(event) = self.early.pop_front() {
                 return event;
             }
-            let again_at = self.offers.again_at();
+            let retry_at = self.offers.retry_at();
             let to_offer = tokio::select! {
                 notice = self.notices.recv() => match notice {
                     Some(Notice::Event(event)) => return event,
@@ -240,7 +239,7 @@ impl Session {
                         false => Event::HeardAgain,
                     };
                 }
-                () = at(again_at) => self.offers.again(),
+                () = at(retry_at) => self.offers.retry(),
             };
             if let Some(credential) = to_offer {
                 self.offer(&credential);
@@ -248,28 +247,27 @@ impl Session {
         }
     }
 
-    /// Whether it goes by what this credential holds, or has asked to.
-    pub(crate) fn goes_by(&self, credential: &Credential) -> bool {
-        self.offers.wanted().is_same(credential)
+    /// Whether the session uses a credential with equal content, or has offered it to the server.
+    pub(crate) fn uses(&self, credential: &Credential) -> bool {
+        self.offers.latest().is_same(credential)
     }
 
-    /// What the server has let it go by until now.
-    pub(crate) fn went_by(&self) -> &Credential {
-        self.offers.own()
+    /// The credential that the server has accepted last.
+    pub(crate) fn credential(&self) -> &Credential {
+        self.offers.current()
     }
 
-    /// Goes on by this credential, whose token is sent to the server if it is another. False when
-    /// only another session can go by it.
+    /// Continues with this credential; a new token is sent to the server. Returns false if only a new session can use it.
     pub(crate) fn use_credential(&mut self, credential: Arc<Credential>) -> bool {
-        if self.goes_by(&credential) {
-            // Another one that waits to be offered again is not in the files any more.
+        if self.uses(&credential) {
+            // Discards a refused credential that waits to be offered again: the files no longer hold it.
             self.offers.want(credential);
             return true;
         }
         let Some(refresh) = refresh(&credential) else {
             return false;
         };
-        let has_same_identity = self.offers.own().has_identity_of(&credential);
+        let has_same_identity = self.offers.current().has_identity_of(&credential);
         if !has_same_identity || refresh.encode().len() > limits::CONTROL_BYTES {
             return false;
         }
@@ -282,43 +280,43 @@ impl Session {
     fn offer(&self, credential: &Credential) {
         tracing::info!(
             session = self.welcome.session,
-            "the token is another than the session goes by, the server is told"
+            "the token has changed, sending it to the server"
         );
         if let Some(refresh) = refresh(credential) {
-            // A session that has ended says so by itself.
+            // Fails if the session has ended, which is an event of its own.
             let _ = self.handle.send(refresh);
         }
     }
 
-    /// Has it prove within seconds that it lives, or be replaced and end.
+    /// Probes the session: it is replaced and ends, unless the server is heard within seconds.
     pub(crate) fn suspect(&self) {
         self.handle.suspect();
     }
 
-    /// Has another session in its stead, since the server asked for that, which ends this one when nothing
-    /// comes to it any more.
-    pub(crate) fn say_moved(&self) {
+    /// Notifies the server, which drains this session, that another one has replaced it. The server then closes it when its
+    /// exchanges have ended.
+    pub(crate) fn send_moved(&self) {
         let _ = self.handle.send(Control::Moved);
     }
 
-    /// Wants nothing new from here on.
-    pub(crate) fn say_drain(&mut self) {
-        // Nobody should count on it from here on.
+    /// Requests that the server opens no more exchanges.
+    pub(crate) fn send_drain(&mut self) {
+        // The session no longer counts for readiness.
         if self.live.take().is_some() {
             let _ = self.handle.send(Control::Drain { spread_ms: None });
         }
     }
 
-    /// Returns when nothing is open, and nothing comes for a moment; for one that has said drain.
+    /// Waits until no exchange is open and none arrives for a moment, after the drain was sent.
     pub(crate) fn at_rest(&self) -> impl Future<Output = ()> + Send + use<> {
         let handle = self.handle.clone();
         async move { at_rest(&handle).await }
     }
 
-    /// Leaves without loss: the server sends nothing new, what is open ends, and only then, or when
-    /// too little of the grace period is left for more, the session does.
+    /// Leaves without loss: the server opens no more exchanges, and the session closes when the open ones have ended or
+    /// only the time for the close handshake is left of the grace period.
     pub(crate) async fn leave(mut self, grace: Duration) {
-        self.say_drain();
+        self.send_drain();
         tokio::select! {
             _ = timeout(grace.saturating_sub(close_time(grace)), at_rest(&self.handle)) => {}
             () = self.handle.closed() => {}
@@ -326,14 +324,14 @@ impl Session {
         self.end(grace).await;
     }
 
-    /// Ends it as it is, and waits for that no longer than a part of the grace period.
+    /// Closes the session now, and waits for the close handshake for a part of the grace period.
     pub(crate) async fn end(self, grace: Duration) {
         let Self { handle, task, .. } = self;
         let left = handle.outstanding();
         if left > 0 && !handle.is_closed() {
             tracing::warn!(
                 exchanges = left,
-                "a session has had its time, open exchanges are cut"
+                "the grace period of a session is over, cutting its open exchanges"
             );
         }
         handle.close(CloseReason::Left);
@@ -347,14 +345,14 @@ fn close_time(grace: Duration) -> Duration {
     (grace / CLOSE_PART).clamp(shortest, longest)
 }
 
-/// Asks the server to go on by this credential.
+/// The message that offers this credential's token to the server; `None` without a token.
 fn refresh(credential: &Credential) -> Option<Control> {
     let token = credential.token()?.expose_secret().to_owned();
     Some(Control::RefreshToken { token })
 }
 
-/// Keeps what is said before the welcome; what ends the tunnel comes before all else.
-fn keep_early(early: &mut VecDeque<Event>, event: Event) {
+/// Queues an event before the welcome; one that ends the tunnel comes first.
+fn queue_early(early: &mut VecDeque<Event>, event: Event) {
     if early.contains(&event) {
         return;
     }
@@ -365,7 +363,7 @@ fn keep_early(early: &mut VecDeque<Event>, event: Event) {
     early.truncate(NOTICES);
 }
 
-/// Waits for this moment, or for ever.
+/// Waits until this moment; for ever without one.
 async fn at(moment: Option<Instant>) {
     match moment {
         Some(moment) => sleep_until(moment).await,
@@ -373,7 +371,7 @@ async fn at(moment: Option<Instant>) {
     }
 }
 
-/// Returns when nothing is open, and nothing comes for a moment.
+/// Waits until no exchange is open and none arrives for a moment.
 async fn at_rest(session: &Handle) {
     let (shortest, longest) = QUIET;
     loop {
@@ -393,20 +391,20 @@ async fn run<IO>(
     driver: Driver<IO>,
     parts: SessionParts,
     notices: mpsc::Sender<Notice>,
-) -> Ended
+) -> SessionEnded
 where
     IO: AsyncRead + AsyncWrite + Unpin + Send + 'static,
 {
     let began = Instant::now();
-    // A task of its own, since moving bytes must not wait for other work; without a span, which would be
-    // entered for each of its many polls.
+    // A task of its own, so that moving bytes does not wait for other work. Without a span, which would be entered for each
+    // of its many polls.
     let mut driving = JoinSet::new();
     driving.spawn(driver);
     let mut streams = JoinSet::new();
-    // There is a new round-trip time as often as there is a ping.
+    // Each ping measures the round-trip time.
     let mut round_trips = interval(parts.settings.ping_interval);
     round_trips.set_missed_tick_behavior(MissedTickBehavior::Delay);
-    // Begins with the welcome.
+    // Set at the welcome.
     let mut reporter: Option<RouteReporter> = None;
     let mut reports = interval(INTERVAL);
     reports.set_missed_tick_behavior(MissedTickBehavior::Delay);
@@ -431,7 +429,7 @@ where
                 None => break,
             },
             Some(stream) = streams.join_next() => {
-                // The stream is reset by then: a panic costs its exchange, and nothing else.
+                // The stream is already reset: a panic affects only its exchange.
                 if stream.is_err_and(|error: JoinError| error.is_panic()) {
                     tracing::error!("an exchange panicked");
                 }
@@ -445,8 +443,10 @@ where
         }
     }
     match driving.join_next().await {
-        Some(Ok(end)) => Ended::new(&end, began.elapsed()),
-        Some(Err(_)) | None => Ended::by_fault("the session's driver panicked".to_owned(), began),
+        Some(Ok(end)) => SessionEnded::new(&end, began.elapsed()),
+        Some(Err(_)) | None => {
+            SessionEnded::by_fault("the session's driver panicked".to_owned(), began)
+        }
     }
 }
 
@@ -461,7 +461,7 @@ fn report_routes(reporter: &mut Option<RouteReporter>, session: &Handle, parts: 
     if let Some(reporter) = reporter.as_mut().filter(|reporter| reporter.is_due(now))
         && let Some(routes) = reporter.next(parts.exchanges.routes(with_upstreams), now)
     {
-        // A session that has ended says so by itself.
+        // Fails if the session has ended, which is an event of its own.
         let _ = session.send(Control::Routes(routes));
     }
 }
@@ -490,16 +490,16 @@ fn on_control(control: Control, notices: &mpsc::Sender<Notice>) {
         Control::Refreshed { expires_in_ms } => {
             let good_for =
                 expires_in_ms.map(|time| tracing::field::debug(Duration::from_secs(time / 1_000)));
-            tracing::info!(good_for, "the session goes on by the new token");
-            Notice::Answer(Answer::Taken)
+            tracing::info!(good_for, "the server has accepted the new token");
+            Notice::Answer(RefreshOutcome::Accepted)
         }
         Control::RefreshRefused { reason, detail } => {
-            let answer = Answer::refused(&reason);
+            let answer = RefreshOutcome::refused(&reason);
             tracing::warn!(
                 ?reason,
                 ?detail,
-                is_offered_again = answer == Answer::NotNow,
-                "the server does not take the new token, the session goes on by the one before"
+                is_offered_again = answer == RefreshOutcome::RefusedForNow,
+                "the server refuses the new token, the session continues with the old one"
             );
             Notice::Answer(answer)
         }
@@ -509,18 +509,15 @@ fn on_control(control: Control, notices: &mpsc::Sender<Notice>) {
             return;
         }
         other => {
-            tracing::debug!(
-                control = other.name(),
-                "a control message that says nothing to us"
-            );
+            tracing::debug!(control = other.name(), "ignoring a control message");
             return;
         }
     };
-    // Full only if the server repeats itself.
+    // Full only if the server repeats messages.
     let _ = notices.try_send(notice);
 }
 
-impl Ended {
+impl SessionEnded {
     fn new(end: &SessionEnd, lived: Duration) -> Self {
         Self {
             reason: end.reason(),
@@ -529,7 +526,7 @@ impl Ended {
         }
     }
 
-    /// By a fault of our own, for a session that began then.
+    /// An internal error, for a session that began then.
     pub(crate) fn by_fault(detail: String, began: Instant) -> Self {
         Self {
             reason: CloseReason::Internal,
@@ -539,9 +536,10 @@ impl Ended {
     }
 }
 
-/// How the session's task says that it ended; should it have panicked, that is how.
-fn ended(task: Result<Ended, JoinError>, began: Instant) -> Ended {
-    let fault = |error| Ended::by_fault(format!("the session's task failed: {error}"), began);
+/// The end of a session, from the result of its task, which fails by a panic.
+fn ended(task: Result<SessionEnded, JoinError>, began: Instant) -> SessionEnded {
+    let fault =
+        |error| SessionEnded::by_fault(format!("the session's task failed: {error}"), began);
     task.unwrap_or_else(fault)
 }
 
@@ -559,11 +557,11 @@ mod tests {
         };
         let mut early = VecDeque::new();
         for event in [drain(), expiring(60), Event::Superseded, drain()] {
-            keep_early(&mut early, event);
+            queue_early(&mut early, event);
         }
         assert_eq!(early, [Event::Superseded, drain(), expiring(60)]);
         for seconds in 0..100 {
-            keep_early(&mut early, expiring(seconds));
+            queue_early(&mut early, expiring(seconds));
         }
         assert_eq!((early.len(), &early[0]), (NOTICES, &Event::Superseded));
     }

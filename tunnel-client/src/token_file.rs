@@ -1,7 +1,7 @@
-//! The file that holds the token, and nothing else.
+//! The file that holds only the token.
 //!
-//! In comes its path, at each dial anew, since tokens are changed while a client runs; out comes
-//! the token. What kind of token it is only the server knows. No error or log shows any of it.
+//! In: its path, at each dial, since tokens may change while a client runs. Out: the token, whose kind only the server
+//! knows. No error or log contains a part of it.
 
 use std::fs::{self, File};
 use std::io::{self, Read};
@@ -9,17 +9,17 @@ use std::path::{Path, PathBuf};
 
 use secrecy::SecretString;
 
-/// Largest file taken: far more than any token, and it has to fit into a request's head.
+/// Largest file that is read: far more than any token, and within the limit of a request's head.
 const MAX_BYTES: u64 = 16 * 1024;
 
 /// Why there is no token.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum TokenFileError {
-    /// What was given is a token. It is not shown.
+    /// The path is a token, which the error does not contain.
     #[error(
-        "the token itself was given (not shown) where its file is to be named: put it into a file; others on this \
-         machine may have seen it, so have it replaced"
+        "the token itself was given (not shown) in place of its file: put it into a file; others on this machine may \
+         have seen it, so have it replaced"
     )]
     TokenItself,
     /// The file cannot be read.
@@ -27,25 +27,25 @@ pub enum TokenFileError {
     Unreadable {
         /// The file.
         path: PathBuf,
-        /// What the system said.
+        /// The error of the system.
         source: io::Error,
     },
     /// It is a pipe, a folder, or something else that cannot be read again at the next dial.
     #[error(
-        "the token file {} is no regular file: put the token into one, which is read at each dial",
+        "the token file {} is not a regular file: put the token into one, which is read at each dial",
         .path.display()
     )]
     NotAFile {
-        /// What is there.
+        /// The path.
         path: PathBuf,
     },
-    /// The file holds nothing.
+    /// The file is empty.
     #[error("the token file {} is empty: put the token into it", .path.display())]
     Empty {
         /// The file.
         path: PathBuf,
     },
-    /// The file holds something else.
+    /// The file does not hold a token.
     #[error("the token file {} holds something else: put the token into it, on one line and alone", .path.display())]
     NotAToken {
         /// The file.
@@ -54,7 +54,7 @@ pub enum TokenFileError {
 }
 
 impl TokenFileError {
-    /// The file, unless what was given in its place is a secret.
+    /// The file; `None` if the path is a secret.
     pub(crate) fn path(&self) -> Option<&Path> {
         match self {
             Self::TokenItself => None,
@@ -66,10 +66,10 @@ impl TokenFileError {
     }
 }
 
-/// What a runtime token begins with.
+/// The beginning of a runtime token.
 pub(crate) const PREFIX: &str = "tnlrt_";
 
-/// Reads the token. White space around it, such as the line's end, is not part of it.
+/// Reads the token, without white space around it.
 pub fn read(path: &Path) -> Result<SecretString, TokenFileError> {
     let unreadable = |source| TokenFileError::Unreadable {
         path: path.to_owned(),
@@ -78,7 +78,7 @@ pub fn read(path: &Path) -> Result<SecretString, TokenFileError> {
     if is_token(path) {
         return Err(TokenFileError::TokenItself);
     }
-    // Before it is opened: a pipe that nobody writes into would be waited for.
+    // Checked first, since opening a pipe without a writer blocks.
     if !fs::metadata(path).map_err(unreadable)?.is_file() {
         return Err(TokenFileError::NotAFile {
             path: path.to_owned(),
@@ -95,7 +95,7 @@ pub fn read(path: &Path) -> Result<SecretString, TokenFileError> {
             path: path.to_owned(),
         });
     }
-    // Anything else could not travel in an `Authorization` field.
+    // Other bytes are not allowed in an `Authorization` field.
     let fits = bytes.len() as u64 <= MAX_BYTES && token.iter().all(u8::is_ascii_graphic);
     match std::str::from_utf8(token) {
         Ok(token) if fits => Ok(token.into()),
@@ -105,7 +105,7 @@ pub fn read(path: &Path) -> Result<SecretString, TokenFileError> {
     }
 }
 
-/// Whether this is no path, but what should be in the file: a token of ours, or a JSON Web Token.
+/// Whether the path is itself a token: a runtime token, or a JSON Web Token.
 fn is_token(path: &Path) -> bool {
     let Some(text) = path.to_str().filter(|text| !text.contains('/')) else {
         return false;

@@ -274,7 +274,7 @@ impl Shared {
     /// refused before. Returns false if only a new session can use it.
     fn on_expiring(&self, session: &mut Session, within: Duration) -> bool {
         match self.credentials.read() {
-            Ok(latest) if session.goes_by(&latest) => tracing::warn!(
+            Ok(latest) if session.uses(&latest) => tracing::warn!(
                 ?within,
                 "the credential of a session expires, and its file holds no newer one: put one there"
             ),

@@ -184,7 +184,9 @@ async fn a_token_is_replaced_and_the_old_one_revoked_without_losing_anything() {
     fs::rename(&newer, &file).unwrap();
     load.mark("the client's file holds it");
     let client = system.client().program();
-    client.wait_for_line("goes on by the new token", SOON).await;
+    client
+        .wait_for_line("the server has accepted the new token", SOON)
+        .await;
 
     let id = token_id(&old);
     system.files().revoke_token("demo", "app", Some(&id));

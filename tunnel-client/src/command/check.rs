@@ -1,4 +1,4 @@
-//! `tunnel-client check`: prints each step as it is over, and at last what is wrong and what to do.
+//! `tunnel-client check`: prints each step when it ends, and finally what is wrong and what to do about it.
 
 use std::io::{self, IsTerminal, Write};
 
@@ -52,6 +52,6 @@ fn style() -> Style {
 
 fn print(text: &str) {
     let mut out = io::stdout().lock();
-    // Whoever does not read on wants no more of it.
+    // Fails if the reader has closed the pipe, and needs no more output then.
     let _ = out.write_all(text.as_bytes()).and_then(|()| out.flush());
 }

@@ -1,4 +1,4 @@
-//! What a command that goes on until it is asked to stop begins with, and what it runs on.
+//! Telemetry and tokio runtime of the commands that run until they are stopped by a signal.
 
 use std::future::Future;
 
@@ -12,19 +12,18 @@ use crate::config::Given;
 /// body, so that many would delay new requests.
 const TASKS_BETWEEN_EVENTS: u32 = 16;
 
-/// Begins the log as it is given, which ends with what this returns.
+/// Starts logging as configured, until the result is dropped.
 pub(super) fn begin(given: &Given) -> Result<Telemetry, Failure> {
     let source = given.clone().merge().map_err(Failure::configuration)?;
     let settings = source.settings();
-    // The log comes first, so that nothing the next steps have to say is lost.
+    // First, so that later steps can log.
     let telemetry =
         telemetry::init(settings.log_format, &settings.log_level).map_err(Failure::running)?;
     descriptors::raise_limit();
     Ok(telemetry)
 }
 
-/// One thread does all: a client carries one cluster's traffic, and work stealing costs more than
-/// it gives.
+/// Runs on one thread: a client carries the traffic of one cluster, for which work stealing costs more than it gains.
 pub(super) fn block_on(serving: impl Future<Output = Result<(), Failure>>) -> Result<(), Failure> {
     let runtime = tokio::runtime::Builder::new_current_thread()
         .event_interval(TASKS_BETWEEN_EVENTS)
@@ -32,7 +31,7 @@ pub(super) fn block_on(serving: impl Future<Output = Result<(), Failure>>) -> Re
         .build()
         .map_err(|error| Failure::running(format_args!("cannot start: {error}")))?;
     let result = runtime.block_on(serving);
-    // The system may look up a name for as long as it likes: the end does not wait for that.
+    // The system's resolver may block a thread without limit; the exit does not wait for it.
     runtime.shutdown_background();
     result
 }

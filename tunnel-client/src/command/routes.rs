@@ -13,7 +13,7 @@ use super::Failure;
 use crate::cli::RoutesTest;
 use crate::config::Config;
 
-/// Does what `routes test` says. Nobody is dialled, and no file but the configuration is read.
+/// Runs `routes test`. Dials nothing, and reads only the configuration.
 pub(super) fn test(arguments: RoutesTest) -> Result<(), Failure> {
     let source = arguments.given.merge().map_err(Failure::configuration)?;
     let routes = Config::check_routes(&source).map_err(Failure::configuration)?;
@@ -32,7 +32,7 @@ pub(super) fn test(arguments: RoutesTest) -> Result<(), Failure> {
     verdict(&trial)
 }
 
-/// Whether the request gets anywhere.
+/// An error if the request is refused.
 fn verdict(trial: &DryRun<'_>) -> Result<(), Failure> {
     let name = trial.winner.map_or("", |route| &*route.name);
     match &trial.outcome {

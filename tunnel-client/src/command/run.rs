@@ -1,4 +1,4 @@
-//! `tunnel-client run`: from what was given to a client that has stopped.
+//! `tunnel-client run`: runs a client until it has stopped.
 
 use tunnel_ops::signals::Shutdown;
 
@@ -12,16 +12,16 @@ pub(super) fn run(given: Given) -> Result<(), Failure> {
 }
 
 async fn serve(given: Given) -> Result<(), Failure> {
-    // Before anything is read: as the first process of a container it would not hear of them otherwise.
+    // First: as process 1 of a container, the program ignores signals without a handler.
     let shutdown = Shutdown::on_signals()
         .map_err(|error| Failure::running(format_args!("cannot listen for signals: {error}")))?;
-    // All faults of the configuration are reported before anything is dialled.
+    // Reports all faults of the configuration before the first dial.
     let client = Client::with_reload(given).map_err(|error| match error {
         ClientError::Config(error) => Failure::configuration(error),
         other => Failure::running(other),
     })?;
     tracing::info!(version = env!("CARGO_PKG_VERSION"), "tunnel-client starts");
-    // It holds the whole client, too much to be moved about on the stack.
+    // Boxed, since it holds the whole client.
     Box::pin(client.run(shutdown))
         .await
         .map_err(Failure::running)

@@ -1,4 +1,4 @@
-//! `tunnel-client serve`: from what was given to a listener that has stopped.
+//! `tunnel-client serve`: runs a listener until it has stopped.
 
 use tunnel_ops::signals::Shutdown;
 
@@ -12,7 +12,7 @@ pub(super) fn serve(given: Given) -> Result<(), Failure> {
 }
 
 async fn run(given: Given) -> Result<(), Failure> {
-    // Before anything is read: as the first process of a container it would not hear of them otherwise.
+    // First: as process 1 of a container, the program ignores signals without a handler.
     let shutdown = Shutdown::on_signals()
         .map_err(|error| Failure::running(format_args!("cannot listen for signals: {error}")))?;
     let serving = Serving::with_reload(given).map_err(|error| match error {
@@ -23,7 +23,7 @@ async fn run(given: Given) -> Result<(), Failure> {
         version = env!("CARGO_PKG_VERSION"),
         "tunnel-client starts, without a tunnel"
     );
-    // It holds the whole client, too much to be moved about on the stack.
+    // Boxed, since it holds the whole client.
     Box::pin(serving.run(shutdown))
         .await
         .map_err(Failure::running)

@@ -1,4 +1,4 @@
-//! `tunnel-client validate`: checks everything `run` would check, or `serve`, and dials nobody.
+//! `tunnel-client validate`: makes all checks of the start of `run` or `serve`, without dialling.
 #![allow(clippy::print_stdout, reason = "the result is the output")]
 
 use tunnel_routing::config::RouteList;

@@ -1,7 +1,7 @@
-//! What the client proves itself by: which files were named, checked together.
+//! Checks which files hold the client's credential.
 //!
-//! In comes a [`Source`]; out come the paths, once all that is needed could be read from them: better
-//! to fail now than at the first dial.
+//! In: a [`Source`]. Out: the paths, after the files could be read, so that a fault is found at the start and not at the
+//! first dial.
 
 use std::path::PathBuf;
 
@@ -10,7 +10,7 @@ use tunnel_ops::tls_files::Identity;
 use super::{ConfigFault, Source, or_fault, required, setting};
 use crate::token_file;
 
-/// A certificate chain and the key that belongs to it, PEM.
+/// The files of a certificate chain and its key, PEM.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct CertificateFiles {
     /// The chain, the client's own certificate first.
@@ -19,7 +19,7 @@ pub struct CertificateFiles {
     pub key: PathBuf,
 }
 
-/// Reads the token's file and the certificate's, of which at least one has to be there; `None` when something is wrong.
+/// Reads the files of the token and the certificate, one of which is required; `None` after a fault.
 pub(super) fn check(
     source: &Source,
     faults: &mut Vec<ConfigFault>,

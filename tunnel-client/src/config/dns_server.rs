@@ -1,11 +1,11 @@
-//! A name server as it is written: an address, with a port where it is not the usual one.
+//! The address of a name server, with an optional port.
 
 use std::net::{IpAddr, SocketAddr};
 use std::str::FromStr;
 
 use tunnel_ops::config_value::ValueError;
 
-/// The port of name servers.
+/// The default port of name servers.
 const PORT: u16 = 53;
 
 /// A name server: `10.96.0.10`, `10.96.0.10:5353`, `[fd00::a]:53`.
@@ -21,7 +21,7 @@ impl FromStr for DnsServer {
                 .map(|address| SocketAddr::new(address, PORT))
         };
         let server = text.parse().or_else(|_| alone()).ok();
-        // Port 0 never answers.
+        // Port 0 is not valid.
         let server = server.filter(|server: &SocketAddr| server.port() != 0);
         server.map(Self).ok_or_else(|| {
             ValueError::new(

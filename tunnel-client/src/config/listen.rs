@@ -1,7 +1,6 @@
-//! The checked configuration of `serve`: a listener and what answers behind it, and no tunnel.
+//! The checked configuration of `serve`: a listener and routes, without a tunnel.
 //!
-//! In comes a [`Source`], as for a tunnel, so that one file does for both. Settings that only a tunnel needs are
-//! ignored.
+//! In: a [`Source`], as for a tunnel, so that one file can be used for both. Settings that only a tunnel needs are ignored.
 
 use tunnel_ops::tls_files::Identity;
 use tunnel_routing::config::{RouteList, UpstreamOptions};
@@ -12,15 +11,15 @@ use super::{
     or_fault, reload, setting,
 };
 
-/// Everything that `serve` needs to know.
+/// The configuration of `serve`.
 #[derive(Debug, Clone)]
 #[non_exhaustive]
 pub struct ServeConfig {
-    /// What each setting stands at. Of those that only a tunnel needs none counts.
+    /// The value of each setting. Those that only a tunnel needs are unused.
     pub settings: Settings,
-    /// The certificate that the listener shows, read again when it changes; none for plain HTTP. Default none.
+    /// The listener's certificate, read again when it changes; `None` for plain HTTP. Default none.
     pub certificate: Option<CertificateFiles>,
-    /// All routes, that to the upstream for all the rest among them.
+    /// All routes, with that of `--upstream`.
     pub routes: RouteList,
 }
 
@@ -37,10 +36,10 @@ impl ServeConfig {
         }
     }
 
-    /// Checks everything that was given and that `serve` needs, reading the files it names.
+    /// Checks all settings that `serve` needs, and reads the files that they name.
     ///
     /// # Errors
-    /// With every fault at once.
+    /// Contains all faults.
     pub fn check(source: &Source) -> Result<Self, ConfigError> {
         let mut faults = Vec::new();
         let certificate = certificate(source, &mut faults);

@@ -1,7 +1,7 @@
 //! The login for a proxy, and the file that holds it.
 //!
-//! In comes a path, at each dial anew, since passwords are changed while a client runs; out come user
-//! and password. No error or log shows any of them.
+//! In: a path, at each dial, since passwords may change while a client runs. Out: user and password. No error or log
+//! contains them.
 
 use std::fs::File;
 use std::io::{self, Read};
@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 
 use secrecy::{ExposeSecret, SecretString};
 
-/// Largest file taken: far more than any login.
+/// Largest file that is read: far more than any login.
 const MAX_BYTES: u64 = 16 * 1024;
 
 /// The user name and password for a proxy.
@@ -38,10 +38,10 @@ pub enum LoginError {
     Unreadable {
         /// The file.
         path: PathBuf,
-        /// What the system said.
+        /// The error of the system.
         source: io::Error,
     },
-    /// The file holds something else.
+    /// The file does not hold a login.
     #[error("the proxy's login file {} holds no login: put `user:password` into it, on one line and alone", .path.display())]
     NotALogin {
         /// The file.
@@ -49,7 +49,7 @@ pub enum LoginError {
     },
 }
 
-/// Reads `user:password`. The end of the line is not part of it, other white space is.
+/// Reads `user:password`. The end of the line is removed, other white space is kept.
 pub(crate) fn read(path: &Path) -> Result<ProxyLogin, LoginError> {
     let unreadable = |source| LoginError::Unreadable {
         path: path.to_owned(),
@@ -74,8 +74,8 @@ fn login_in(bytes: &[u8]) -> Option<ProxyLogin> {
     check(user, password)
 }
 
-/// A login that can be sent to a proxy; `None` otherwise: no scheme can carry a colon in the user's name, and control
-/// characters are a slip or an attack.
+/// Checks a login; `None` if it cannot be sent to a proxy: no scheme supports a colon in the user's name, and control
+/// characters are a mistake or an attack.
 pub(crate) fn check(user: &str, password: &str) -> Option<ProxyLogin> {
     let is_possible = !user.is_empty()
         && !user.contains(':')

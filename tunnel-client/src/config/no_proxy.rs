@@ -1,10 +1,9 @@
 //! Which servers are reached without a proxy.
 //!
-//! In come the entries of a list as the variable `NO_PROXY` has them; out comes whether a host and
-//! port is one of them. Entries are names (`example.com` and `.example.com` both stand for the
-//! domain and all below it, as with curl), addresses, networks, and `*` for everything, each with a
-//! port if only that is meant. A name is never looked up here: networks hold only what is written as
-//! an address.
+//! In: the entries of a list such as `NO_PROXY`. Out: whether a host and port matches one of them. Entries are names
+//! (`example.com` and `.example.com` both match the domain and its subdomains, as with curl), addresses, networks, and `*`
+//! for everything, each with an optional port. Names are not resolved: a network matches only a host that is an IP
+//! address.
 
 use std::fmt;
 use std::net::IpAddr;
@@ -29,9 +28,8 @@ enum Hosts {
 }
 
 impl NoProxy {
-    /// Whether this host is meant. A name may be in any case and end with a dot; an IPv6 address has no
-    /// brackets.
-    pub fn holds(&self, host: &str, port: u16) -> bool {
+    /// Whether this entry matches a host. A name may be in any case and end with a dot; an IPv6 address has no brackets.
+    pub fn matches(&self, host: &str, port: u16) -> bool {
         if self.port.is_some_and(|only| only != port) {
             return false;
         }
@@ -44,8 +42,8 @@ impl NoProxy {
         }
     }
 
-    /// A list as the environment has it, with commas or spaces; what cannot be understood is told and
-    /// left out, since that variable is meant for all programs.
+    /// Parses a list of the environment, with commas or spaces. An entry that cannot be parsed is logged and left out, since
+    /// the variable is meant for all programs.
     pub(super) fn list(text: &str, variable: &str) -> Vec<Self> {
         let entries = text.split([',', ' ', '\t', '\n']).map(str::trim);
         let understood = entries.filter(|entry| !entry.is_empty()).map(str::parse);
@@ -53,7 +51,7 @@ impl NoProxy {
             .filter_map(|entry: Result<Self, ValueError>| {
                 entry
                     .inspect_err(|error| {
-                        tracing::warn!(variable, %error, "an entry is passed over");
+                        tracing::warn!(variable, %error, "ignoring an entry");
                     })
                     .ok()
             })
@@ -61,7 +59,7 @@ impl NoProxy {
     }
 }
 
-/// Whether a host is this machine itself, whatever it is called.
+/// Whether a host is a loopback name or address.
 pub(super) fn is_loopback(host: &str) -> bool {
     match host.parse::<IpAddr>() {
         Ok(address) => address.to_canonical().is_loopback(),
@@ -101,7 +99,7 @@ impl FromStr for NoProxy {
 
     fn from_str(text: &str) -> Result<Self, ValueError> {
         let text = text.trim();
-        // An IPv6 address or network first, the colons of which begin no port.
+        // An IPv6 address or network first, since its colons do not begin a port.
         if let Some(network) = network(text) {
             let hosts = Hosts::Network(network);
             return Ok(Self { hosts, port: None });
@@ -130,11 +128,11 @@ fn hosts(text: &str) -> Option<Hosts> {
     if let Some(network) = network(unbracketed.unwrap_or(text)) {
         return Some(Hosts::Network(network));
     }
-    // `*.example.com` is written by many, and means the same.
+    // Many write `*.example.com`.
     let name = text.strip_prefix('*').unwrap_or(text);
     let name = name.trim_matches('.');
     let is_name = |byte: u8| byte.is_ascii_alphanumeric() || b"-_.".contains(&byte);
-    // The beginning of an address, such as `10.`, is no domain: a network says what it means.
+    // The beginning of an address, such as `10.`, is not a domain; a network is unambiguous.
     let is_address = name
         .bytes()
         .all(|byte| byte.is_ascii_digit() || byte == b'.');
@@ -173,7 +171,7 @@ mod tests {
         let entry: NoProxy = entry.parse().unwrap();
         let holds = |place: &&&str| {
             let (host, port) = place.rsplit_once(' ').unwrap_or((place, "443"));
-            entry.holds(host, port.parse().unwrap())
+            entry.matches(host, port.parse().unwrap())
         };
         let missed: Vec<_> = held.iter().filter(|place| !holds(place)).collect();
         let wrong: Vec<_> = others.iter().filter(holds).collect();
@@ -278,13 +276,13 @@ mod tests {
             let entry: NoProxy = domain.parse().unwrap();
             let host_name = host.strip_suffix('.').unwrap_or(&host);
             let slow = host_name == domain || host_name.ends_with(&format!(".{domain}"));
-            prop_assert_eq!(entry.holds(&host, 443), slow);
+            prop_assert_eq!(entry.matches(&host, 443), slow);
         }
 
         #[test]
         fn no_text_makes_it_panic(text in "\\PC{0,40}", host in "\\PC{0,40}") {
             if let Ok(entry) = text.parse::<NoProxy>() {
-                let _ = entry.holds(&host, 443);
+                let _ = entry.matches(&host, 443);
             }
         }
     }

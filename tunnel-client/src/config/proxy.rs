@@ -1,8 +1,7 @@
-//! The proxy by which the server is reached, and whether there is one at all.
+//! Decides whether and through which proxy the server is dialled.
 //!
-//! In come `--proxy`, or the variables that all programs share (`HTTPS_PROXY`, `ALL_PROXY`,
-//! `NO_PROXY`), and which server is dialled; out come [`ProxySettings`], or nothing. What is never
-//! shown by any error, log or `Debug` is the login. Upstreams have no proxy: they are near.
+//! In: `--proxy`, or the variables that all programs share (`HTTPS_PROXY`, `ALL_PROXY`, `NO_PROXY`), and the server. Out:
+//! [`ProxySettings`], or none. No error, log or `Debug` contains the login. Upstreams are dialled without a proxy.
 
 use std::ffi::{OsStr, OsString};
 use std::fmt;
@@ -25,14 +24,14 @@ use super::trust::{self, Trust};
 use super::url::ServerUrl;
 use super::{ConfigFault, Source, dialled, or_fault, setting};
 
-/// Variables that name a proxy for what is reached over TLS, the first that is set counts: the
-/// narrower before the wider, lower case before upper case, as with curl.
+/// Variables that name a proxy for connections under TLS. The first that is set is used: the more specific before the
+/// general, lower case before upper case, as with curl.
 const VARIABLES: [&str; 4] = ["https_proxy", "HTTPS_PROXY", "all_proxy", "ALL_PROXY"];
 
-/// Variables that name what is reached without.
+/// Variables that list the hosts without a proxy.
 const NO_VARIABLES: [&str; 2] = ["no_proxy", "NO_PROXY"];
 
-/// How a proxy is spoken to.
+/// The protocol of a proxy.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ProxyScheme {
     /// HTTP/1.1 `CONNECT`, without TLS to the proxy.
@@ -55,7 +54,7 @@ pub struct ProxyUrl {
 /// Where the login for a proxy comes from.
 #[derive(Debug, Clone)]
 pub enum LoginSource {
-    /// There is none.
+    /// Without a login.
     None,
     /// The proxy's URL.
     Given(ProxyLogin),
@@ -63,10 +62,10 @@ pub enum LoginSource {
     File(PathBuf),
 }
 
-/// The value of `--proxy`, or of a variable: a URL, perhaps with a login, or `none`.
+/// The value of `--proxy` or of a variable: a URL with an optional login, or `none`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum ProxyChoice {
-    /// No proxy, whatever the environment says.
+    /// No proxy; the environment is ignored.
     None,
     /// This one.
     Proxy(ProxyUrl, Option<ProxyLogin>),
@@ -77,48 +76,48 @@ pub enum ProxyChoice {
 pub struct ProxySettings {
     /// The proxy.
     pub url: ProxyUrl,
-    /// The variable of all programs that named it; none when the client's own settings did.
+    /// The shared variable that named it; `None` if it is a setting of the client.
     pub variable: Option<&'static str>,
-    /// Where the login comes from, for a proxy that wants one.
+    /// Where the login comes from, for a proxy that demands one.
     pub login: LoginSource,
     /// The roots for the certificate of an `https` proxy; `None` for others.
     pub trust: Option<Trust>,
 }
 
-/// Reads `--proxy`: a login is taken from the environment and from the file, but not from a flag.
+/// Parses `--proxy`. A login is accepted from the environment and the file, but not from a flag.
 #[derive(Debug, Clone, Copy)]
 struct ProxyParser;
 
-/// Whether a server is reached by a proxy.
+/// Whether a server is dialled through a proxy.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct ProxyDecision {
-    /// The proxy's scheme, also where another of its settings is at fault.
+    /// The proxy's scheme, also if another of its settings has a fault.
     pub(crate) scheme: Option<ProxyScheme>,
     /// The proxy that is used.
     pub(crate) settings: Option<ProxySettings>,
-    /// A proxy that is named and not used.
+    /// A proxy that is configured and not used.
     pub(crate) passed_over: Option<PassedOver>,
 }
 
-/// A proxy that is named somewhere, and not used for this server.
+/// A proxy that is configured and not used for this server.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct PassedOver {
-    /// What names it: a variable of all programs, or a setting of the client's own.
+    /// The variable or setting that names it.
     pub named_by: String,
     /// The server's host.
     pub host: String,
-    /// By which rule.
+    /// The rule.
     pub by: PassedOverBy,
 }
 
-/// The rule by which a server is reached without a proxy.
+/// The rule by which a server is dialled without a proxy.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum PassedOverBy {
-    /// It is this machine itself.
+    /// The server is this machine.
     ThisMachine,
-    /// This entry, of a list that is named so.
+    /// An entry, and the name of its list.
     Entry(String, String),
 }
 
@@ -165,7 +164,7 @@ impl ProxyScheme {
 }
 
 impl ProxyUrl {
-    /// How it is spoken to.
+    /// Its scheme.
     pub fn scheme(&self) -> ProxyScheme {
         self.scheme
     }
@@ -175,7 +174,7 @@ impl ProxyUrl {
         &self.authority.host
     }
 
-    /// The port; where none is given 80, 443 or 1080.
+    /// The port; by default 80, 443 or 1080.
     pub fn port(&self) -> u16 {
         self.authority.port
     }
@@ -194,7 +193,7 @@ impl fmt::Debug for ProxyLogin {
 }
 
 impl ProxyChoice {
-    /// Whether it holds a login, which must not stand where other users of a machine can see it.
+    /// Whether it holds a login, which must not be in a place that other users of the machine can see.
     pub(super) fn has_login(&self) -> bool {
         matches!(self, Self::Proxy(_, Some(_)))
     }
@@ -212,27 +211,27 @@ impl FromStr for ProxyChoice {
                 "expected a proxy such as `http://proxy.example.com:3128`, or `none`: {reason}"
             ))
         };
-        // Without a scheme it is an HTTP proxy: many write only host and port.
+        // Many write only host and port of an HTTP proxy.
         let (scheme, rest) = text.split_once("://").unwrap_or(("http", text));
         let known = ProxyScheme::ALL
             .into_iter()
             .find(|(name, ..)| name.eq_ignore_ascii_case(scheme));
         let (_, scheme, port) =
             known.ok_or_else(|| expected("the scheme must be http, https, socks5 or socks5h"))?;
-        // A password may have any character, so that the last `@` counts.
+        // A password may contain `@`, so the last one separates.
         let (userinfo, rest) = match rest.rsplit_once('@') {
             Some((userinfo, rest)) => (Some(userinfo), rest),
             None => (None, rest),
         };
         let authority = Authority::parse(rest, port).map_err(expected)?;
         let login = userinfo
-            .map(|text| login_of(text).ok_or_else(|| expected("user or password are not possible")))
+            .map(|text| login_of(text).ok_or_else(|| expected("user or password is not valid")))
             .transpose()?;
         Ok(Self::Proxy(ProxyUrl { scheme, authority }, login))
     }
 }
 
-/// User and password as a URL has them, `%` and two digits for what could be misunderstood.
+/// Parses the user information of a URL, with percent-encoding.
 fn login_of(userinfo: &str) -> Option<ProxyLogin> {
     let (user, password) = userinfo.split_once(':').unwrap_or((userinfo, ""));
     let decode = |text| percent_decode_str(text).decode_utf8().ok();
@@ -302,7 +301,7 @@ impl SettingValue for ProxyChoice {
     }
 }
 
-/// Decides by which proxy this server is reached, if by any.
+/// Decides whether and through which proxy this server is dialled.
 pub(super) fn check(
     source: &Source,
     server: &ServerUrl,
@@ -326,15 +325,15 @@ pub(super) fn check(
         Some(name) => name.to_owned(),
         None => source.origin(&setting::proxy).mention(),
     };
-    // A proxy for all programs of a machine is not for the machine itself.
+    // A proxy for all programs of a machine is not used for the machine itself.
     if named.is_some() && no_proxy::is_loopback(host) {
         return ProxyDecision::without(named_by(), host, PassedOverBy::ThisMachine);
     }
     let (exempt, list) = exempt(source, &variable, faults);
-    // Before the proxy is parsed: an exempt server needs none.
+    // Before the proxy is parsed, whose faults do not matter to an exempt server.
     let places = [(host, port), (server.host(), server.port())];
     for (host, port) in places {
-        if let Some(entry) = exempt.iter().find(|entry| entry.holds(host, port)) {
+        if let Some(entry) = exempt.iter().find(|entry| entry.matches(host, port)) {
             let by = PassedOverBy::Entry(entry.to_string(), list);
             return ProxyDecision::without(named_by(), host, by);
         }
@@ -353,7 +352,7 @@ pub(super) fn check(
     }
 }
 
-/// The servers that are reached without a proxy, and the name of what lists them.
+/// The hosts without a proxy, and the name of their list.
 fn exempt(
     source: &Source,
     variable: impl Fn(&str) -> Option<OsString>,
@@ -393,7 +392,7 @@ fn settings(
     })
 }
 
-/// The first of these variables that is not empty, and what it holds.
+/// The first of these variables that is not empty, and its value.
 fn first_set(
     names: &[&'static str],
     variable: impl Fn(&str) -> Option<OsString>,
@@ -407,7 +406,7 @@ fn first_set(
 fn text_of(name: &'static str, value: OsString, faults: &mut Vec<ConfigFault>) -> Option<String> {
     let text = value.into_string().ok();
     if text.is_none() {
-        let problem = "it is not UTF-8: mend it, or leave it out".to_owned();
+        let problem = "it is not UTF-8: correct it, or leave it out".to_owned();
         faults.push(ConfigFault::Variable { name, problem });
     }
     text
@@ -421,14 +420,14 @@ fn from_variable(
     match text_of(name, value, faults)?.trim().parse() {
         Ok(choice) => Some(choice),
         Err(error) => {
-            let problem = format!("{error} (--proxy none has the variable passed over)");
+            let problem = format!("{error} (with --proxy none the variable is ignored)");
             faults.push(ConfigFault::Variable { name, problem });
             None
         }
     }
 }
 
-/// Settings of a proxy beside `--proxy none` are a slip.
+/// Reports settings of a proxy without a proxy, which are a mistake.
 fn check_unused(source: &Source, faults: &mut Vec<ConfigFault>) {
     let unused = [
         (&setting::proxy_auth_file, source.proxy_auth_file.is_some()),
@@ -453,12 +452,12 @@ fn proxy_trust(url: &ProxyUrl, source: &Source, faults: &mut Vec<ConfigFault>) -
         (&setting::proxy_ca_file, files.is_some()),
         (&setting::proxy_ca_dir, folders.is_some()),
     ];
-    // Beside the environment they may well be set for good, and used where a proxy speaks TLS.
+    // With a proxy of the environment they may be set permanently, for the case that it uses TLS.
     let is_given = source.proxy.is_some();
     for (setting, _) in unused.into_iter().filter(|(_, is_set)| *is_set && is_given) {
         let named = source.origin(&setting::proxy).mention();
         let problem =
-            format!("{url} ({named}) is spoken to without TLS: use https:// or leave this out");
+            format!("{url} ({named}) is used without TLS: write https:// or leave this out");
         faults.push(source.fault(setting, problem));
     }
     None
@@ -698,7 +697,7 @@ mod tests {
         };
         let error = chosen(&source, SERVER, &[]).unwrap_err();
         assert!(
-            error.starts_with("--proxy-ca-file: socks5://proxy (--proxy) is spoken to without TLS"),
+            error.starts_with("--proxy-ca-file: socks5://proxy (--proxy) is used without TLS"),
             "{error}"
         );
         source.proxy = None;
@@ -711,7 +710,7 @@ mod tests {
         (source.proxy_ca_file, source.proxy_system_roots) = (None, Some(false));
         let error = chosen(&source, SERVER, &[]).unwrap_err();
         assert!(
-            error.starts_with("--proxy-system-roots: nobody is trusted"),
+            error.starts_with("--proxy-system-roots: no CA is trusted"),
             "{error}"
         );
     }

@@ -1,5 +1,4 @@
-//! Values that say how the server is reached where its URL alone is not enough: another address to
-//! dial, another name to check, another `Host`.
+//! Overrides of parts of the server's URL: the address that is dialled, the name in its certificate, and `Host`.
 
 use std::fmt;
 use std::str::FromStr;
@@ -8,18 +7,18 @@ use rustls_pki_types::ServerName;
 use tunnel_ops::authority::Authority;
 use tunnel_ops::config_value::ValueError;
 
-/// What is dialled in a server's place: a name or an address, with a port if that differs as well.
+/// The host that is dialled in place of the URL's: a name or an address, with an optional port.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ConnectTo {
     host: String,
     port: Option<u16>,
 }
 
-/// A name, or an address, that a certificate can be for.
+/// A name or an address that a certificate can be valid for.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct TlsName(String);
 
-/// What a `Host` field may say: a name or an address, perhaps with a port.
+/// The value of a `Host` field: a name or an address, with an optional port.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct HostField(String);
 
@@ -29,7 +28,7 @@ impl ConnectTo {
         &self.host
     }
 
-    /// The port, if it is another than the server's.
+    /// The port; `None` for the URL's.
     pub fn port(&self) -> Option<u16> {
         self.port
     }
@@ -39,7 +38,7 @@ impl FromStr for ConnectTo {
     type Err = ValueError;
 
     fn from_str(text: &str) -> Result<Self, ValueError> {
-        // No port that is written can be 0.
+        // 0 stands for no port, since a written port cannot be 0.
         let Authority { host, port, .. } = authority(text, 0)?;
         let port = Some(port).filter(|port| *port > 0);
         Ok(Self { host, port })
@@ -47,7 +46,7 @@ impl FromStr for ConnectTo {
 }
 
 impl TlsName {
-    /// The name, as TLS and certificates have it.
+    /// The name.
     pub fn as_str(&self) -> &str {
         &self.0
     }
@@ -68,7 +67,7 @@ impl FromStr for TlsName {
 }
 
 impl HostField {
-    /// As the field has it.
+    /// The value.
     pub fn as_str(&self) -> &str {
         &self.0
     }

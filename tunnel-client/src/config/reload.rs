@@ -1,11 +1,11 @@
-//! Takes over the routes anew when the files that they stand in have changed.
+//! Reloads the routes when their files have changed.
 //!
-//! In: what was given at the start, and an event: a file changed, a minute passed, or SIGHUP came. Out: a new table of
-//! routes, and a log line with the difference; or the last good table and a log line for each fault. Only routes are
-//! taken over. A change of any other setting counts at the next start and is logged by its key; so is what would keep
-//! the client from starting then.
+//! In: the arguments of the start, and an event: a file changed, a minute passed, or SIGHUP. Out: a new table of routes and
+//! a log line with the difference; or the last valid table and a log line for each fault. Only routes are reloaded. A
+//! change of another setting takes effect at the next start and is logged by its key, as are faults that would prevent
+//! that start.
 //!
-//! Files are read beside the thread that moves the bytes: there may be many, on a slow disk.
+//! Files are read on a blocking thread, since there may be many, on a slow disk.
 
 use std::sync::Arc;
 
@@ -20,46 +20,46 @@ use tunnel_routing::upstream::UpstreamError;
 use super::{ConfigError, Given, Source, check_routes, check_upstream, defaults, upstream_roots};
 use crate::metrics::Metrics;
 
-/// Follows the files.
+/// Reloads the routes.
 pub(crate) struct Reloader {
     given: Given,
     watch: FileWatch,
-    /// Whether the program would start with this.
+    /// The program's own check at its start.
     starts: CheckStart,
-    /// What was given at the start, whose settings beside the routes are those that count.
+    /// The arguments of the start. Their settings other than routes stay in use.
     started: Source,
-    /// The files as they were last read.
+    /// The last content of the files.
     last: Source,
 }
 
-/// The check that a start makes.
+/// The program's check at its start.
 pub(crate) type CheckStart = fn(&Source) -> Result<(), ConfigError>;
 
-/// What was read.
+/// The content of the files.
 struct Files {
     source: Source,
     list: RouteList,
-    /// What would refuse a start with it.
+    /// Faults that would prevent a start.
     refused: Option<ConfigError>,
 }
 
-/// Why the last good routes stay.
+/// Why the last valid routes stay in use.
 #[derive(Debug, thiserror::Error)]
 enum ReloadError {
-    /// A file, or what is in it.
+    /// A file, or its content.
     #[error(transparent)]
     Config(#[from] ConfigError),
-    /// Upstreams cannot be as the files say.
+    /// An upstream cannot be set up.
     #[error(transparent)]
     Upstream(#[from] UpstreamError),
-    /// Nobody has read them to their end.
-    #[error("the files were not read to their end: {0}")]
+    /// The blocking task failed.
+    #[error("reading the files failed: {0}")]
     Interrupted(#[from] JoinError),
 }
 
 impl Reloader {
-    /// Begins to watch; made before the files are read for the first time, so that no edit in between is
-    /// missed. `starts` is the check that the program makes at its start. Must be called within a runtime.
+    /// Begins to watch the files. Call this before the files are read for the first time, so that no change is missed, and
+    /// within a tokio runtime. `starts` is the program's own check at its start.
     pub(crate) fn new(given: Given, starts: CheckStart) -> Result<Self, WatchError> {
         let started = given.clone().merge().unwrap_or_default();
         Ok(Self {
@@ -71,12 +71,12 @@ impl Reloader {
         })
     }
 
-    /// Follows the files until the result is dropped.
+    /// Reloads at each event until the result is dropped.
     pub(crate) fn start(mut self, routes: Arc<Routes>, metrics: Arc<Metrics>) -> Owned<()> {
         Owned::spawn("reload", async move {
             loop {
                 let change = self.watch.changed().await;
-                // Before they are read, as at the start: files that are new among them change from here on.
+                // Before they are read, so that no change of a newly named file is missed.
                 let given = self.given.clone();
                 if let Ok(files) = spawn_blocking(move || given.watched()).await {
                     self.watch.set_paths(files);
@@ -93,30 +93,27 @@ impl Reloader {
             asked = change.is_requested,
             "reading the routes again"
         );
-        let result = self.take_over(routes).await;
+        let result = self.apply(routes).await;
         metrics.on_reload(result.is_ok());
         match result {
             Ok((difference, count)) if difference.is_none() => {
-                tracing::info!(
-                    routes = count,
-                    "the routes are good and say what they said before"
-                );
+                tracing::info!(routes = count, "the routes are valid and have not changed");
             }
             Ok((difference, count)) => {
-                tracing::info!(routes = count, %difference, "the routes are good and in force");
+                tracing::info!(routes = count, %difference, "the routes are valid and in use");
             }
             Err(error) => {
                 for fault in error.to_string().lines() {
-                    tracing::error!(fault, "the routes are not good, the last good ones stay");
+                    tracing::error!(
+                        fault,
+                        "the routes are not valid, the last valid ones stay in use"
+                    );
                 }
             }
         }
     }
 
-    async fn take_over(
-        &mut self,
-        routes: &Routes,
-    ) -> Result<(RoutesDifference, usize), ReloadError> {
+    async fn apply(&mut self, routes: &Routes) -> Result<(RoutesDifference, usize), ReloadError> {
         let (given, starts) = (self.given.clone(), self.starts);
         let read = spawn_blocking(move || Files::read(given, starts)).await?;
         let Files {
@@ -126,20 +123,20 @@ impl Reloader {
         } = read?;
         let difference = routes.replace(&list)?;
         for fault in refused.iter().flat_map(ConfigError::faults) {
-            tracing::warn!(%fault, "the routes are good, but the client would not start with these settings");
+            tracing::warn!(%fault, "the routes are valid, but the client would not start with these settings");
         }
-        let settings = self.news(source);
+        let settings = self.unapplied(source);
         if !settings.is_empty() {
             tracing::warn!(
                 settings = settings.join(", "),
-                "settings other than the routes have changed: they count when the client is started anew"
+                "settings other than the routes have changed: restart the client to apply them"
             );
         }
         Ok((difference, list.len()))
     }
 
-    /// The settings beside the routes that are not those in force, unless that was reported already.
-    fn news(&mut self, source: Source) -> Vec<&'static str> {
+    /// The changed settings other than routes, unless they were reported before.
+    fn unapplied(&mut self, source: Source) -> Vec<&'static str> {
         let keys = not_taken_over(&self.started, &source);
         let is_news = !not_taken_over(&self.last, &source).is_empty();
         self.last = source;
@@ -148,7 +145,7 @@ impl Reloader {
 }
 
 impl Files {
-    /// Reads them. Takes as long as the disk does.
+    /// Reads the files. Blocks.
     fn read(given: Given, starts: CheckStart) -> Result<Self, ConfigError> {
         let source = given.merge()?;
         let list = check(&source)?;
@@ -161,14 +158,14 @@ impl Files {
     }
 }
 
-/// The keys of the settings that have changed, and that only the next start takes over.
+/// The keys of the changed settings that take effect at the next start.
 fn not_taken_over(before: &Source, after: &Source) -> Vec<&'static str> {
     let changed = before.differences(after).into_iter();
     let kept = changed.filter(|setting| matches!(setting.reload, Reload::Restart));
     kept.map(|setting| setting.key).collect()
 }
 
-/// All routes, with the files that they name.
+/// Checks all routes, and reads the files that they name.
 pub(super) fn check(source: &Source) -> Result<RouteList, ConfigError> {
     let mut faults = Vec::new();
     check_upstream(source, &mut faults);

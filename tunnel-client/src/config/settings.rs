@@ -46,7 +46,7 @@ tunnel_ops::settings! {
         server: ServerUrl, given "required", "URL", Restart;
         /// The regular file that holds the token; read again when it changes
         token_file: PathBuf, else "required unless --client-cert is given", "FILE", Restart;
-        /// Certificate chain that is shown to the server, PEM; read again when it changes
+        /// Certificate chain of the client, PEM; read again when it changes
         client_cert: PathBuf, given "", "FILE", Restart;
         /// Key of the client's certificate, PEM
         client_key: PathBuf, given "required with --client-cert", "FILE", Restart;
@@ -70,11 +70,11 @@ tunnel_ops::settings! {
         connect_to: ConnectTo, else "the URL's host unless set", "HOST", Restart;
     }
     "Proxy" {
-        /// Proxy by which the server is reached: http://, https://, socks5:// or socks5h://, or none
+        /// Proxy through which the server is dialled: http://, https://, socks5:// or socks5h://, or none
         proxy: ProxyChoice, given "HTTPS_PROXY, ALL_PROXY unless set", "URL", Restart;
         /// File that holds user:password for the proxy; read again at each dial
         proxy_auth_file: PathBuf, given "", "FILE", Restart;
-        /// Servers that are reached without a proxy: names, domains, addresses, networks, or *
+        /// Servers that are dialled without a proxy: names, domains, addresses, networks, or *
         no_proxy: Vec<NoProxy>, given "NO_PROXY unless set", "HOST", Restart;
         /// CA certificates that an https proxy may be signed by, PEM; read again at each dial
         ///
@@ -95,24 +95,24 @@ tunnel_ops::settings! {
         max_session_age: DurationFrom<60_000>, else "for as long as it lasts unless set", "TIME", Restart;
         /// Networks that the runtime may be reached from, within what the server allows
         allow_from: Vec<Network>, else "any unless set", "CIDR", Restart;
-        /// What the server is told of the routes
+        /// Which part of the routes is reported to the server
         ///
-        /// `names`: name, what it matches, whether it is up; `full`: the upstreams' URLs as well. It is there for the
-        /// server's operator to look at
+        /// `names`: name, conditions, and whether it is up; `full`: the upstreams' URLs as well. The server's operator
+        /// sees it
         tell_routes: TellRoutes = TellRoutes::Names, "WHAT", Restart;
         /// Time for each step of the dial: name, connection, proxy, TLS, upgrade
         dial_timeout: PositiveDuration = Duration::from_secs(10), "TIME", Restart;
-        // Quick after a hiccup, gentle in a storm.
+        // Short after a single failure; the doubling spares a server that is down.
         /// Longest wait before the first new dial; it doubles with each failure
         redial_base: PositiveDuration = Duration::from_secs(1), "TIME", Restart;
         /// Longest wait before any new dial
         redial_cap: PositiveDuration = Duration::from_secs(30), "TIME", Restart;
-        /// How long a session must last for the waits to start over
+        /// How long a session must last to reset the waits
         redial_stable: DurationText = Duration::from_secs(60), "TIME", Restart;
-        /// What to do when a person has to mend what the server refuses
+        /// What to do after a final refusal
         ///
-        /// It counts where no session is left. A token that is not known counts as such after 5 min of it; that another
-        /// instance has taken over never does
+        /// It applies when no session is left. A token that is not known is a final refusal after 5 min; a takeover by
+        /// another instance never is
         on_refusal: OnRefusal = OnRefusal::Exit, "ACTION", Restart;
         /// Longest wait after a refusal, or after another instance took over
         ///
@@ -130,7 +130,7 @@ tunnel_ops::settings! {
         ///
         /// Also for routes that name none
         upstream_ca_file: PathBuf, else "", "FILE", AtOnce;
-        /// Name servers that upstreams' names are looked up at, address and port
+        /// Name servers that resolve upstreams' names, address and port
         dns_server: Vec<DnsServer>, else "the system's unless set", "ADDRESS", Restart;
         /// Time to connect to the upstream
         upstream_connect_timeout: PositiveDuration = CONNECT_TIMEOUT, "TIME", AtOnce;
@@ -138,12 +138,12 @@ tunnel_ops::settings! {
         upstream_head_timeout: PositiveDuration = HEAD_TIMEOUT, "TIME", AtOnce;
         /// Idle connections to the upstream that are kept
         upstream_idle_pool: Count<0, 4096> = 64, "NUMBER", Restart;
-        // A quarter of what `deploy/kubernetes/sidecar.yaml` gives the client.
-        /// Memory for what was received and not sent on yet, of requests and responses
+        // A quarter of the client's memory in `deploy/kubernetes/sidecar.yaml`.
+        /// Memory for received bytes of requests and responses that are not sent on yet
         max_buffered_size: SizeFrom<1024> = 64 << 20, "SIZE", Restart;
     }
     "Listener of serve" {
-        /// Of serve: where it listens
+        /// Of serve: the address to listen on
         ///
         /// HTTP/1.1, and HTTP/2 with prior knowledge
         listen: ListenAddress = SocketAddr::from((Ipv4Addr::UNSPECIFIED, 8080)), "ADDRESS", Restart;
@@ -151,9 +151,9 @@ tunnel_ops::settings! {
         listen_cert: PathBuf, given "plain HTTP unless set", "FILE", Restart;
         /// Of serve: key of that certificate, PEM
         listen_key: PathBuf, given "required with --listen-cert", "FILE", Restart;
-        /// Of serve: networks of ingress controllers, whose X-Forwarded-*, X-Real-IP and Forwarded are believed
+        /// Of serve: networks of ingress controllers, whose X-Forwarded-*, X-Real-IP and Forwarded are trusted
         ///
-        /// They are added to; those of anybody else are removed, whatever comes after `X-Forwarded-`
+        /// Their values are extended; those of other peers are removed, with every field that begins with `X-Forwarded-`
         trusted_proxies: Vec<Network> = Vec::new(), "CIDR", Restart;
         /// Of serve: add Via to requests; nginx compresses nothing for those that have it
         via: bool = false, "BOOL", Restart;
@@ -165,7 +165,7 @@ tunnel_ops::settings! {
         ///
         /// Upgraded connections are among them; more get 503
         max_exchanges: Count<1, 65536> = 1_024, "NUMBER", Restart;
-        // With as many connections as may be, which all stop short of its end, 64 MiB for as long as a head may take.
+        // With the most connections, all of which send incomplete heads, 64 MiB until the time-out of a head.
         /// Of serve: largest head of a request
         max_head_size: BoundedSize<8, 128> = 64 * 1024, "SIZE", Restart;
         /// Of serve: time for a request's head, from its first byte
@@ -183,16 +183,16 @@ tunnel_ops::settings! {
         /// what there is for the peer on an upgraded connection, bounds the pauses of a consumer while data waits for it: a gRPC
         /// client that thinks for minutes with its window full needs more
         body_idle_timeout: PositiveDuration = Duration::from_secs(60), "TIME", Restart;
-        // An ingress controller probes "not ready" meanwhile.
-        /// Of serve: how long it goes on accepting after it was asked to stop
+        // An ingress controller notices "not ready" meanwhile.
+        /// Of serve: how long it still accepts connections after a signal to stop
         ///
-        /// At most half of `--grace-period`, of which it is a part: more is taken for that half
+        /// Part of `--grace-period`, and at most half of it: a longer time is shortened to that
         drain_delay: DurationText = Duration::ZERO, "TIME", Restart;
     }
     "Operation" {
-        /// Where metrics, health and readiness are told, or "off"
+        /// Address for metrics, health and readiness, or "off"
         admin_listen: OptionalListenAddress = Some(SocketAddr::from((Ipv4Addr::LOCALHOST, 9091))), "ADDRESS", Restart;
-        /// Name that the admin listener may be asked by, beside localhost and IP addresses
+        /// Name that requests to the admin listener may have in Host, beside localhost and IP addresses
         admin_host: Vec<AdminHost> = Vec::new(), "HOST", Restart;
         // 5 s less than Kubernetes gives.
         /// How long exchanges may take to end when the client stops

@@ -233,7 +233,7 @@ fn what_does_not_fit_together_is_refused() {
     assert_eq!(
         folder.faults(&["--redial-base=1m", &ca_file]),
         [
-            "--upstream-ca-file: http://127.0.0.1:3000 (--upstream) is spoken to without TLS: use https:// or leave this out",
+            "--upstream-ca-file: http://127.0.0.1:3000 (--upstream) is used without TLS: write https:// or leave this out",
             "--redial-base: 60s is more than the longest wait, 30s (the default of --redial-cap)",
         ]
     );

@@ -1,8 +1,7 @@
-//! Whom a peer's certificate may come from: the system's roots, and CA files and folders.
+//! The trusted roots for a peer's certificate: the system's, and those of CA files and folders.
 //!
-//! In come names of files and folders; out come [`Roots`], read anew at each call,
-//! since such files are replaced while a client runs. The system's own are read once: they change
-//! with the machine's image.
+//! In: paths of files and folders. Out: [`Roots`], read at each call, since the files may change while a client runs. The
+//! system's roots are read once, since they change with the machine's image.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -13,14 +12,13 @@ use tunnel_ops::tls_files::{Roots, TlsFilesError};
 
 use super::{ConfigFault, or_fault};
 
-/// Most entries of one folder, of whatever kind: far more than CA folders have, and a bound where the wrong folder is
-/// named.
+/// Most entries of one folder: far more than CA folders have, and a bound if the wrong folder is named.
 const ENTRIES: usize = 1000;
 
-/// Largest file of a folder that is read; longer ones hold no certificates.
+/// Largest file of a folder that is read; larger ones are not certificates.
 const FILE_BYTES: u64 = 4 * 1024 * 1024;
 
-/// Roots that stay as they are, and files that may change.
+/// Fixed roots, and files that may change.
 #[derive(Debug, Clone)]
 pub struct Trust {
     fixed: Roots,
@@ -29,7 +27,7 @@ pub struct Trust {
 }
 
 impl Trust {
-    /// The certificates in these files and folders, PEM, beside the system's or instead of them.
+    /// The certificates in these files and folders, PEM, with or without those of the system.
     pub fn new(system: bool, files: Vec<PathBuf>, folders: Vec<PathBuf>) -> Self {
         let fixed = match system {
             true => Roots::system(),
@@ -42,15 +40,15 @@ impl Trust {
         }
     }
 
-    /// Whether there is nothing to read anew.
+    /// Whether there are no files.
     pub(crate) fn is_fixed(&self) -> bool {
         self.files.is_empty() && self.folders.is_empty()
     }
 
-    /// Reads the files and folders as they are now. Blocks for as long as that takes.
+    /// Reads the files and folders. Blocks.
     ///
     /// # Errors
-    /// When a file is not good, a folder holds no certificate, or there is no root at all.
+    /// When a file cannot be used, a folder holds no certificate, or there is no root.
     pub fn load(&self) -> Result<Roots, TlsFilesError> {
         let mut roots = self.fixed.and_files(&self.files)?;
         for folder in &self.folders {
@@ -61,7 +59,7 @@ impl Trust {
 }
 
 impl From<Roots> for Trust {
-    /// These, whatever happens to files.
+    /// These roots, without files.
     fn from(fixed: Roots) -> Self {
         Self {
             fixed,
@@ -71,7 +69,7 @@ impl From<Roots> for Trust {
     }
 }
 
-/// What is trusted by these settings; that about the system's certificates comes with its place.
+/// The trusted roots by these settings. The setting about the system's certificates is given with its place.
 pub(super) fn check(
     (system, system_place): (bool, SettingOrigin),
     files: Option<&OneOrMorePaths>,
@@ -85,7 +83,7 @@ pub(super) fn check(
     let trust = Trust::new(system, list(files), list(folders));
     if !system && trust.is_fixed() {
         let problem =
-            "nobody is trusted without the system's certificates: name a CA file or folder beside it"
+            "no CA is trusted without the system's certificates: name a CA file or folder as well"
                 .to_owned();
         faults.push(ConfigFault::Value {
             place: system_place,
@@ -97,8 +95,8 @@ pub(super) fn check(
     Some(trust)
 }
 
-/// These roots, and the certificates in the files of a folder, in the order of their names. Hidden ones are
-/// left out: Kubernetes keeps each file of a volume twice, once behind a hidden link.
+/// Adds the certificates in the files of a folder, in the order of their names. Hidden files are left out: Kubernetes keeps
+/// each file of a volume twice, once behind a hidden link.
 fn and_folder(roots: &Roots, folder: &Path) -> Result<Roots, TlsFilesError> {
     let unreadable = |source| TlsFilesError::Unreadable {
         origin: folder.to_owned(),
@@ -130,7 +128,7 @@ fn is_hidden(path: &Path) -> bool {
     name.as_encoded_bytes().starts_with(b".")
 }
 
-/// What a file holds, if there are certificates in it: others may lie beside, such as a README.
+/// The content of a file, if it holds certificates. A folder may have other files, such as a README.
 fn certificates_in(path: &Path) -> Result<Option<Vec<u8>>, TlsFilesError> {
     let Ok(metadata) = fs::metadata(path) else {
         return Ok(None);

@@ -1,6 +1,6 @@
 //! The URL of the server.
 //!
-//! In comes text; out come host and port, nothing else, see [`Authority`].
+//! In: text. Out: host and port, see [`Authority`].
 
 use std::fmt;
 use std::str::FromStr;
@@ -20,12 +20,12 @@ impl ServerUrl {
         &self.authority.host
     }
 
-    /// The port, 443 where none is given.
+    /// The port; 443 by default.
     pub fn port(&self) -> u16 {
         self.authority.port
     }
 
-    /// What a `Host` field says: the port only where it is not 443.
+    /// The value of `Host`: with the port unless it is 443.
     pub fn authority(&self) -> &str {
         &self.authority.text
     }
@@ -46,7 +46,7 @@ impl FromStr for ServerUrl {
                 Ok(Self { authority })
             }
             Some((scheme, _)) if scheme.eq_ignore_ascii_case("ws") => Err(expected(
-                "`ws://` has no TLS, so that anybody between could read the token",
+                "`ws://` has no TLS, so that any program in between could read the token",
             )),
             _ => Err(expected("the scheme must be `wss`")),
         }

@@ -1,4 +1,4 @@
-//! One exchange under observation: metrics as it goes, and one line of the access log at its end.
+//! Observes an exchange: metrics during it, and one line of the access log at its end.
 
 use std::net::IpAddr;
 use std::sync::Arc;
@@ -16,7 +16,7 @@ use tunnel_routing::upstream::Progress;
 
 use crate::metrics::Metrics;
 
-/// One exchange under observation, until this is dropped.
+/// Observes one exchange until this is dropped.
 pub(crate) struct Observation {
     metrics: Arc<Metrics>,
     record: ExchangeRecord,
@@ -37,8 +37,8 @@ impl Observation {
         }
     }
 
-    /// Has a line written at the end, if the log takes it. `peer` is the platform client's address, which is known
-    /// without a tunnel only.
+    /// Writes a line of the access log at the end, if it is enabled. `peer` is the platform client's address, which is known
+    /// only without a tunnel.
     pub(super) fn log(&mut self, request: &Parts, peer: Option<IpAddr>) {
         if access_log::is_enabled() {
             self.record.log(LoggedRequest {
@@ -58,14 +58,14 @@ impl Observation {
         self.route.insert(route)
     }
 
-    /// The response's head is there; `waited` of the time was the upstream's.
+    /// The response's head is received. `waited` is the time spent waiting for the upstream.
     pub(super) fn on_head(&mut self, status: StatusCode, waited: Duration) {
         self.record.on_status(status);
         self.metrics
             .on_head(self.record.elapsed().saturating_sub(waited));
     }
 
-    /// Bytes of the response's content are on their way.
+    /// Bytes of the response's content are sent.
     pub(super) fn on_bytes(&mut self, length: usize) {
         self.record.on_bytes(length);
         self.count_bytes(length as u64);

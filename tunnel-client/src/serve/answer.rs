@@ -16,17 +16,17 @@ use tunnel_routing::RoutedBody;
 
 use crate::exchange::Observation;
 
-/// The content of a response: what the routes answer, or the client's own.
+/// The content of a response: that of the routes, or the client's own.
 pub(super) type ResponseBody =
     tunnel_http::answer::ResponseBody<RoutedContent, Direct<ResponseError>, ServedExchange>;
 
 /// An upgrade that was granted.
 pub(super) type GrantedUpgrade = Upgrade<RoutedContent, Direct<ResponseError>, ServedExchange>;
 
-/// What ends a content when the client stops and it cannot end in order.
+/// The error of a content that cannot end in order when the client stops.
 pub(super) const STOPPED: Direct<ResponseError> = Direct(|| ResponseError::Stopped);
 
-/// Why a content ends before it is whole.
+/// Why a content is incomplete.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum ResponseError {
     #[error("{0}")]
@@ -35,7 +35,7 @@ pub(super) enum ResponseError {
     Stopped,
 }
 
-/// What the routes answer, without what may not travel in trailers.
+/// The content of the routes, without fields that are not allowed in trailers.
 pub(super) struct RoutedContent(pub(super) RoutedBody);
 
 impl Body for RoutedContent {
@@ -61,14 +61,14 @@ impl Body for RoutedContent {
 impl Hold for RoutedContent {}
 
 impl Download for RoutedContent {
-    /// The upload is sent when its bytes have been read to their end.
+    /// Ready at once: the upload is sent when its bytes have been read to the end.
     async fn upload_sent(&mut self) {}
 }
 
 /// One exchange of the listener, until its response has been sent.
 pub(super) struct ServedExchange {
     pub(super) observation: Observation,
-    /// Given back with the end of the response.
+    /// Released at the end of the response.
     pub(super) _permit: Permit,
 }
 

@@ -1,5 +1,5 @@
-//! One request at the listener: it is checked, answered by way of the routes, and its answer put into the form of
-//! the platform client's protocol.
+//! Serves one request at the listener: checks it, has the routes answer it, and converts the response to the platform
+//! client's protocol.
 
 use std::convert::Infallible;
 use std::future::Future;
@@ -29,16 +29,15 @@ use tunnel_routing::{CHECKER, RoutedBody};
 use super::Connection;
 use super::answer::{GrantedUpgrade, ResponseBody, RoutedContent, STOPPED, ServedExchange};
 
-/// `Retry-After` of a request that is refused because `--max-exchanges` are open. Short, since some of so many
-/// end all the time.
+/// `Retry-After` of a request that is refused because `--max-exchanges` are open. Short, since of so many some end soon.
 const LIMIT_RETRY: Duration = Duration::from_secs(1);
 
 /// How long a platform client that expects 100 waits for it when the upstream does not answer.
 const EXPECT_WAIT: Duration = Duration::from_secs(1);
 
-/// What a request has become once it is checked.
+/// A checked request.
 struct Accepted {
-    /// In the form in which requests come through a session.
+    /// The request in the form of those of a session.
     request: Request<RequestBody>,
     informational: ListenerInformational,
     /// The received method; `CONNECT` for an upgrade.
@@ -64,8 +63,7 @@ impl From<Problem> for NotAccepted {
     }
 }
 
-/// Serves one request of a connection. The received head is used before the future is made, which does not hold
-/// it.
+/// Serves one request of a connection. The future does not hold the received head, which is used before.
 pub(super) fn serve(
     connection: &Arc<Connection>,
     mut request: Request<ReceivedBody>,
@@ -74,7 +72,7 @@ pub(super) fn serve(
     let is_http2 = connection.is_http2();
     let on_upgrade = is_http2.then(|| hyper::upgrade::on(&mut request));
     let (parts, incoming) = request.into_parts();
-    // Over HTTP/1 there is no gRPC.
+    // gRPC needs HTTP/2.
     let is_grpc = is_http2 && is_grpc(&parts.headers);
     let accepted = accept(connection, &parts, incoming, is_grpc);
     if let Err(NotAccepted::Problem(problem)) = &accepted {
@@ -125,7 +123,7 @@ fn refusal(
     }
 }
 
-/// Checks a request, and brings it into the form in which requests come through a session.
+/// Checks a request, and converts it to the form of those of a session.
 fn accept(
     connection: &Connection,
     parts: &Parts,
@@ -144,7 +142,7 @@ fn accept(
     })?;
     let mut headers = HeaderMap::with_capacity(parts.headers.len() + 8);
     if !checked.authority.is_empty() {
-        // The first of the fields, as in the tunnel.
+        // The first field, as in the tunnel.
         headers.insert(HOST, field(checked.authority)?);
     }
     let new_id = || {
@@ -238,7 +236,7 @@ async fn forward_request(
     Ok((response, Some(exchange)))
 }
 
-/// The response as it is sent on. Its content ends early in order, if it can, when the client stops.
+/// The response to the platform client. If its protocol allows that, its content ends in order when the client stops.
 fn forward(
     connection: &Connection,
     response: Response<RoutedBody>,

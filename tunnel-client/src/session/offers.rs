@@ -1,13 +1,13 @@
-//! Which credential a session goes by, and which one the server is to be offered next.
+//! The credential that a session uses, and the one to offer to the server next.
 //!
 //! ```text
-//!   another credential ─▶ offered ── taken ─────▶ the session goes by it
-//!         │  (one at a time)  └──── refused ──▶ offered again after a pause, if the reason passes
-//!         └─ held back until the last is answered
+//!   another credential ─▶ offered ── accepted ──▶ the session uses it
+//!         │  (one at a time)  └───── refused ──▶ offered again after a pause, if the reason is passing
+//!         └─ queued until the last offer is answered
 //! ```
 //!
-//! Pure: in comes what happens and when, out comes what to send. An answer does not say which
-//! credential it is about, so that no two may be on their way at once.
+//! Pure: in come events and times, out come the offers to send. An answer does not name its credential, so that only one
+//! offer may be open.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -17,69 +17,69 @@ use tunnel_proto::refusal::{Finality, RefusalReason};
 
 use crate::credential::Credential;
 
-/// Bounds of the pause before a credential is offered again; it doubles each time.
+/// Bounds of the pause before a refused credential is offered again; the pause doubles each time.
 const PAUSE: (Duration, Duration) = (Duration::from_secs(5), Duration::from_secs(5 * 60));
 
 /// The credentials of one session.
 #[derive(Debug)]
 pub(super) struct Offers {
-    /// Shown at the dial, or taken since.
-    own: Arc<Credential>,
-    /// Sent, and neither taken nor refused yet.
+    /// Sent at the dial, or accepted since.
+    current: Arc<Credential>,
+    /// Sent, and not answered yet.
     offered: Option<Arc<Credential>>,
-    /// To be sent when that one is answered.
-    held_back: Option<Arc<Credential>>,
-    /// Refused for now, and when to offer it again.
+    /// To be sent when the open offer is answered.
+    queued: Option<Arc<Credential>>,
+    /// Refused for a passing reason, and when to offer it again.
     refused: Option<(Instant, Arc<Credential>)>,
     /// The next pause.
     pause: Duration,
 }
 
-/// How the server answers an offer.
+/// The server's answer to an offer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Answer {
-    /// The session goes on by it.
-    Taken,
-    /// Not now; it may be another time.
-    NotNow,
-    /// Not before the credential changes, or SIGHUP.
+pub(super) enum RefreshOutcome {
+    /// The session uses it from now on.
+    Accepted,
+    /// Refused for a reason that may pass.
+    RefusedForNow,
+    /// Refused until the credential changes, or SIGHUP.
     Refused,
 }
 
-impl Answer {
-    /// A refusal for the reason with this name. One that this version does not know may pass.
+impl RefreshOutcome {
+    /// A refusal with this reason name. An unknown reason may pass.
     pub(super) fn refused(reason: &str) -> Self {
         match RefusalReason::from_name(reason).map(RefusalReason::finality) {
             Some(Finality::Final) => Self::Refused,
-            Some(Finality::Passing | Finality::Pending) | None => Self::NotNow,
+            Some(Finality::Passing | Finality::Pending) | None => Self::RefusedForNow,
         }
     }
 }
 
 impl Offers {
-    /// For a session that was begun with this credential.
-    pub(super) fn new(own: Arc<Credential>) -> Self {
+    /// For a session that was dialled with this credential.
+    pub(super) fn new(current: Arc<Credential>) -> Self {
         Self {
-            own,
+            current,
             offered: None,
-            held_back: None,
+            queued: None,
             refused: None,
             pause: PAUSE.0,
         }
     }
 
-    /// What the session goes by.
-    pub(super) fn own(&self) -> &Arc<Credential> {
-        &self.own
+    /// The credential that the session uses.
+    pub(super) fn current(&self) -> &Arc<Credential> {
+        &self.current
     }
 
-    /// What it goes by once all is answered, as far as the server takes it.
-    pub(super) fn wanted(&self) -> &Credential {
-        let wanted = self.held_back.as_ref().or(self.offered.as_ref());
-        wanted.unwrap_or(&self.own)
+    /// The credential that the session uses once all offers are accepted.
+    pub(super) fn latest(&self) -> &Credential {
+        let latest = self.queued.as_ref().or(self.offered.as_ref());
+        latest.unwrap_or(&self.current)
     }
 
-    /// The session is to go by another credential. What to send now.
+    /// The session is to use another credential. Returns the one to send now.
     pub(super) fn want(&mut self, credential: Arc<Credential>) -> Option<Arc<Credential>> {
         let refused = self.refused.take();
         if !refused.is_some_and(|(_, refused)| refused.is_same(&credential)) {
@@ -88,42 +88,46 @@ impl Offers {
         let Some(offered) = &self.offered else {
             return self.offer(credential);
         };
-        self.held_back = (!offered.is_same(&credential)).then_some(credential);
+        self.queued = (!offered.is_same(&credential)).then_some(credential);
         None
     }
 
-    /// The server has answered. What to send now.
-    pub(super) fn on_answer(&mut self, answer: Answer, now: Instant) -> Option<Arc<Credential>> {
+    /// The server has answered. Returns the credential to send now.
+    pub(super) fn on_answer(
+        &mut self,
+        answer: RefreshOutcome,
+        now: Instant,
+    ) -> Option<Arc<Credential>> {
         let offered = self.offered.take()?;
         match answer {
-            Answer::Taken => {
-                self.own = offered;
+            RefreshOutcome::Accepted => {
+                self.current = offered;
                 self.pause = PAUSE.0;
             }
-            Answer::NotNow if self.held_back.is_none() => {
+            RefreshOutcome::RefusedForNow if self.queued.is_none() => {
                 self.refused = Some((now + self.pause, offered));
                 self.pause = (self.pause * 2).min(PAUSE.1);
             }
-            Answer::NotNow | Answer::Refused => {}
+            RefreshOutcome::RefusedForNow | RefreshOutcome::Refused => {}
         }
-        let next = self.held_back.take()?;
+        let next = self.queued.take()?;
         self.pause = PAUSE.0;
         self.offer(next)
     }
 
-    /// When something is to be offered again.
-    pub(super) fn again_at(&self) -> Option<Instant> {
+    /// When a refused credential is to be offered again.
+    pub(super) fn retry_at(&self) -> Option<Instant> {
         self.refused.as_ref().map(|(at, _)| *at)
     }
 
-    /// That moment has come. What to send now.
-    pub(super) fn again(&mut self) -> Option<Arc<Credential>> {
+    /// The time of [`Self::retry_at`] has come. Returns the credential to send now.
+    pub(super) fn retry(&mut self) -> Option<Arc<Credential>> {
         let (_, refused) = self.refused.take()?;
         self.offer(refused)
     }
 
     fn offer(&mut self, credential: Arc<Credential>) -> Option<Arc<Credential>> {
-        if self.own.is_same(&credential) {
+        if self.current.is_same(&credential) {
             return None;
         }
         self.offered = Some(Arc::clone(&credential));
@@ -168,14 +172,17 @@ mod tests {
         let mut offers = Offers::new(one);
         assert_eq!(token(offers.want(two)).as_deref(), Some("2"));
         assert_eq!(token(offers.want(Arc::clone(&three))), None, "held back");
-        assert!(offers.wanted().is_same(&three));
-        let next = offers.on_answer(Answer::Refused, now);
+        assert!(offers.latest().is_same(&three));
+        let next = offers.on_answer(RefreshOutcome::Refused, now);
         assert_eq!(token(next).as_deref(), Some("3"));
-        assert_eq!(token(Some(Arc::clone(offers.own()))).as_deref(), Some("1"));
-        assert_eq!(token(offers.on_answer(Answer::Taken, now)), None);
-        assert!(offers.own().is_same(&three));
         assert_eq!(
-            token(offers.on_answer(Answer::Taken, now)),
+            token(Some(Arc::clone(offers.current()))).as_deref(),
+            Some("1")
+        );
+        assert_eq!(token(offers.on_answer(RefreshOutcome::Accepted, now)), None);
+        assert!(offers.current().is_same(&three));
+        assert_eq!(
+            token(offers.on_answer(RefreshOutcome::Accepted, now)),
             None,
             "of nothing"
         );
@@ -189,13 +196,13 @@ mod tests {
         offers.want(Arc::clone(&two));
         offers.want(three);
         offers.want(Arc::clone(&two));
-        assert_eq!(token(offers.on_answer(Answer::Taken, now)), None);
+        assert_eq!(token(offers.on_answer(RefreshOutcome::Accepted, now)), None);
         // Back to the first while the third is under way.
         let mut offers = Offers::new(Arc::clone(&one));
         offers.want(two);
         offers.want(Arc::clone(&one));
-        assert_eq!(token(offers.on_answer(Answer::Refused, now)), None);
-        assert!(offers.own().is_same(&one));
+        assert_eq!(token(offers.on_answer(RefreshOutcome::Refused, now)), None);
+        assert!(offers.current().is_same(&one));
     }
 
     /// A token that reaches the client before the server's list is taken once the list has it.
@@ -203,10 +210,14 @@ mod tests {
     fn only_what_a_person_has_to_change_is_not_offered_again() {
         for reason in RefusalReason::ALL {
             let expected = match reason.finality() {
-                Finality::Final => Answer::Refused,
-                Finality::Passing | Finality::Pending => Answer::NotNow,
+                Finality::Final => RefreshOutcome::Refused,
+                Finality::Passing | Finality::Pending => RefreshOutcome::RefusedForNow,
             };
-            assert_eq!(Answer::refused(reason.name()), expected, "{reason:?}");
+            assert_eq!(
+                RefreshOutcome::refused(reason.name()),
+                expected,
+                "{reason:?}"
+            );
         }
         for reason in [
             "token_refused",
@@ -214,21 +225,25 @@ mod tests {
             "auth_unclear",
             "of_a_newer_server",
         ] {
-            assert_eq!(Answer::refused(reason), Answer::NotNow, "{reason}");
+            assert_eq!(
+                RefreshOutcome::refused(reason),
+                RefreshOutcome::RefusedForNow,
+                "{reason}"
+            );
         }
     }
 
-    /// As SIGHUP has it: the latest credential is wanted again.
+    /// As SIGHUP has it: the latest credential is latest again.
     #[test]
     fn what_was_refused_is_offered_at_once_when_it_is_wanted_again() {
-        for answer in [Answer::NotNow, Answer::Refused] {
+        for answer in [RefreshOutcome::RefusedForNow, RefreshOutcome::Refused] {
             let [one, two] = credentials(["1", "2"]);
             let mut offers = Offers::new(one);
             offers.want(Arc::clone(&two));
             assert_eq!(token(offers.on_answer(answer, Instant::now())), None);
-            assert!(!offers.wanted().is_same(&two));
+            assert!(!offers.latest().is_same(&two));
             assert_eq!(token(offers.want(two)).as_deref(), Some("2"));
-            assert_eq!(offers.again_at(), None);
+            assert_eq!(offers.retry_at(), None);
         }
     }
 
@@ -240,19 +255,19 @@ mod tests {
         offers.want(two);
         for seconds in [5, 10, 20, 40, 80, 160, 300, 300] {
             assert_eq!(
-                token(offers.on_answer(Answer::refused("auth_busy"), now)),
+                token(offers.on_answer(RefreshOutcome::refused("auth_busy"), now)),
                 None
             );
-            assert_eq!(offers.again_at(), Some(now + seconds * SECOND));
-            assert_eq!(token(offers.again()).as_deref(), Some("2"));
-            assert_eq!(offers.again_at(), None);
+            assert_eq!(offers.retry_at(), Some(now + seconds * SECOND));
+            assert_eq!(token(offers.retry()).as_deref(), Some("2"));
+            assert_eq!(offers.retry_at(), None);
         }
-        offers.on_answer(Answer::NotNow, now);
+        offers.on_answer(RefreshOutcome::RefusedForNow, now);
         assert_eq!(token(offers.want(three)).as_deref(), Some("3"), "at once");
-        offers.on_answer(Answer::NotNow, now);
-        assert_eq!(offers.again_at(), Some(now + 5 * SECOND));
-        offers.again();
-        offers.on_answer(Answer::refused("runtime_differs"), now);
-        assert_eq!(offers.again_at(), None, "that does not pass");
+        offers.on_answer(RefreshOutcome::RefusedForNow, now);
+        assert_eq!(offers.retry_at(), Some(now + 5 * SECOND));
+        offers.retry();
+        offers.on_answer(RefreshOutcome::refused("runtime_differs"), now);
+        assert_eq!(offers.retry_at(), None, "that does not pass");
     }
 }

@@ -21,7 +21,7 @@ use super::starting::StartingSession;
 use super::{EndReason, random};
 use crate::credential::{Credential, Credentials};
 use crate::dial::{DialError, Dialler};
-use crate::session::{Ended, NotWelcome, Session, SessionParts};
+use crate::session::{NotWelcome, Session, SessionEnded, SessionParts};
 
 /// The parts that dialling needs.
 pub(crate) struct DiallingParts {
@@ -145,7 +145,11 @@ impl Dialling {
     ///
     /// # Errors
     /// When that ends the whole tunnel.
-    pub(super) fn after_session(&self, ended: &Ended, by: &Credential) -> Result<(), EndReason> {
+    pub(super) fn after_session(
+        &self,
+        ended: &SessionEnded,
+        by: &Credential,
+    ) -> Result<(), EndReason> {
         let has_another_chance = ended.reason == CloseReason::Revoked && self.has_other_than(by);
         if ended.reason.after() == AfterClose::Stop && !has_another_chance {
             return Err(match ended.reason {

@@ -141,8 +141,8 @@ async fn drain(
     mut cut: oneshot::Receiver<()>,
 ) {
     match by {
-        ClosedBy::Server => session.say_moved(),
-        ClosedBy::Client => session.say_drain(),
+        ClosedBy::Server => session.send_moved(),
+        ClosedBy::Client => session.send_drain(),
     }
     let at_rest = session.at_rest();
     let mut at_rest = pin!(async {

@@ -225,7 +225,7 @@ impl Slot {
                 Event::Ended(ended) => {
                     self.is_drained = false;
                     if let Some(session) = self.current.take() {
-                        let by = session.went_by();
+                        let by = session.credential();
                         self.shared.dialling.after_session(&ended, by)?;
                     }
                     return Ok(SlotEvent::Lost);

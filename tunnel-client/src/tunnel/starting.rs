@@ -12,7 +12,7 @@ use tokio::time::Instant;
 use tunnel_ops::task::Owned;
 
 use crate::dial::Connected;
-use crate::session::{Ended, NotWelcome, Session, SessionParts};
+use crate::session::{NotWelcome, Session, SessionEnded, SessionParts};
 
 /// The task that starts a session, until its welcome.
 pub(super) type SessionStart = Owned<Result<Session, NotWelcome>>;
@@ -34,7 +34,7 @@ impl StartingSession {
             async move { Session::start(connected, &parts).await },
         );
         *self.0.lock() = Some(start);
-        let fault = |why: String| NotWelcome::Ended(Ended::by_fault(why, began));
+        let fault = |why: String| NotWelcome::Ended(SessionEnded::by_fault(why, began));
         poll_fn(|cx| self.poll(cx))
             .await
             .unwrap_or_else(|why| Err(fault(why)))

@@ -101,11 +101,11 @@ async fn what_is_not_taken_over_is_told_once_and_so_is_what_would_refuse_a_start
         .await;
     assert!(refused.contains("--listen-key"), "{refused}");
     program.next_line("other than the routes").await;
-    program.next_line("the routes are good and").await;
+    program.next_line("the routes are valid and").await;
     // It is what runs, again.
     let before = program.text().len();
     write("");
-    program.next_line("the routes are good and").await;
+    program.next_line("the routes are valid and").await;
     let after = &program.text()[before..];
     assert!(!after.contains("other than the routes"), "{after}");
     assert!(!after.contains("would not start"), "{after}");
@@ -146,7 +146,7 @@ async fn it_answers_by_the_routes_of_its_file_and_reads_them_again() {
         "{unknown}"
     );
     write("second");
-    let told = program.next_line("the routes are good and in force").await;
+    let told = program.next_line("the routes are valid and in use").await;
     assert!(told.contains("difference=changed ready"), "{told}");
     assert!(get(front, "/readyz").await.ends_with("\r\n\r\nsecond"));
     assert_eq!(program.stop().await, Some(0));
