@@ -1,6 +1,6 @@
-//! What a platform client gets: the upstream's response, or a response of the program itself.
+//! Responses to platform clients: that of the upstream, or one of the program itself.
 //!
-//! Here are the heads, and [`ResponseBody`] the contents.
+//! This module makes the heads, and [`ResponseBody`] is the content.
 
 mod body;
 
@@ -27,22 +27,21 @@ pub struct OwnResponse {
     pub content: String,
 }
 
-/// What content a response has, whatever was received behind its head.
+/// The content that a response has by its method and status.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum ResponseContent {
-    /// What was received.
+    /// The received content.
     Received,
     /// None.
     None,
-    /// None, but a field that tells its length. hyper keeps such a field of an answer over HTTP/1 only if
-    /// the body does not say that it is at its end.
+    /// None, but a `Content-Length`. Over HTTP/1 hyper keeps that field only if the body does not report its end.
     LengthOnly,
 }
 
-/// Makes a received response's head what is sent on: without what ends at a hop.
+/// Converts a received response's head to the one that is forwarded, without hop-by-hop fields.
 ///
 /// # Errors
-/// With what is wrong, when it has a status or a length that no response can have.
+/// A description, if the status or the length is not valid.
 fn make_response(
     parts: &mut Parts,
     method: &Method,
@@ -73,7 +72,7 @@ fn make_response(
     Ok(content)
 }
 
-/// Writes the length as a plain number, as it mostly is already.
+/// Normalises the length to a plain number, which it mostly is already.
 fn set_length(headers: &mut HeaderMap, length: u64) {
     let received = headers
         .get(header::CONTENT_LENGTH)
@@ -83,9 +82,9 @@ fn set_length(headers: &mut HeaderMap, length: u64) {
     }
 }
 
-/// Leaves the fields that are meant for the platform client.
+/// Keeps only end-to-end fields.
 pub fn keep_end_to_end(headers: &mut HeaderMap) {
-    // Most heads have only such fields, since the program that received them first has removed the others.
+    // Most heads have no others, since the program that received them first has removed them.
     if !headers.keys().any(fields::is_connection_specific) {
         return;
     }
@@ -98,13 +97,13 @@ pub fn keep_end_to_end(headers: &mut HeaderMap) {
     }
 }
 
-/// Makes the fields of a granted upgrade what the platform client's protocol has, and says with which
-/// status. Over HTTP/2 it is RFC 8441, else RFC 6455.
+/// Converts the fields of a granted upgrade to the platform client's protocol: RFC 8441 over HTTP/2, else RFC 6455. Returns
+/// the status.
 pub fn switching_protocols(headers: &mut HeaderMap, is_http2: bool) -> StatusCode {
     keep_end_to_end(headers);
     headers.remove(header::CONTENT_LENGTH);
     if is_http2 {
-        // RFC 8441 section 5: there is no key to accept.
+        // RFC 8441 section 5: there is no key.
         headers.remove(header::SEC_WEBSOCKET_ACCEPT);
         return StatusCode::OK;
     }
@@ -113,7 +112,7 @@ pub fn switching_protocols(headers: &mut HeaderMap, is_http2: bool) -> StatusCod
     StatusCode::SWITCHING_PROTOCOLS
 }
 
-/// A problem as a response. After a request that was malformed the connection ends.
+/// A problem as a response. After a malformed request the connection closes.
 #[must_use]
 pub fn problem(problem: &Problem, is_http1: bool) -> OwnResponse {
     let mut headers = HeaderMap::new();
@@ -162,7 +161,7 @@ pub fn grpc_problem(problem: &Problem) -> OwnResponse {
     );
     headers.insert("grpc-status", HeaderValue::from_static(code));
     headers.insert(PROXY_STATUS, problem.proxy_status());
-    // Percent signs have a meaning there; details have none.
+    // The field is percent-encoded; details contain no percent sign.
     let message = format!(
         "{}: {}",
         problem.reason().name(),
@@ -193,7 +192,7 @@ pub fn refusal(hop: Hop, status: u16, what: &'static str) -> Problem {
     Problem::new(hop, reason, what)
 }
 
-/// A response of the program itself as bytes of HTTP/1.1, after which the connection ends.
+/// A response of the program itself as bytes of HTTP/1.1, after which the connection closes.
 #[must_use]
 pub fn http1_message(answer: &OwnResponse, date: &str) -> BytesMut {
     let mut message = http1_head(answer.status, &answer.headers);
@@ -204,8 +203,8 @@ pub fn http1_message(answer: &OwnResponse, date: &str) -> BytesMut {
     message
 }
 
-/// A head as bytes of HTTP/1.1, up to where the empty line belongs. For the few heads that an HTTP
-/// library does not write: informational ones, and refusals of what it has never seen.
+/// A head as bytes of HTTP/1.1, without the empty line at its end. For the few heads that hyper does not write:
+/// informational ones, and refusals of requests that hyper has not read.
 #[must_use]
 pub fn http1_head(status: StatusCode, headers: &HeaderMap) -> BytesMut {
     let mut head = BytesMut::with_capacity(256);

@@ -1,8 +1,7 @@
 //! The strict check: a received request becomes a [`CheckedRequest`], once, or is refused.
 //!
-//! What comes in has passed an HTTP library and, for HTTP/1, the guard that sees the bytes. Routing and
-//! everything after it use what stands here and never the received head again, so no two readers
-//! can disagree about where a request goes or where it ends.
+//! The request has passed hyper and, for HTTP/1, the guard. Routing and all later code use the checked request and never
+//! the received head, so that they cannot disagree about where a request goes or where it ends.
 
 use std::borrow::Cow;
 
@@ -22,12 +21,12 @@ use tunnel_proto::{
 use crate::connection::MAX_FIELDS;
 use crate::http1::host_length;
 
-/// Field lines in one head, those of cookies too: with those that are added, fewer than the other end of the
-/// wire takes.
+/// Most field lines in one head, including those of cookies. With the added fields, fewer than the other side of a session
+/// accepts.
 const MAX_LINES: usize = limits::FIELDS / 2;
 
-/// Fields that may stand once in a request: those whose grammar in RFC 9110 is no list. Two programs could go by
-/// different ones of several. `Host`, `Content-Length` and `Expect` are checked on their own.
+/// Fields that may occur once in a request: those whose grammar in RFC 9110 is not a list. Of several, two programs could
+/// use different ones. `Host`, `Content-Length` and `Expect` are checked separately.
 const SINGLETONS: [HeaderName; 14] = [
     header::AUTHORIZATION,
     header::CONTENT_LOCATION,
@@ -48,37 +47,37 @@ const SINGLETONS: [HeaderName; 14] = [
 /// A request that is well-formed, unambiguous, and for one host.
 #[derive(Debug)]
 pub struct CheckedRequest<'a> {
-    /// Who has checked it.
+    /// The program that has checked it.
     pub(super) hop: Hop,
     /// The method; `CONNECT` for an upgrade and for nothing else.
     pub method: Method,
     /// The authority as it was sent: host and, if there was one, port. Empty if there was none, which a
     /// [`Checker`] may let through.
     pub authority: &'a str,
-    /// The host to route by: lower case, without port, without the root's dot. Empty if there is none.
+    /// The host for routing: lower case, without port and final dot. Empty if there is none.
     pub host: Cow<'a, str>,
     /// Path and query, byte for byte.
     pub path: Cow<'a, str>,
-    /// The version in which it came.
+    /// The version of the request.
     pub version: Version,
     /// The requested upgrade.
     pub upgrade: Option<Protocol>,
-    /// The platform client waits for a 100 before it sends the body.
+    /// Whether the platform client waits for a 100 before it sends the body.
     pub expects_continue: bool,
-    /// The platform client takes trailers.
+    /// Whether the platform client accepts trailers.
     pub wants_trailers: bool,
     /// Length of the body, if declared.
     pub content_length: Option<u64>,
     /// `Max-Forwards` of an OPTIONS request (RFC 9110 section 7.6.2).
     pub max_forwards: Option<u32>,
-    /// The received fields; the outgoing message is built from them anew.
+    /// The received fields.
     pub headers: &'a HeaderMap,
-    /// Which of them the request has.
+    /// Which of the fields below the request has.
     pub present: PresentFields,
 }
 
-/// Which fields a request has, of those that are read here. Found in one pass over the names, since each lookup in
-/// the map costs a hash.
+/// Which of the fields that are read here a request has. Found in one pass over the names, since each lookup in the map
+/// costs a hash.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct PresentFields {
     /// `Connection`.
@@ -103,8 +102,7 @@ pub struct PresentFields {
 pub struct Checker {
     /// The program, as its refusals name it.
     pub hop: Hop,
-    /// Whether a request has to name its host. HTTP/1.0 knows requests that do not, and probes are often
-    /// such; where they can be answered without one, they may be.
+    /// Whether a request needs a host. HTTP/1.0 allows requests without one, such as those of many health checks.
     pub needs_host: bool,
 }
 
@@ -150,8 +148,7 @@ impl Checker {
     /// Checks a request. `protocol` is that of an extended CONNECT (RFC 8441).
     ///
     /// # Errors
-    /// With the answer for a request that breaks a rule, could be read in two ways, or asks for what a
-    /// gateway does not do.
+    /// The problem of a request that breaks a rule, is ambiguous, or needs a feature that a gateway does not have.
     pub fn check<'a>(
         &self,
         request: &'a http::request::Parts,
@@ -176,14 +173,14 @@ fn check<'a>(
     } = request;
     let version = *version;
     let present = PresentFields::of(headers)?;
-    // The guard of HTTP/1 has counted before this.
+    // The guard has counted those of HTTP/1.
     if headers.len() > MAX_FIELDS && has_too_many(headers) {
         return Err((Reason::HeadTooLarge, "too many field lines"));
     }
     if present.connection && fields::connection_options(headers) > fields::CONNECTION_OPTIONS {
         return Err((Reason::HeadTooLarge, "too many options in connection"));
     }
-    // Most requests repeat no field at all, which two numbers tell.
+    // Most requests repeat no field, which a comparison of two numbers shows.
     if headers.len() > headers.keys_len() && SINGLETONS.iter().any(|name| repeats(headers, name)) {
         return Err(malformed("a field more than once that may stand only once"));
     }
@@ -271,8 +268,8 @@ fn upgrade(
     Ok(asks.then_some(Protocol::WEBSOCKET))
 }
 
-/// Path and query, byte for byte; only an empty path, which HTTP/1 can have, becomes `/`. With OPTIONS
-/// it should become `*` (RFC 9112 section 3.2.4), but here it is not known any more that it was empty.
+/// Path and query, byte for byte, except that an empty path of HTTP/1 becomes `/`. With OPTIONS it should become `*` (RFC
+/// 9112 section 3.2.4), but hyper does not report that it was empty.
 fn path<'a>(method: &Method, version: Version, uri: &'a Uri) -> Result<Cow<'a, str>, Refused> {
     const NO_PATH: &str = "a target that is not a path";
     let Some(path) = uri.path_and_query() else {
@@ -284,7 +281,7 @@ fn path<'a>(method: &Method, version: Version, uri: &'a Uri) -> Result<Cow<'a, s
             "a target with a scheme other than http and https",
         ));
     }
-    // Not `path.path()`, which says `/` where there is none.
+    // Not `path.path()`, which returns `/` for an empty path.
     let path = path.as_str();
     match path.as_bytes() {
         text if !text.iter().all(u8::is_ascii_graphic) => {
@@ -297,7 +294,7 @@ fn path<'a>(method: &Method, version: Version, uri: &'a Uri) -> Result<Cow<'a, s
     }
 }
 
-/// The one authority of a request, if it has any; where it is given twice, both must be the same.
+/// The authority of a request, if it has one. `Host` and the target's authority must be equal if there are both.
 fn authority<'a>(
     version: Version,
     uri: &'a Uri,
@@ -329,7 +326,7 @@ fn bad_host() -> Refused {
     malformed("a host that is not a name or address with an optional port")
 }
 
-/// As it stands if it is normal, which is the usual case and costs nothing.
+/// The host in lower case and without final dot. Borrowed if it is already, which is the usual case.
 fn normalise(host: &str) -> Cow<'_, str> {
     let trimmed = host.strip_suffix('.').unwrap_or(host);
     // Without a branch in the loop, so that the compiler compares many bytes at once.
@@ -346,7 +343,7 @@ fn expectation(version: Version, headers: &HeaderMap) -> Result<bool, Refused> {
     let Some(value) = values.next() else {
         return Ok(false);
     };
-    // RFC 9110 section 10.1.1: to be ignored from an HTTP/1.0 client.
+    // RFC 9110 section 10.1.1: ignored from an HTTP/1.0 client.
     if version == Version::HTTP_10 {
         return Ok(false);
     }
@@ -369,7 +366,7 @@ fn max_forwards(method: &Method, headers: &HeaderMap) -> Result<Option<u32>, Ref
     }
 }
 
-/// What may not stand in an HTTP/2 request (RFC 9113 section 8.2.2).
+/// Checks for fields that are not allowed in an HTTP/2 request (RFC 9113 section 8.2.2).
 fn check_http2(headers: &HeaderMap) -> Result<(), Refused> {
     const KEEP_ALIVE: HeaderName = HeaderName::from_static("keep-alive");
     const PROXY_CONNECTION: HeaderName = HeaderName::from_static("proxy-connection");
@@ -386,7 +383,7 @@ fn check_http2(headers: &HeaderMap) -> Result<(), Refused> {
             ));
         }
     }
-    // The library lets white space around values through.
+    // The h2 crate accepts white space around values.
     let is_space = |byte: Option<&u8>| matches!(byte, Some(b' ' | b'\t'));
     let is_padded = |value: &HeaderValue| {
         let bytes = value.as_bytes();

@@ -1,5 +1,5 @@
-//! What the content of a request waits for, on its way from hyper: the upstream's 100, and the next piece. Both waits
-//! have a limit.
+//! The waits of a request's content, which comes from hyper: for the upstream's 100, and for the next bytes. Both have a
+//! time-out.
 
 use std::future::Future;
 use std::pin::Pin;
@@ -40,7 +40,7 @@ impl Gate {
         }
         match Pin::new(&mut self.opened).poll(cx) {
             Poll::Ready(Ok(())) => Poll::Ready(()),
-            // The opener is dropped with the final response: nothing waits for the content any more.
+            // The opener is dropped with the final response, after which the content is not needed.
             Poll::Ready(Err(_)) => Poll::Pending,
             Poll::Pending => self.limit.as_mut().poll(cx),
         }
@@ -52,14 +52,14 @@ impl Gate {
 #[derive(Debug)]
 pub struct Silence {
     limit: Duration,
-    /// When there has been nothing for too long, if there is nothing now.
+    /// Set while the peer is silent: when the time-out is over.
     due: Option<Instant>,
     alarm: Alarm,
     unanswered: Weak<()>,
 }
 
 impl Silence {
-    /// Bounds it to `limit` until the returned marker is dropped.
+    /// Limits the silence to `limit` until the returned marker is dropped.
     #[must_use]
     pub fn until_answered(limit: Duration) -> (Self, Arc<()>) {
         let unanswered = Arc::default();
@@ -72,12 +72,12 @@ impl Silence {
         (silence, unanswered)
     }
 
-    /// Something has come.
+    /// Bytes were received.
     pub fn end(&mut self) {
         self.due = None;
     }
 
-    /// Ready when nothing has come for too long.
+    /// Ready when the silence has lasted for the limit.
     pub fn poll(&mut self, cx: &mut Context<'_>) -> Poll<()> {
         if self.unanswered.strong_count() == 0 {
             return Poll::Pending;

@@ -1,9 +1,8 @@
 //! Detects from its first bytes whether a client speaks HTTP/1 or HTTP/2 (RFC 9113, 3.4).
 //!
-//! In: a connection, after TLS if there is any. Out: the protocol, and the bytes that were read to
-//! tell, which belong in front of what is read next. One time limit covers all of it, so that a client
-//! that sends nothing, or the preface byte by byte, keeps no connection. It judges nothing else:
-//! whatever is not the preface of HTTP/2 is read as HTTP/1.
+//! In: a connection, after TLS if there is any. Out: the protocol, and the bytes that were read, which precede the next
+//! ones. One time-out covers the detection, so that a client that sends nothing, or the preface byte by byte, does not keep
+//! its connection. Anything but the preface of HTTP/2 is HTTP/1.
 
 use std::io;
 use std::time::Duration;
@@ -11,25 +10,24 @@ use std::time::Duration;
 use bytes::{Bytes, BytesMut};
 use tokio::io::{AsyncRead, AsyncReadExt};
 
-/// What every HTTP/2 client sends first.
+/// The connection preface of HTTP/2.
 const PREFACE: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
-/// How much is read at most. Enough for most first requests, little for clients that never
-/// send one.
+/// Most bytes that are read. Enough for most first requests, and little memory for clients that never send one.
 const READ_BYTES: usize = 2 * 1024;
 
-/// What a client speaks.
+/// The protocol of a client.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Protocol {
-    /// HTTP/1.0 or HTTP/1.1, or nothing that is known.
+    /// HTTP/1.0 or HTTP/1.1, or an unknown protocol.
     Http1,
-    /// HTTP/2, with prior knowledge or agreed on by ALPN.
+    /// HTTP/2, with prior knowledge or by ALPN.
     Http2,
 }
 
 /// Why the protocol could not be detected.
 #[derive(Debug, thiserror::Error)]
 pub enum DetectError {
-    /// The client sent nothing, or not enough, in time.
+    /// The client did not send enough bytes in time.
     #[error(
         "client sent {received} bytes of a first request in time, too few to know its protocol"
     )]
@@ -48,10 +46,10 @@ pub enum DetectError {
     Io(#[from] io::Error),
 }
 
-/// Reads from `io` until it is clear what the client speaks.
+/// Reads from `io` until the protocol is known.
 ///
 /// # Errors
-/// When that is not clear within `first_byte_timeout`, or never will be.
+/// When it is not known within `first_byte_timeout`, or the connection ends or fails before.
 pub async fn detect<IO: AsyncRead + Unpin>(
     io: &mut IO,
     first_byte_timeout: Duration,

@@ -1,9 +1,8 @@
-//! How a long content ends before it is whole, where its protocol knows such an end.
+//! Ends long contents early and in order, if their protocol allows that.
 //!
-//! A content that is cut is an error to its reader, and must never look like an end. But some protocols have an
-//! end that has the reader connect again: a close frame, the status of a call, the gap between two events.
-//! This module finds where such an end may stand, makes it, and has the stream that ends there when the program
-//! asks for it.
+//! A content that is cut is an error to its reader, and must never look like an end. But some protocols have an end after
+//! which the reader connects again: a close frame, the status of a call, the gap between two events. This module finds the
+//! positions where such an end is possible, and ends the stream there when the program stops.
 //!
 //! In: the bytes of a content, which pass unchanged.
 
@@ -20,19 +19,19 @@ pub use self::long_stream::{Carrier, Direct, GRACE, Hold, LongStream};
 pub use self::messages::Messages;
 pub use self::websocket::Frames;
 
-/// The status that tells a gRPC client to try again elsewhere: UNAVAILABLE.
+/// The gRPC status UNAVAILABLE, after which a client tries again.
 const UNAVAILABLE: HeaderValue = HeaderValue::from_static("14");
 const GOING_AWAY: HeaderValue = HeaderValue::from_static("the tunnel is going away");
 
-/// Follows a content from unit to unit.
+/// A parser that finds the ends of a content's units, such as frames or events.
 pub trait Units {
-    /// Consumes bytes, at least one if there is any, up to the end of a unit at most. Returns how many.
+    /// Consumes bytes up to the end of a unit at most, and at least one if there is one. Returns how many.
     fn step(&mut self, bytes: &[u8]) -> usize;
 
-    /// Whether the content stands between two units.
+    /// Whether the position is between two units.
     fn is_between(&self) -> bool;
 
-    /// Takes in all bytes.
+    /// Consumes all bytes.
     fn advance(&mut self, mut bytes: &[u8]) {
         while !bytes.is_empty() {
             let taken = self.step(bytes);
@@ -40,7 +39,7 @@ pub trait Units {
         }
     }
 
-    /// Takes in bytes up to the end of a unit; how many they are, or `None` if none ends among them.
+    /// Consumes bytes up to the end of a unit. Returns how many, or `None` if no unit ends in them.
     fn advance_to_end(&mut self, bytes: &[u8]) -> Option<usize> {
         let mut taken = 0;
         while taken < bytes.len() {
@@ -74,8 +73,8 @@ pub enum EarlyEnd {
 }
 
 impl Form {
-    /// The form of a response's content; `None` if the content cannot end early in order. An event stream can
-    /// only where its reader reconnects, see [`reconnects`].
+    /// The form of a response's content; `None` if the content cannot end early in order. An event stream can only if its
+    /// reader reconnects, see [`reconnects`].
     #[must_use]
     pub fn of_response(headers: &HeaderMap, is_http2: bool, reconnects: bool) -> Option<Self> {
         let kind = headers.get(header::CONTENT_TYPE)?.as_bytes();
@@ -89,23 +88,23 @@ impl Form {
         } else {
             return None;
         };
-        // A content with a declared length ends there or is cut.
+        // A content with a declared length cannot end earlier.
         (!headers.contains_key(header::CONTENT_LENGTH)).then_some(form)
     }
 
-    /// What a platform client gets over an upgraded connection.
+    /// The direction to the platform client of an upgraded connection.
     #[must_use]
     pub fn download() -> Self {
         Self::WebSocket(Frames::default(), websocket::GOING_AWAY)
     }
 
-    /// What it sends.
+    /// The direction from the platform client.
     #[must_use]
     pub fn upload() -> Self {
         Self::WebSocket(Frames::default(), websocket::GOING_AWAY_MASKED)
     }
 
-    /// Where the content stands.
+    /// The parser.
     pub fn units(&mut self) -> &mut dyn Units {
         match self {
             Self::Events(events) => events,
@@ -114,7 +113,7 @@ impl Form {
         }
     }
 
-    /// The last part when the content ends here; `None` for events, whose end is a gap between two.
+    /// The last part if the content ends here; `None` for events, which can end between any two.
     #[must_use]
     pub fn early_end(&self) -> Option<EarlyEnd> {
         match self {
@@ -159,14 +158,14 @@ pub fn reconnects(method: &Method, headers: &HeaderMap) -> bool {
             || headers.contains_key(LAST_EVENT_ID))
 }
 
-/// Whether a message is gRPC, whose clients look for a status of their own.
+/// Whether a message is gRPC, which has a status of its own.
 #[must_use]
 pub fn is_grpc(headers: &HeaderMap) -> bool {
     let Some(kind) = headers.get(header::CONTENT_TYPE) else {
         return false;
     };
     let rest = kind.as_bytes().strip_prefix(b"application/grpc");
-    // Not `application/grpc-web`, which is for pages and has rules of its own.
+    // Not `application/grpc-web`, whose format differs.
     matches!(rest, Some([] | [b'+' | b';' | b' ', ..]))
 }
 

@@ -5,8 +5,7 @@
 //!               └───▶ HTTP/2: ─────────▶ hyper ─▶ Gateway::answer
 //! ```
 //!
-//! Ends by itself: each wait has its limit, and a refusal that the guard has made is written here, after
-//! hyper has given the socket back.
+//! Each wait has a time-out. A refusal of the guard is written here, after hyper has returned the socket.
 
 use std::convert::Infallible;
 use std::error::Error;
@@ -50,13 +49,13 @@ pub trait Gateway: Sized + Send + Sync + 'static {
     /// The program's name in problems.
     const HOP: Hop;
 
-    /// What a connection may take, and how long.
+    /// The limits and time-outs of a connection.
     fn bounds(&self) -> Bounds;
 
-    /// Asked when connections are to end with the request in progress.
+    /// Triggered when connections have to end with the request in progress.
     fn stopping(&self) -> &Shutdown;
 
-    /// Ready when connections that have sent no request are given up.
+    /// Ready when connections without a request have to close.
     fn silence_ended(&self) -> impl Future<Output = ()> + Send;
 
     /// Answers a request. `in_flight` is given over HTTP/1 and held until the answer is written.
@@ -81,13 +80,13 @@ pub trait Gateway: Sized + Send + Sync + 'static {
     fn on_unread(&self, peer: IpAddr, problem: &Problem);
 }
 
-/// What all requests of one connection share, and what they can do to it.
+/// The state that all requests of one connection share.
 pub struct Connection<G: Gateway> {
     /// The program.
     pub gateway: Arc<G>,
-    /// Where it comes from.
+    /// The client's address and scheme.
     pub origin: Origin,
-    /// What is kept of the peer.
+    /// The state of the peer.
     pub peer: G::Peer,
     /// `None` over HTTP/2.
     guard: Option<GuardHandle>,
@@ -104,7 +103,7 @@ pub enum NoRequest {
     /// The TLS handshake failed, or took too long.
     #[error("the TLS handshake failed: {0}")]
     Tls(#[source] io::Error),
-    /// Nothing came in time, or the connection ended.
+    /// Nothing was received in time, or the connection ended.
     #[error("no request came: {0}")]
     FirstByte(#[from] DetectError),
     /// The program stops.
@@ -112,7 +111,7 @@ pub enum NoRequest {
     Stopping,
 }
 
-/// Serves a connection until it is gone. `first` in front of the socket is what was read of it already.
+/// Serves a connection until it ends. `first` has the bytes that were already read from it.
 ///
 /// # Errors
 /// When it ends before a request.
@@ -124,7 +123,7 @@ pub async fn serve<G: Gateway>(
     tls: Option<TlsAcceptor>,
 ) -> Result<(), NoRequest> {
     match tls {
-        // Boxed, since what TLS needs is large, and a connection without it would carry it along.
+        // Boxed, so that a connection without TLS does not hold the memory for it.
         Some(tls) => Box::pin(encrypted(gateway, origin, peer, socket, tls)).await,
         None => requests(gateway, origin, peer, socket, None).await,
     }
@@ -149,7 +148,7 @@ async fn encrypted<G: Gateway>(
     requests(gateway, origin, peer, stream, Some(agreed)).await
 }
 
-/// Waits for the first request, and goes on with the peer's protocol: that of ALPN, or that of its first bytes.
+/// Waits for the first request, and continues with the peer's protocol: that of ALPN, or of its first bytes.
 async fn requests<G: Gateway, IO>(
     gateway: &Arc<G>,
     origin: Origin,
@@ -160,8 +159,7 @@ async fn requests<G: Gateway, IO>(
 where
     IO: AsyncRead + AsyncWrite + Reset + Unpin + Send + 'static,
 {
-    // Even when ALPN has named the protocol: hyper sets no limit for a peer that sends nothing, and the guard's
-    // limit begins with a head.
+    // Also with ALPN: hyper has no time-out for a peer that sends nothing, and the guard's begins with a head.
     let detecting = detect::detect(&mut io, gateway.bounds().first_byte_timeout);
     let (detected, first) = unless_stopping(gateway, detecting).await??;
     match agreed.unwrap_or(detected) {
@@ -171,7 +169,7 @@ where
     Ok(())
 }
 
-/// Awaits a step that comes before the first request, and gives up when the program stops waiting for those.
+/// Awaits a step before the first request. Fails when connections without a request have to close.
 async fn unless_stopping<G: Gateway, T>(
     gateway: &Arc<G>,
     step: impl Future<Output = T>,
@@ -200,7 +198,7 @@ async fn http1<G: Gateway, IO>(
         }
     };
     if let Some(io) = http1.serve(gateway.stopping(), answer).await {
-        // Boxed, since it is larger than all that was before, and comes once.
+        // Boxed, since it is large and occurs once in a connection.
         Box::pin(connection.finish(io)).await;
     }
 }
@@ -244,7 +242,7 @@ impl<G: Gateway> Connection<G> {
         self.guard.as_ref()
     }
 
-    /// Goes on with requests: the requested upgrade is not granted.
+    /// Continues with requests: the requested upgrade is not granted.
     pub fn not_upgraded(&self) {
         if let Some(guard) = &self.guard {
             guard.not_upgraded();
@@ -272,7 +270,7 @@ impl<G: Gateway> Connection<G> {
         }
     }
 
-    /// Goes on with a socket that hyper is done with: as an upgraded connection, or to its end.
+    /// Continues with the socket after hyper has ended: as an upgraded connection, or by closing it.
     async fn finish<IO>(&self, io: IO)
     where
         IO: AsyncRead + AsyncWrite + Unpin + Send + 'static,

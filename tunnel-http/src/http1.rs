@@ -1,5 +1,5 @@
-//! The guard between the socket of an HTTP/1 client and hyper: nothing that [`framing`] objects to
-//! reaches hyper, and no client keeps a connection by doing nothing.
+//! The guard between the socket of an HTTP/1 client and hyper: only bytes that [`framing`] accepts reach hyper, and an idle
+//! client does not keep its connection.
 //!
 //! ```text
 //!   socket --->  Guard --->  hyper --->  service --> GuardHandle
@@ -7,17 +7,16 @@
 //!                 ^----------------- 103, upgraded, exchange begins and ends
 //! ```
 //!
-//! In: bytes of a client. Out: those bytes, whole heads at a time, as long as they are in order;
-//! then the end of input, at a moment at which hyper has finished what it had begun. The refusal is
-//! written by the code that runs the connection, see [`GuardHandle::violation`].
+//! In: bytes of a client. Out: the valid bytes, whole heads at a time; then, after a violation, the end of input when hyper
+//! has finished its open exchanges. The refusal is written by the code that runs the connection, see
+//! [`GuardHandle::violation`].
 //!
-//! It waits, in this order of precedence: for a head to become whole, for the next request, for
-//! the next byte of a body that hyper reads, until the answer to its request has begun. It sets no
-//! limit to how long an answer takes.
-//! It never changes a byte in either direction, and keeps no more than one head that is not whole.
+//! Its time-outs, in this order of precedence: for a complete head, for the next request, and for the next byte of a body
+//! that hyper reads, until the response to its request has begun. Responses have no time-out.
+//! It never changes a byte in either direction, and keeps at most one incomplete head.
 //!
-//! What is left to hyper: it must run with `half_close(false)`, or no hang-up would end an exchange;
-//! it needs no timer, and must accept at least as many fields as [`HeadLimits`] allow.
+//! hyper must run with `half_close(false)`, or a disconnect would not end an exchange. It needs no timer, and must accept at
+//! least as many fields as [`HeadLimits`] allow.
 
 mod chunked;
 pub mod framing;
@@ -174,7 +173,7 @@ impl<IO> Guard<IO> {
         if scan.heads > 0 {
             self.is_started = true;
             self.shared
-                .handed_on(scan.heads, self.framing.phase() == Phase::Upgrade);
+                .passed_on(scan.heads, self.framing.phase() == Phase::Upgrade);
         }
         // The time for a head does not start anew with each of its bytes, all others do.
         if scan.pass > 0 || !matches!(self.due, Some((Wait::Head, _))) {
@@ -405,7 +404,7 @@ impl<IO: AsyncWrite + Unpin> Guard<IO> {
         if self.framing.phase() == Phase::Raw || self.shared.open() == 0 {
             return Ok(());
         }
-        // First, so that a head which is offered just now does not find nobody to wake.
+        // First, so that a head that is offered during this call wakes the task.
         self.shared.park(cx, self.framing.phase() == Phase::Upgrade);
         self.take_informational();
         if !self.informational.is_empty() && self.poll_informational(cx)?.is_ready() {
@@ -523,7 +522,7 @@ impl<IO: AsyncRead + AsyncWrite + Unpin> AsyncWrite for Guard<IO> {
         flushed
     }
 
-    /// Ends the output, but not before a refused client was told why: then this only flushes.
+    /// Ends the output. After a refusal this only flushes, since the response to it is written later.
     fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
         ready!(self.as_mut().poll_flush(cx))?;
         let this = self.get_mut();

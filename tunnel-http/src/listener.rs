@@ -1,4 +1,4 @@
-//! Listening sockets: bound once for each shard, and accepted from without ever giving up.
+//! Listening sockets: one for each shard, with an accept that never fails.
 
 use std::{io, net::SocketAddr, time::Duration};
 
@@ -12,7 +12,7 @@ use tunnel_ops::socket::set_user_timeout;
 /// Connections that the kernel holds until they are accepted.
 const BACKLOG: i32 = 4_096;
 
-/// Rest after an accept error such as "too many open files": trying at once would only spin.
+/// Pause after an accept error such as "too many open files": retrying at once would spin.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
 
 /// One address, bound as often as there are shards.
@@ -29,8 +29,8 @@ pub struct Bound {
 /// # Errors
 /// When it cannot be bound, because another program listens there for example.
 pub fn listen(address: SocketAddr, count: usize) -> io::Result<Bound> {
-    // Sharing a port would let a second server take half of the connections unnoticed. Bound alone
-    // first, an address in use is found; a port that the system chose is in use by no other program.
+    // With SO_REUSEPORT a second server would silently take half of the connections. So the address is bound without it
+    // first, which fails if it is in use; a port that the kernel chose is in use by no other program.
     if count == 1 || address.port() != 0 {
         let alone = bind(address, false)?;
         if count == 1 {
@@ -63,7 +63,7 @@ fn bind(address: SocketAddr, is_shared: bool) -> io::Result<std::net::TcpListene
     Ok(socket.into())
 }
 
-/// The next connection. Errors of single connections, and of having too many open, never end it.
+/// Accepts the next connection. Never fails: errors of one connection, or too many open files, are retried.
 pub async fn accept(listener: &TcpListener) -> (TcpStream, SocketAddr) {
     loop {
         match listener.accept().await {
@@ -85,9 +85,8 @@ fn is_of_one_connection(error: &io::Error) -> bool {
     )
 }
 
-/// Sets the options of an accepted connection. `idle` bounds how long a peer may take no byte of its answer,
-/// gone or not: the kernel counts the time in which sent bytes stay unacknowledged, and that in which its
-/// window is closed.
+/// Sets the options of an accepted connection. `idle` bounds how long a peer may read nothing of its response: the kernel
+/// counts the time in which sent bytes stay unacknowledged or the peer's window is closed.
 ///
 /// # Errors
 /// When the kernel refuses one.

@@ -1,4 +1,4 @@
-//! The body of a request that came in at the listener, and the way back for informational heads ahead of its response.
+//! The body of a request at the listener, and the sender of informational responses to its platform client.
 
 use std::borrow::Cow;
 use std::future::Future;
@@ -49,19 +49,18 @@ pub struct ReceivedContent {
     guard: Option<GuardHandle>,
 }
 
-/// Takes the informational heads that go ahead of a response. It is dropped when the response's head is there, from
-/// which on the body may be silent.
+/// Sends informational responses. It is dropped when the response's head is received; after that the body may be silent.
 pub struct ListenerInformational {
     /// Opens the gate of a request that expects 100.
     gate: Option<oneshot::Sender<()>>,
-    /// Over HTTP/1.1, where such heads can be written.
+    /// Set over HTTP/1.1, where informational heads can be written.
     guard: Option<GuardHandle>,
     count: usize,
-    /// Keeps the body's limit of silence.
+    /// Limits the silence of the body while it exists.
     _unanswered: Option<Arc<()>>,
 }
 
-/// What decides how the body of a request is received.
+/// The options for the body of a request.
 pub struct BodyOptions<'a> {
     /// The program's name in problems.
     pub hop: Hop,
@@ -69,7 +68,7 @@ pub struct BodyOptions<'a> {
     pub guard: Option<&'a GuardHandle>,
     /// The version of the request.
     pub version: Version,
-    /// For a request that expects 100: after this time its content is read although the upstream has not asked for it.
+    /// For a request that expects 100: after this time its content is read without a 100 of the upstream.
     pub expect_wait: Option<Duration>,
     /// The longest wait for each piece of the content, until there is a response. `None` over HTTP/1, where the guard
     /// keeps the time, and for gRPC calls, whose response may begin at any time.
@@ -77,7 +76,7 @@ pub struct BodyOptions<'a> {
 }
 
 impl<R> ListenerBody<R> {
-    /// The content of a request, held by what `hold` makes, and the way back for heads ahead of the response.
+    /// The content of a request, wrapped by `hold`, and the sender of informational responses.
     pub fn received(
         incoming: ReceivedBody,
         options: &BodyOptions<'_>,
@@ -245,9 +244,8 @@ impl ListenerInformational {
         }
     }
 
-    /// Sends an informational head where the platform client's protocol allows that: over HTTP/1.1. A 100 has the
-    /// content read, upon which hyper sends the platform client its own. `false` when there were too many, or the
-    /// status cannot be forwarded.
+    /// Sends an informational response over HTTP/1.1; other versions drop it. A 100 starts reading the content, upon which
+    /// hyper sends its own 100. Returns `false` if there were too many, or the status cannot be forwarded.
     pub fn push(&mut self, status: StatusCode, headers: &HeaderMap) -> bool {
         if self.count >= limits::INFORMATIONAL
             || !status.is_informational()

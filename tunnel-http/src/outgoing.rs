@@ -1,8 +1,7 @@
-//! The request that is sent on, built anew from the checked one.
+//! The head of the forwarded request, built from the checked one.
 //!
-//! Fields that end here are left out first; only then our own are added, so that no `Connection`
-//! line can nominate them away. What platform clients say of their own address counts only when
-//! they are trusted proxies.
+//! Hop-by-hop fields are left out first; then the program's own are added, so that a received `Connection` field cannot
+//! remove them. Forwarding fields are used only from trusted proxies.
 
 use std::{collections::HashSet, net::IpAddr};
 
@@ -17,10 +16,10 @@ use tunnel_proto::{
     problem::{Problem, Reason},
 };
 
-/// Longest request id that is taken over from a platform client.
+/// Longest request id that is accepted from a platform client.
 const REQUEST_ID_BYTES: usize = 128;
 
-/// Where the fields of an outgoing head go, in this order.
+/// A writer of the fields of an outgoing head, in order.
 pub trait FieldSink {
     /// Takes a field line.
     fn field(&mut self, name: &HeaderName, value: &[u8]);
@@ -44,7 +43,7 @@ impl FieldSink for HeadEncoder {
     }
 }
 
-/// What cannot be a value does not get here: all of it was received as values, or is our own.
+/// All values are valid: they were received as values, or are the program's own.
 impl FieldSink for HeaderMap {
     fn field(&mut self, name: &HeaderName, value: &[u8]) {
         if let Ok(value) = HeaderValue::from_bytes(value) {
@@ -61,14 +60,14 @@ impl FieldSink for HeaderMap {
     }
 }
 
-/// Where a connection comes from, as the forwarding fields say it to upstreams.
+/// The client of a connection, for the forwarding fields.
 #[derive(Debug, Clone)]
 pub struct Origin {
     /// The platform client's address, or that of the last proxy that is not trusted.
     pub address: IpAddr,
-    /// Whether its forwarding fields are sent on.
+    /// Whether its forwarding fields are forwarded.
     pub is_trusted: bool,
-    /// Whether the connection to us is encrypted.
+    /// Whether the connection to this program is encrypted.
     pub is_tls: bool,
     /// The address as the value of `X-Forwarded-For`.
     forwarded_for: Box<str>,
@@ -94,15 +93,14 @@ impl Origin {
         }
     }
 
-    /// The scheme by which the request came.
+    /// The scheme of the request.
     #[must_use]
     pub fn scheme(&self) -> &'static str {
         if self.is_tls { "https" } else { "http" }
     }
 }
 
-/// The name by which this program adds itself to [`TUNNEL_VIA`], and to `Via` where that is wanted, and
-/// knows that a request was here before.
+/// The name that this program adds to [`TUNNEL_VIA`], and to `Via` if that is configured, and by which it detects loops.
 #[derive(Debug, Clone)]
 pub struct ViaName {
     name: Box<str>,
@@ -111,7 +109,7 @@ pub struct ViaName {
 }
 
 impl ViaName {
-    /// A name with a part that no other program has.
+    /// A name with a part that is unique to this program.
     #[must_use]
     pub fn new(unique: &str) -> Self {
         let name = format!("tunnel-{unique}");
@@ -130,10 +128,10 @@ impl ViaName {
         }
     }
 
-    /// Whether the name stands in a received [`TUNNEL_VIA`].
+    /// Whether a received [`TUNNEL_VIA`] has the name.
     fn is_in(&self, headers: &HeaderMap) -> bool {
         headers.get_all(TUNNEL_VIA).iter().any(|value| {
-            // A proxy in between may have joined lines.
+            // A proxy in between may have combined field lines.
             let mut names = value.as_bytes().split(|byte| *byte == b',');
             names.any(|name| name.trim_ascii() == self.name.as_bytes())
         })
@@ -184,7 +182,7 @@ pub fn outgoing(
     Ok(id)
 }
 
-/// Which forwarding fields of a trusted proxy are sent on.
+/// The forwarding fields of a trusted proxy that are forwarded.
 #[derive(Clone, Copy, Default)]
 struct TrustedFields {
     proto: bool,
@@ -216,7 +214,7 @@ fn copy_end_to_end(
         let mut parts: Vec<&[u8]> = Vec::new();
         let crumbs = checked.headers.get_all(header::COOKIE).iter();
         for crumb in crumbs.map(|crumb| crumb.as_bytes().trim_ascii()) {
-            // An empty one would leave white space at an end, which the tunnel client refuses.
+            // An empty one would leave white space at the end of the value, which the tunnel client refuses.
             if !crumb.is_empty() {
                 if !parts.is_empty() {
                     parts.push(b"; ");
@@ -230,7 +228,7 @@ fn copy_end_to_end(
 }
 
 fn ends_here(name: &HeaderName, origin: &Origin) -> bool {
-    // The first letter rules most names out.
+    // The first letter excludes most names.
     match name.as_str().as_bytes().first() {
         Some(b'c' | b'k' | b'p' | b't' | b'u' | b'h' | b'e' | b'm') => {
             *name == header::HOST
@@ -245,7 +243,7 @@ fn ends_here(name: &HeaderName, origin: &Origin) -> bool {
     }
 }
 
-/// Adds the forwarding fields (RFC 7239 and its older forms), behind those of trusted proxies.
+/// Adds the forwarding fields (RFC 7239 and its older forms), after those of trusted proxies.
 fn add_forwarded(
     checked: &CheckedRequest<'_>,
     origin: &Origin,
@@ -269,7 +267,7 @@ fn add_forwarded(
     head.field_of(&header::FORWARDED, &element);
 }
 
-/// The id that the platform client gave, if it is short and has visible ASCII characters only.
+/// The platform client's request id, if it is short and has only visible ASCII characters.
 fn given_id(checked: &CheckedRequest<'_>) -> Option<HeaderValue> {
     if !checked.present.request_id {
         return None;

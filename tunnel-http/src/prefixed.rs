@@ -1,4 +1,4 @@
-//! A connection with bytes in front that were read from it already.
+//! A connection with bytes that were already read from it.
 
 use std::{
     io,
@@ -9,7 +9,7 @@ use std::{
 use bytes::{Buf, Bytes};
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 
-/// Reads the bytes in front first; writing goes straight through.
+/// Reads first the bytes that were already read. Writes are passed through.
 #[derive(Debug)]
 pub struct Prefixed<IO> {
     front: Bytes,
@@ -22,7 +22,7 @@ impl<IO> Prefixed<IO> {
         Self { front, io }
     }
 
-    /// What is read when nothing is in front any more.
+    /// The connection without the bytes in front.
     pub fn get_ref(&self) -> &IO {
         &self.io
     }

@@ -1,8 +1,8 @@
 //! The PROXY protocol, versions 1 and 2: a load balancer in front of the listener names the address of its client.
 //!
-//! In: the first bytes of a connection. Out: the addresses they name, or that there are none to know.
-//! What is behind the header is given back unchanged. Trust is decided by the caller, which reads a header only from a
-//! trusted address, and from such an address always: a client could write an optional header itself.
+//! In: the first bytes of a connection. Out: the addresses in the header, if it has any, and the bytes after the header,
+//! unchanged. The caller decides about trust: it requires a header from each trusted address and reads none from others,
+//! since a client could write an optional header itself.
 
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
@@ -11,22 +11,22 @@ use bytes::{Bytes, BytesMut};
 use tokio::io::{AsyncRead, AsyncReadExt};
 use tokio::time::{Instant, timeout_at};
 
-/// Longest header of version 1, its line end included, as the specification has it.
+/// Longest header of version 1 by the specification, with its line end.
 const V1_BYTES: usize = 107;
 const V1_START: &[u8] = b"PROXY ";
 const V2_START: &[u8] = b"\r\n\r\n\0\r\nQUIT\n";
 /// Fixed part of a version 2 header.
 const V2_FIXED_BYTES: usize = 16;
-/// Most bytes behind the fixed part: what the specification says must always fit in one segment.
-/// Beside two addresses of a Unix socket that leaves 304 bytes for extensions, which are not read.
+/// Most bytes after the fixed part: those that fit into one segment by the specification. With two addresses of a Unix
+/// socket that leaves 304 bytes for extensions, which are not read.
 const V2_BYTES: usize = 520;
 
-/// What a header says.
+/// The content of a header.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Header {
-    /// The sender speaks for itself: a health check.
+    /// The connection is the sender's own, such as a health check.
     Local,
-    /// The sender speaks for a client, and does not say from which address of a TCP connection it comes.
+    /// The connection is that of a client without a known TCP address.
     Unknown,
     /// The connection was made by `source`, and to `destination`.
     Proxied {
@@ -37,21 +37,21 @@ pub enum Header {
     },
 }
 
-/// How far [`parse`] got.
+/// The result of [`parse`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Parsed {
     /// A whole header, and how many bytes it takes.
     Complete {
-        /// What it says.
+        /// Its content.
         header: Header,
-        /// Where it ends.
+        /// Its length in bytes.
         len: usize,
     },
     /// The start of a header; more bytes are needed.
     Incomplete,
 }
 
-/// Why some bytes are not a header, nor the start of one.
+/// Why some bytes are neither a header nor the start of one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[allow(missing_docs, reason = "each has a message")]
 pub enum Error {
@@ -76,16 +76,16 @@ pub enum Error {
 /// Why no header could be read from a connection.
 #[derive(Debug, thiserror::Error)]
 pub enum ReadError {
-    /// What came is not a header.
+    /// The received bytes are not a header.
     #[error(transparent)]
     Malformed(#[from] Error),
-    /// The header did not come to an end in time.
+    /// The header was not complete in time.
     #[error("PROXY header did not come in time, only {received} bytes of it")]
     TimedOut {
         /// How much came.
         received: usize,
     },
-    /// The connection ended first.
+    /// The connection ended before the header was complete.
     #[error("connection closed after {received} bytes, before the end of its PROXY header")]
     Closed {
         /// How much came.
@@ -96,10 +96,10 @@ pub enum ReadError {
     Io(#[from] io::Error),
 }
 
-/// Reads a header from `io`, and gives it back with what was read behind it.
+/// Reads a header from `io`. Returns `io` with the bytes that were read after the header.
 ///
 /// # Errors
-/// When there is none, or none that is whole by `deadline`.
+/// When there is no complete header by `deadline`.
 pub async fn read<IO: AsyncRead + Unpin>(
     io: &mut IO,
     deadline: Instant,
@@ -129,7 +129,7 @@ pub async fn read<IO: AsyncRead + Unpin>(
 /// Reads a header at the start of `bytes`.
 ///
 /// # Errors
-/// When no further bytes could make it one.
+/// When `bytes` are not the start of a header.
 pub fn parse(bytes: &[u8]) -> Result<Parsed, Error> {
     let starts_like = |start: &[u8]| {
         let compared = bytes.len().min(start.len());
@@ -155,7 +155,7 @@ fn parse_v1(bytes: &[u8]) -> Result<Parsed, Error> {
     };
     let mut words = bytes[V1_START.len()..end].split(|&byte| byte == b' ');
     let header = match words.next() {
-        // Whatever follows the word is to be ignored.
+        // The specification says to ignore the rest of the line.
         Some(b"UNKNOWN") => Header::Unknown,
         Some(b"TCP4") => v1_addresses::<Ipv4Addr>(words).ok_or(Error::Line)?,
         Some(b"TCP6") => v1_addresses::<Ipv6Addr>(words).ok_or(Error::Line)?,
@@ -183,7 +183,7 @@ where
     })
 }
 
-/// A port as the specification has it: digits, no sign, no leading zero.
+/// A port in the specification's format: digits, no sign, no leading zero.
 fn v1_port(word: &str) -> Option<u16> {
     let is_plain = word.bytes().all(|byte| byte.is_ascii_digit());
     if is_plain && (word == "0" || !word.starts_with('0')) {
@@ -194,7 +194,7 @@ fn v1_port(word: &str) -> Option<u16> {
 }
 
 fn parse_v2(bytes: &[u8]) -> Result<Parsed, Error> {
-    // Judged as soon as it is there, so that a wrong byte is not waited upon.
+    // Checked as soon as it is received, so that an invalid header fails without further bytes.
     let is_local = match bytes.get(12) {
         None => return Ok(Parsed::Incomplete),
         Some(0x20) => true,
@@ -232,7 +232,7 @@ fn v2_addresses(family: u8, rest: &[u8]) -> Result<Header, Error> {
         0x1 => 12,
         0x2 => 36,
         0x3 => 216,
-        // Nothing is known of what follows, neither addresses nor extensions.
+        // The format of the rest is not specified.
         _ => return Ok(Header::Unknown),
     };
     let (addresses, extensions) = rest
@@ -261,7 +261,7 @@ fn v2_ipv6(addresses: &[u8]) -> Option<Header> {
     })
 }
 
-/// Walks over extensions: a type, two bytes of length, and as many bytes as that says.
+/// Checks that extensions are complete: each has a type, two bytes of length, and that many bytes.
 fn check_extensions(mut extensions: &[u8]) -> Result<(), Error> {
     while let [_, rest @ ..] = extensions {
         let (&length, rest) = rest.split_first_chunk::<2>().ok_or(Error::ExtensionCut)?;

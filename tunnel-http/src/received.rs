@@ -1,11 +1,11 @@
-//! The content of a message that hyper has received: the one place that reads a body of hyper's.
+//! The content of a message that hyper has received. All bodies of hyper are read through this module.
 //!
-//! hyper ends an HTTP/2 body in order when its stream was reset with `NO_ERROR`, and when it gives the
-//! connection up itself because pings were not answered. Only `END_STREAM` is an end; whatever else ends
-//! a body is an error here. Over HTTP/1 hyper distinguishes both.
+//! hyper reports an ordinary end of an HTTP/2 body also when the stream was reset with `NO_ERROR`, and when hyper closes the
+//! connection because pings were not answered. Here only `END_STREAM` is an end; any other end is an error. Over HTTP/1
+//! hyper distinguishes both.
 //!
-//! A request's content that is let go before its end is discarded for a moment over HTTP/2, so that the
-//! platform client can read its answer before the stream is reset.
+//! Over HTTP/2, a request's content that is dropped before its end is read and discarded for a moment, so that the platform
+//! client can read the response before the stream is reset.
 
 #[cfg(test)]
 mod tests;

@@ -5,7 +5,7 @@ use std::{fmt, sync::Arc};
 use parking_lot::Mutex;
 use tokio::task::JoinSet;
 
-/// The tasks of one connection, hyper's own among them; they end with the last clone.
+/// The tasks of one connection, including hyper's own. They are aborted when the last clone is dropped.
 #[derive(Clone, Default)]
 pub struct Tasks(Arc<Mutex<JoinSet<()>>>);
 
@@ -17,7 +17,7 @@ impl Tasks {
         tasks.spawn(task);
     }
 
-    /// Whether none runs.
+    /// Whether there are no tasks.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         let mut tasks = self.0.lock();
@@ -25,7 +25,7 @@ impl Tasks {
         tasks.is_empty()
     }
 
-    /// Ends whatever is left.
+    /// Aborts the remaining tasks.
     pub async fn finish(&self) {
         let mut left = std::mem::take(&mut *self.0.lock());
         left.shutdown().await;

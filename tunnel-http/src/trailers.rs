@@ -1,14 +1,14 @@
-//! Which fields may stand behind the content of a request, over HTTP/1 and HTTP/2 alike.
+//! The trailer fields that a request may have, over HTTP/1 and HTTP/2 alike.
 //!
-//! In: a name, or a frame of content. Out: whether it may be there, or the frame without what may not. Over HTTP/1 the
-//! guard refuses a request that breaks this; over HTTP/2 such fields are dropped, as the message before them may
-//! have been sent on by then.
+//! In: a name, or a frame of content. Out: whether the name is allowed, or the frame without forbidden fields. Over HTTP/1
+//! the guard refuses a request with a forbidden trailer; over HTTP/2 such fields are dropped, since the content may already
+//! have been forwarded.
 
 use http::HeaderName;
 use http_body::Frame;
 
-/// A frame of a request's content without the trailer fields that [may not be there](may_trail). `None`, which is the
-/// content's end, if nothing is left of them.
+/// Removes the trailer fields that [are not allowed](may_trail) from a frame of a request's content. Returns `None`, which
+/// is the content's end, if no field is left.
 #[must_use]
 pub fn clean_frame<D>(frame: Frame<D>) -> Option<Frame<D>> {
     let mut trailers = match frame.into_trailers() {

@@ -1,8 +1,8 @@
 //! Upgraded connections: the bytes of a platform client joined with those of the exchange that granted its upgrade.
 //!
-//! Each direction ends by itself and the other goes on. Nothing limits how long both are silent; but after the end of
-//! one, the other is cut when it is silent for too long, and a platform client that takes nothing of what there is for
-//! it is given up. When the program or the tunnel leaves, both ends get a close frame.
+//! Each direction ends independently of the other. Both may be silent without limit. After the end of one direction, the
+//! other is cut when it is silent for too long, and a platform client that does not read the bytes for it is cut as well.
+//! When the program or the tunnel leaves, both ends get a close frame.
 
 use std::future::{Future, poll_fn};
 use std::pin::Pin;
@@ -27,15 +27,14 @@ use crate::ends::{Carrier, Direct, Form, GRACE, Hold, LongStream};
 /// The bytes that a platform client sends over an upgraded connection.
 pub type UpgradedBytes = Box<dyn Body<Data = Bytes, Error = io::Error> + Send + Unpin>;
 
-/// Hands those bytes to the body of the request for the upgrade.
+/// Sends those bytes to the body of the request for the upgrade.
 pub type UpgradeSender = oneshot::Sender<UpgradedBytes>;
 
-/// A granted upgrade. `B` is what the platform client gets, `C` the carrier of that, and `O` observes the
-/// exchange.
+/// A granted upgrade. `B` is the content for the platform client, `C` its carrier, and `O` observes the exchange.
 pub struct Upgrade<B, C, O> {
-    /// Takes what the platform client sends.
+    /// Takes the bytes from the platform client.
     pub upload: UpgradeSender,
-    /// What the platform client gets.
+    /// The bytes for the platform client.
     pub download: B,
     /// The carrier of `download`.
     pub carrier: C,
@@ -43,17 +42,17 @@ pub struct Upgrade<B, C, O> {
     pub observer: O,
 }
 
-/// What a platform client gets over an upgraded connection.
+/// The bytes for a platform client over an upgraded connection.
 pub trait Download: Hold {
-    /// Resolves when the exchange has sent all that the platform client has sent to its end, or can no longer do so.
+    /// Resolves when the exchange has forwarded the platform client's bytes to their end, or can no longer do so.
     /// Awaited when the download has ended, and cancelled by dropping it.
     fn upload_sent(&mut self) -> impl Future<Output = ()> + Send;
 }
 
-/// When an upgraded connection ends, other than by itself.
+/// The limits of an upgraded connection.
 #[derive(Debug, Clone, Copy)]
 pub struct UpgradeBounds<'a> {
-    /// When both directions end early in order.
+    /// Reached when both directions have to end early in order.
     pub stage: &'a Shutdown,
     /// How long one direction may be silent when the other has ended.
     pub linger: Duration,
@@ -93,7 +92,7 @@ pub async fn join<IO, U, B, C, O>(
     let (reader, returned) = LentReader::new(reader);
     let cut = Direct(|| io::ErrorKind::TimedOut.into());
     let body = LongStream::new(hold(read_body(reader)), Form::upload(), cut, bounds.stage);
-    // The receiver is gone if the exchange has ended meanwhile, which the other direction reports.
+    // Fails if the exchange has ended meanwhile, which the other direction reports.
     let _ = upload.send(Box::new(Counted::new(body, &activity)));
     let mut returned = ReturnedReader::Awaited(returned);
     let body = LongStream::new(download, Form::download(), carrier, bounds.stage);
@@ -115,7 +114,7 @@ pub async fn join<IO, U, B, C, O>(
     }
     let has_ended_early = sending.body.body.has_ended_early();
     sending.finish(&mut returned, bounds.linger).await;
-    // Ends the exchange, and with it the upload, if that goes on still.
+    // Ends the exchange, and with it an open upload.
     drop(sending);
     if has_ended_early {
         // Unread bytes would reset the connection, and the close frame would be lost.
@@ -126,7 +125,7 @@ pub async fn join<IO, U, B, C, O>(
     }
 }
 
-/// What the platform client gets, on its way.
+/// Sends the bytes for the platform client.
 struct Sending<IO, B: Body, C, O> {
     body: Counted<LongStream<B, C>>,
     writer: TimedWriter<WriteHalf<IO>>,
@@ -140,10 +139,10 @@ where
     C: Carrier<B::Error> + Unpin,
     O: Observer<B::Error>,
 {
-    /// Writes what comes, and closes this direction at its end.
+    /// Writes all bytes, and closes this direction after them.
     ///
     /// # Errors
-    /// When it is cut or the connection fails; the connection is then not closed in order.
+    /// When the content is cut or the connection fails; the connection is then not closed in order.
     async fn run(&mut self) -> io::Result<()> {
         while let Some(frame) = poll_fn(|cx| Pin::new(&mut self.body).poll_frame(cx)).await {
             let frame = frame.map_err(|error| {
@@ -174,14 +173,14 @@ where
         })
     }
 
-    /// Gives the other direction the time that it has.
+    /// Waits for the end of the other direction, within its time-out.
     async fn finish<R>(&mut self, returned: &mut ReturnedReader<R>, linger: Duration) {
         let Self { body, .. } = self;
         let has_ended_early = body.body.has_ended_early();
         let activity = body.activity.clone();
         let download = body.body.body();
         if has_ended_early {
-            // The upstream got a close frame too, and may answer, and end.
+            // The upstream got a close frame as well, and may answer it and end.
             let answered = async {
                 while let Some(Ok(_)) = poll_fn(|cx| Pin::new(&mut *download).poll_frame(cx)).await
                 {
@@ -300,19 +299,17 @@ impl<IO> Drop for LentReader<IO> {
     }
 }
 
-/// The writing half of a connection. Fails when the peer reads less than a piece of the bytes that are written, for
-/// too long. A peer for which there are no bytes has no limit.
+/// The writing half of a connection with a time-out for each piece. Without bytes to write there is no time-out.
 pub(crate) struct TimedWriter<W> {
     writer: W,
-    /// For each piece; `None` where the kernel limits it.
+    /// The time-out of a piece; `None` if the kernel limits it.
     limit: Option<Duration>,
 }
 
-/// How much is written at once where that has a limit: an HTTP/2 stream does not show that its peer has read a part
-/// of it.
+/// The length of a piece: an HTTP/2 stream does not report that its peer has read a part of one.
 const PIECE_BYTES: usize = 16 * 1024;
 
-/// The peer read nothing for too long.
+/// The peer read nothing within the time-out.
 #[derive(Debug, thiserror::Error)]
 #[error("the peer took nothing for too long")]
 struct NotTaken;
@@ -323,17 +320,16 @@ fn is_not_taken(error: &io::Error) -> bool {
 }
 
 impl<W: AsyncWrite + Unpin> TimedWriter<W> {
-    /// Fails when the peer reads less than 16 KiB in `limit`. Without a limit that is left to the kernel, which knows
-    /// of each byte: a socket is not writable before a good part of its buffer is free, which takes minutes with a
-    /// peer that reads slowly and steadily.
+    /// Writes fail when the peer reads less than 16 KiB in `limit`. Without a limit the kernel counts, which observes each
+    /// byte: a socket is not writable before a large part of its buffer is free, which takes minutes with a slow reader.
     pub(crate) fn new(writer: W, limit: Option<Duration>) -> Self {
         Self { writer, limit }
     }
 
-    /// Writes all of it.
+    /// Writes all of `data`.
     ///
     /// # Errors
-    /// When the connection fails, or with one that [`is_not_taken`].
+    /// When the connection fails, or a piece times out (see [`is_not_taken`]).
     pub(crate) async fn send(&mut self, mut data: &[u8]) -> io::Result<()> {
         while !data.is_empty() {
             let length = match self.limit {
@@ -371,12 +367,12 @@ async fn in_time<T>(
     }
 }
 
-/// Counts what happens in either direction. Clones share the count.
+/// Counts the events of both directions. Clones share the count.
 #[derive(Debug, Clone, Default)]
 struct Activity(Arc<AtomicUsize>);
 
 impl Activity {
-    /// Counts one more event.
+    /// Counts an event.
     fn count(&self) {
         self.0.fetch_add(1, Ordering::Relaxed);
     }

@@ -1,4 +1,4 @@
-//! The content of a response, on its way to hyper, observed up to its end.
+//! The content of a response, observed until its end.
 
 use std::fmt;
 use std::pin::Pin;
@@ -18,13 +18,13 @@ use crate::connection::{Pieces, is_given_up};
 use crate::ends::{Carrier, Form, Hold, LongStream};
 use crate::http1::InFlight;
 
-/// The content of a response. `B` is what is forwarded, `C` its carrier, and `O` observes the exchange.
+/// The content of a response. `B` is the forwarded content, `C` its carrier, and `O` observes the exchange.
 pub struct ResponseBody<B: Body, C, O: Observer<B::Error>> {
     source: Source<B, C>,
     pieces: Pieces<B::Error>,
-    /// Ends with the response.
+    /// Observes the exchange until the response ends.
     observer: Option<O>,
-    /// Tells the guard of an HTTP/1 connection that the exchange is over.
+    /// Dropped at the end of the exchange, for the guard of an HTTP/1 connection.
     _in_flight: Option<InFlight>,
 }
 
@@ -37,8 +37,7 @@ enum Source<B: Body, C> {
     /// A forwarded content that can end early in order.
     Long(Box<LongStream<B, C>>),
     Own(Option<Bytes>),
-    /// No content, but a field with its length: hyper keeps such a field of a response over HTTP/1 only if the
-    /// body does not say that it is at its end.
+    /// No content, but a `Content-Length`. Over HTTP/1 hyper keeps that field only if the body does not report its end.
     LengthOnly,
 }
 
@@ -54,10 +53,10 @@ where
         Self::new(Source::Own((!content.is_empty()).then_some(content)))
     }
 
-    /// A received response as it is forwarded: without what ends at a hop, and without content where it has none.
+    /// A received response as it is forwarded: without hop-by-hop fields, and without content if its status has none.
     ///
     /// # Errors
-    /// With what is wrong, when it has a status or a length that no response can have.
+    /// A description, if the status or the length is not valid.
     pub fn forward(
         received: Response<B>,
         method: &Method,
@@ -72,8 +71,7 @@ where
         Ok(Response::from_parts(parts, Self::new(source)))
     }
 
-    /// A problem as a response, in the form that a gRPC client expects if it `is_grpc`. An HTTP/1 connection ends
-    /// after a request that was malformed.
+    /// A problem as a response, in the format of gRPC if it `is_grpc`. An HTTP/1 connection closes after a malformed request.
     #[must_use]
     pub fn problem(reported: &Problem, is_http1: bool, is_grpc: bool) -> Response<Self> {
         let OwnResponse {
@@ -91,7 +89,7 @@ where
         response
     }
 
-    /// The response to a request that is not to be forwarded any more (RFC 9110 section 7.6.2).
+    /// The response to a request with `Max-Forwards: 0`, which is not forwarded (RFC 9110 section 7.6.2).
     #[must_use]
     pub fn last_hop() -> Response<Self> {
         let mut response = Response::new(Self::own(Bytes::new()));
@@ -99,7 +97,7 @@ where
         response
     }
 
-    /// The response that grants an upgrade, made of the upstream's fields.
+    /// The response that grants an upgrade, with the upstream's fields.
     #[must_use]
     pub fn switching_protocols(headers: HeaderMap, is_http2: bool) -> Response<Self> {
         let mut response = Response::new(Self::own(Bytes::new()));
@@ -117,7 +115,7 @@ where
         }
     }
 
-    /// Has a forwarded content of this form end early in order when `stage` is reached or its carrier has left.
+    /// Ends a forwarded content of this form early and in order when `stage` is reached or its carrier has left.
     pub fn follow(&mut self, form: Form, carrier: C, stage: &Shutdown) {
         self.source = match std::mem::replace(&mut self.source, Source::LengthOnly) {
             Source::Forwarded(body) => {
@@ -127,7 +125,7 @@ where
         };
     }
 
-    /// Has the exchange observed, and known as in flight, until the content's end.
+    /// Observes the exchange, and keeps it in flight, until the content's end.
     pub fn observe(&mut self, observer: Option<O>, in_flight: Option<InFlight>) {
         self.observer = observer;
         self._in_flight = in_flight;
@@ -148,7 +146,7 @@ where
             }
     }
 
-    /// Reports what hyper gets next.
+    /// Reports the next frame to the observer.
     fn report(&mut self, frame: Option<&Result<Frame<Bytes>, B::Error>>) {
         let is_over = self.is_over();
         let Some(observer) = &mut self.observer else {
@@ -166,7 +164,7 @@ where
         if matches!(&self.source, Source::Long(body) if body.has_ended_early()) {
             observer.record().on_moved();
         } else if frame.is_none() || is_over {
-            // Nobody polls again when the end is known.
+            // hyper does not poll again when the end is known.
             observer.record().on_whole();
         }
     }

@@ -42,16 +42,16 @@ tokio::task_local! {
 #[derive(Default)]
 struct Stream {
     next: Cell<NextActor>,
-    /// The stream is about to be reset, since its peer reads nothing.
+    /// Whether the stream is about to be reset, since its peer reads nothing.
     is_given_up: Cell<bool>,
-    /// Is over with the upgraded connection that the stream becomes.
+    /// Ends with the upgraded connection that the stream becomes.
     upgraded: Cell<Option<oneshot::Receiver<()>>>,
 }
 
 /// Which side has to act next.
 #[derive(Clone, Copy, Default, PartialEq, Eq)]
 enum NextActor {
-    /// Nothing was noted since the last poll.
+    /// Not set since the last poll.
     #[default]
     Unchanged,
     /// The source of the content.
@@ -60,16 +60,16 @@ enum NextActor {
     Peer,
 }
 
-/// Notes, for the stream whose task calls this, that its peer has to read next.
+/// Sets, for the stream whose task calls this, that its peer has to read next.
 pub(super) fn is_peers_turn() {
     let _ = STREAM.try_with(|stream| stream.next.set(NextActor::Peer));
 }
 
 /// The content of a response in pieces, as hyper gets it.
 pub struct Pieces<E> {
-    /// What hyper gets next.
+    /// The next frame for hyper.
     rest: Bytes,
-    /// Why the content ends early, kept until what came before it has been sent.
+    /// The error of the content, kept until the bytes before it have been sent.
     failure: Option<Box<E>>,
 }
 
@@ -92,8 +92,7 @@ impl<E> Pieces<E> {
         match next {
             Poll::Ready(Some(Ok(frame))) => Poll::Ready(Some(Ok(self.give(frame)))),
             Poll::Ready(Some(Err(failure))) => {
-                // hyper drops what it has not sent yet when a body fails, and it sends when a body is
-                // not ready.
+                // hyper drops unsent bytes when a body fails, and sends them when a body is pending.
                 self.failure = Some(Box::new(failure));
                 cx.waker().wake_by_ref();
                 Poll::Pending
@@ -123,13 +122,13 @@ impl<E> Pieces<E> {
         }
     }
 
-    /// Whether hyper has all that came from the content.
+    /// Whether hyper has all bytes that were received from the content.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.rest.is_empty() && self.failure.is_none()
     }
 
-    /// What is still to come of a content of which so much is still to be asked for.
+    /// The size hint of these bytes and of a content with the size hint `more`.
     #[must_use]
     pub fn size_hint(&self, more: SizeHint) -> SizeHint {
         let rest = self.rest.len() as u64;
@@ -155,8 +154,8 @@ impl<E> fmt::Debug for Pieces<E> {
     }
 }
 
-/// Whether the stream of whose answer something is dropped just now is given up because its peer took
-/// nothing: what is recorded of the exchange is to say so.
+/// Whether the stream whose response is being dropped is reset because its peer read nothing, for the record of the
+/// exchange.
 #[must_use]
 pub fn is_given_up() -> bool {
     STREAM
@@ -164,17 +163,17 @@ pub fn is_given_up() -> bool {
         .unwrap_or(false)
 }
 
-/// Runs what hyper runs for the streams of a connection.
+/// The executor of hyper's tasks for the streams of a connection.
 #[derive(Clone)]
 pub(super) struct Streams {
     pub(super) tasks: Tasks,
-    /// How long a peer may take nothing of what there is for it.
+    /// How long a peer may read nothing of the bytes for it.
     pub(super) limit: Duration,
 }
 
 impl<F: Future<Output = ()> + Send + 'static> hyper::rt::Executor<F> for Streams {
     fn execute(&self, future: F) {
-        // A stream that becomes something else has hyper run what writes to it.
+        // For an upgraded stream, hyper spawns the task that writes to it.
         match STREAM.try_with(|stream| stream.upgraded.take()) {
             Ok(upgraded) => self.tasks.spawn(left_over(future, upgraded, self.limit)),
             Err(_) => self.tasks.spawn(watched(future, self.limit)),
@@ -183,8 +182,8 @@ impl<F: Future<Output = ()> + Send + 'static> hyper::rt::Executor<F> for Streams
 }
 
 impl Tasks {
-    /// Starts what moves the bytes of the upgraded stream in whose answer this is called. When it has
-    /// ended, whatever is left to be written to the stream has `body_idle_timeout` for that.
+    /// Spawns the task of the upgraded stream whose response is being made. When it has ended, the remaining bytes have to be
+    /// written within `body_idle_timeout`.
     pub fn spawn_upgraded(&self, task: impl Future<Output = ()> + Send + 'static) {
         let (moving, is_over) = oneshot::channel();
         let _ = STREAM.try_with(|stream| stream.upgraded.set(Some(is_over)));
@@ -215,7 +214,7 @@ pin_project! {
         #[pin]
         future: F,
         alarm: Alarm,
-        // Since when the peer has to act.
+        // The time since which the peer has to act.
         since: Option<Instant>,
         limit: Duration,
     }
@@ -239,7 +238,7 @@ impl<F: Future<Output = ()>> Future for Watched<F> {
         };
         let given_up = this.alarm.poll(cx, since + *this.limit);
         if given_up.is_ready() {
-            // The future is dropped next, and with it what is recorded of the exchange.
+            // The future is dropped next, and with it the record of the exchange.
             STREAM.with(|stream| stream.is_given_up.set(true));
         }
         given_up

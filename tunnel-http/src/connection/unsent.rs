@@ -40,16 +40,16 @@ const PIECE_COST: usize = 512;
 /// The last bit of an [`AnswerBytes`]'s count: the answer is over, so that its pieces count for the connection.
 const IS_FINISHED: usize = 1 << (usize::BITS - 1);
 
-/// The answers of one connection that are over and have not left h2.
+/// The finished responses of one connection that have not left h2.
 #[derive(Debug, Default)]
 pub(super) struct Unsent {
     bytes: AtomicIsize,
-    /// Pieces of such answers that have left, in all.
+    /// The number of pieces of such responses that have left.
     left: AtomicUsize,
 }
 
 impl Unsent {
-    /// Counts bytes of an answer that ends now; `false` if there is no room for them.
+    /// Counts bytes of a response that ends now; `false` if there is no room for them.
     pub(super) fn finish(&self, bytes: usize) -> bool {
         let bytes = bytes.cast_signed();
         let has_room = self.bytes.load(Ordering::Relaxed) + bytes <= FINISHED_BYTES.cast_signed();
@@ -77,7 +77,7 @@ struct AnswerBytes {
     connection: Arc<Unsent>,
     /// Bytes that have not left, and [`IS_FINISHED`].
     bytes: AtomicUsize,
-    /// Woken when one of them has left.
+    /// Woken when a piece has left.
     waiting: Mutex<Option<Waker>>,
 }
 
@@ -86,12 +86,12 @@ impl AnswerBytes {
         self.bytes.load(Ordering::Acquire) & !IS_FINISHED
     }
 
-    /// Lets the answer end if all of it has left, or the connection has room for the rest.
+    /// Ready when the response may end: all of it has left, or the connection has room for the rest.
     fn poll_end(&self, cx: &mut Context<'_>) -> Poll<()> {
         let unsent = self.bytes();
         if unsent > 0 && !self.connection.finish(unsent) {
             *self.waiting.lock() = Some(cx.waker().clone());
-            // It may have left before the waker was there.
+            // The last piece may have left before the waker was registered.
             return match self.bytes() {
                 0 => Poll::Ready(()),
                 _ => Poll::Pending,
@@ -101,7 +101,7 @@ impl AnswerBytes {
         Poll::Ready(())
     }
 
-    /// Has its pieces count for the connection, which has counted as much as was `unsent` a moment ago.
+    /// Transfers the count of the pieces to the connection, which has already counted the `unsent` bytes.
     fn finish(&self, unsent: usize) {
         let unsent_now = self.bytes.fetch_or(IS_FINISHED, Ordering::AcqRel);
         if unsent_now < unsent {
@@ -119,7 +119,7 @@ impl AnswerBytes {
     }
 }
 
-/// Bytes of an answer on their way through h2, which drops them when they have left.
+/// Bytes of a response in h2, which drops them when they have left.
 #[derive(Debug)]
 pub(super) struct Piece {
     bytes: Bytes,
@@ -132,7 +132,7 @@ pub(super) struct Piece {
 enum PieceCount {
     /// That of the connection's finished answers.
     Connection(Arc<Unsent>),
-    /// That of an answer that goes on.
+    /// That of an unfinished response.
     Answer(Arc<AnswerBytes>),
 }
 
@@ -166,15 +166,15 @@ enum LastFrame {
 }
 
 pin_project! {
-    /// The content of an answer on its way to hyper.
+    /// The content of a response, as hyper polls it.
     pub(super) struct Delivery<B> {
         #[pin]
         body: B,
         connection: Arc<Unsent>,
         answer: Option<Arc<AnswerBytes>>,
-        // The end, while it waits for what came before it.
+        // The end, while it waits for the bytes before it.
         last: Option<LastFrame>,
-        // Bytes that the end waited for when it was last asked for.
+        // The bytes that the end waited for at the last poll.
         awaited: usize,
     }
 }
@@ -258,8 +258,7 @@ impl<B: Body<Data = Bytes>> Body for Delivery<B> {
         {
             *this.last = Some(last);
             let unsent = answer.bytes();
-            // The peer has the whole time for each piece. Where the content was waited for before its end,
-            // nobody limits the peer yet.
+            // The peer has the whole time-out for each piece, which begins here if the content was pending before its end.
             if !is_held_back || unsent < *this.awaited {
                 is_peers_turn();
             }
@@ -287,7 +286,7 @@ pin_project! {
     pub(super) struct Answering<F> {
         #[pin]
         future: F,
-        // Goes on with the answer.
+        // Passed to the response's content.
         connection: Option<Arc<Unsent>>,
     }
 }

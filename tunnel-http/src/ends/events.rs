@@ -1,19 +1,19 @@
-//! Where an event stream stands between two events.
+//! Finds the positions between two events of an event stream.
 //!
 //! An event ends with a blank line; lines end with LF, CR or both (HTML, section 9.2.5). Comments, which
 //! begin with a colon, belong to no event.
 
 use super::Units;
 
-/// An event stream up to some byte of it.
+/// The position in an event stream.
 #[derive(Debug, Default)]
 pub struct Events {
     line: Line,
-    /// The last byte was a CR, to which an LF may belong.
+    /// Whether the last byte was a CR, which an LF may follow.
     has_cr: bool,
-    /// Such an LF came. The stream ends its lines with CR LF, so that a CR alone is half of a line's end.
+    /// Whether an LF has followed a CR. Then the lines of the stream end with CR LF, and a CR is half of a line end.
     is_crlf: bool,
-    /// Lines came that belong to an event which has not ended.
+    /// Whether there are lines of an event that has not ended.
     is_within: bool,
 }
 

@@ -1,7 +1,7 @@
-//! A content that is followed, so that it can end early in order.
+//! A content that can end early in order.
 //!
-//! In: the bytes of a content, in parts of any size. Out: those bytes, up to where the stream ends early, and then the
-//! end that its protocol has for that; or an error, where it has none in time.
+//! In: the bytes of a content, in parts of any size. Out: those bytes, up to the position of an early end, and the end of
+//! its protocol; or an error, if there is no such position in time.
 
 use std::fmt;
 use std::future::Future;
@@ -18,17 +18,17 @@ use tunnel_proto::exchange::ReadBody;
 
 use super::{EarlyEnd, Form};
 
-/// How long a stream may go on to where it can end in order, and its other end may take to answer that.
+/// How long a stream may continue until it can end in order, and how long its peer may take to answer that.
 pub const GRACE: Duration = Duration::from_secs(1);
 
-/// A content whose bytes may be held back on their way, by a rate for example.
+/// A content whose bytes may be held back, by a rate for example.
 pub trait Hold: Body {
-    /// Lets go what is held back: the next poll gives all of it. Whether there is any.
+    /// Releases all held bytes: the next poll returns them. Returns whether there are any.
     fn release(&mut self) -> bool {
         false
     }
 
-    /// Whether something is held back.
+    /// Whether bytes are held back.
     fn is_holding(&self) -> bool {
         false
     }
@@ -36,12 +36,12 @@ pub trait Hold: Body {
 
 impl<R: AsyncRead + Unpin> Hold for ReadBody<R> {}
 
-/// What carries a content to this program, such as a session.
+/// The connection that carries a content to this program, such as a session.
 pub trait Carrier<E> {
-    /// The error of a content that is cut, since it could not end in order within [`GRACE`].
+    /// The error of a content that is cut because it could not end in order within [`GRACE`].
     fn cut(&self) -> E;
 
-    /// Whether this error says that the carrier has left on purpose.
+    /// Whether this error is that of a carrier that has left on purpose.
     fn has_left(&self, _: &E) -> bool {
         false
     }
@@ -52,7 +52,7 @@ pub trait Carrier<E> {
     }
 }
 
-/// A content that has no carrier which could leave. Holds what makes the error of a cut.
+/// The carrier of a content that cannot leave. Holds the constructor of the error of a cut.
 #[derive(Debug, Clone, Copy)]
 pub struct Direct<E>(pub fn() -> E);
 
@@ -62,20 +62,20 @@ impl<E> Carrier<E> for Direct<E> {
     }
 }
 
-/// A content that is followed, so that it can end early in order.
+/// A content that can end early in order.
 pub struct LongStream<B: Body, C> {
     body: B,
     form: Form,
     carrier: C,
-    /// Reached when the program is about to end.
+    /// Reached when the program is about to stop.
     stage: Shutdown,
     /// Resolves when `stage` is reached. Made when it is first awaited.
     ending: Option<Pin<Box<dyn Future<Output = ()> + Send>>>,
-    /// Since `stage` was reached: how long the stream may go on.
+    /// Set when `stage` is reached: how long the stream may continue.
     grace: Option<Pin<Box<Sleep>>>,
-    /// What was held back when `stage` was reached has been let go, and passes as a whole.
+    /// Whether the bytes held back when `stage` was reached have been released, which pass as a whole.
     has_backlog: bool,
-    /// What was held back when the carrier began to leave has been let go.
+    /// Whether the bytes held back when the carrier began to leave have been released.
     is_let_go: bool,
     state: State,
 }
@@ -100,7 +100,7 @@ impl<B: Body, C> fmt::Debug for LongStream<B, C> {
 }
 
 impl<B: Body, C> LongStream<B, C> {
-    /// Follows a content of this form. It ends early when `stage` is reached, or its carrier has left.
+    /// A content of this form, which ends early when `stage` is reached or its carrier has left.
     pub fn new(body: B, form: Form, carrier: C, stage: &Shutdown) -> Self {
         Self {
             body,
@@ -115,7 +115,7 @@ impl<B: Body, C> LongStream<B, C> {
         }
     }
 
-    /// Whether it was ended in order before its content was whole.
+    /// Whether it has ended early in order.
     pub fn has_ended_early(&self) -> bool {
         self.state == State::EndedEarly
     }
@@ -127,7 +127,7 @@ impl<B: Body, C> LongStream<B, C> {
 }
 
 impl<B: Hold<Data = Bytes> + Unpin, C: Carrier<B::Error>> LongStream<B, C> {
-    /// Ready when `stage` is reached: from then on at every poll.
+    /// Ready at every poll after `stage` is reached.
     fn poll_ending(&mut self, cx: &mut Context<'_>) -> Poll<()> {
         if !self.stage.is_asked() {
             let stage = &self.stage;
@@ -146,7 +146,7 @@ impl<B: Hold<Data = Bytes> + Unpin, C: Carrier<B::Error>> LongStream<B, C> {
         Poll::Ready(())
     }
 
-    /// Ends it where it stands, which is between two units.
+    /// Ends the content at its current position, which is between two units.
     fn end_early(&mut self) -> NextFrame<B::Error> {
         self.state = State::EndedEarly;
         let end = self.form.early_end()?;
@@ -156,7 +156,7 @@ impl<B: Hold<Data = Bytes> + Unpin, C: Carrier<B::Error>> LongStream<B, C> {
         }))
     }
 
-    /// The end of a stream that is to end: in order where it stands between two units, cut after its grace.
+    /// Ends a stream: in order if its position is between two units, by a cut when [`GRACE`] is over.
     fn poll_end(&mut self, cx: &mut Context<'_>) -> Poll<NextFrame<B::Error>> {
         if self.form.units().is_between() {
             return Poll::Ready(self.end_early());
@@ -169,7 +169,7 @@ impl<B: Hold<Data = Bytes> + Unpin, C: Carrier<B::Error>> LongStream<B, C> {
         Poll::Pending
     }
 
-    /// Follows a frame. If the stream `is_ending` and can end in the frame, the frame is cut there.
+    /// Parses a frame. If the stream `is_ending` and can end in the frame, the frame is truncated there.
     fn pass(&mut self, frame: Frame<Bytes>, is_ending: bool) -> Frame<Bytes> {
         let mut data = match frame.into_data() {
             Ok(data) => data,
@@ -187,8 +187,8 @@ impl<B: Hold<Data = Bytes> + Unpin, C: Carrier<B::Error>> LongStream<B, C> {
         Frame::data(data)
     }
 
-    /// Lets go what is held back if it would come too late: at every poll once the stream is to end, and once when
-    /// its carrier leaves, since that leaves the stream more time.
+    /// Releases held bytes that would be too late otherwise: at every poll of a stream that is ending, and once when its
+    /// carrier leaves, which gives the stream more time.
     fn release_late(&mut self, is_ending: bool) -> bool {
         let is_late =
             self.body.is_holding() && (is_ending || (!self.is_let_go && self.carrier.is_leaving()));

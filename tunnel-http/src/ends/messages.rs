@@ -1,4 +1,4 @@
-//! Where a gRPC stream stands between two messages.
+//! Finds the positions between two messages of a gRPC stream.
 //!
 //! Each message has a prefix of five bytes: a flag and its length ("Length-Prefixed-Message" of the
 //! protocol over HTTP/2). The content of a message is not read.
@@ -7,12 +7,12 @@ use super::Units;
 
 const PREFIX_BYTES: u8 = 5;
 
-/// A stream of messages up to some byte of it.
+/// The position in a stream of messages.
 #[derive(Debug, Default)]
 pub struct Messages {
-    /// Bytes of a prefix that is not whole.
+    /// Bytes of an incomplete prefix.
     prefix: u8,
-    /// The length in it, as far as it is known; once it is whole, bytes that are still to come.
+    /// The length in the prefix, as far as it is read; after the prefix, the remaining bytes of the message.
     left: u32,
 }
 
@@ -20,7 +20,7 @@ impl Units for Messages {
     fn step(&mut self, bytes: &[u8]) -> usize {
         if self.prefix == 0 && self.left > 0 {
             let taken = bytes.len().min(self.left as usize);
-            // No more than there were.
+            // At most `bytes.len()`.
             self.left -= taken as u32;
             return taken;
         }

@@ -1,12 +1,11 @@
-//! Where a WebSocket connection stands between two frames.
+//! Finds the positions between two frames of a WebSocket connection.
 //!
-//! Only the headers of frames are read (RFC 6455 section 5.2), and nothing is objected to: the bytes
-//! pass untouched, and what they mean is between the two ends. A control frame may stand between the
-//! frames of one message, so the end of any frame will do.
+//! Only the headers of frames are read (RFC 6455 section 5.2), and nothing is validated: the bytes pass unchanged. Control
+//! frames are allowed between the frames of one message, so a close frame can follow any frame.
 
 use super::Units;
 
-/// The close frame that a server sends which is going away: 1001.
+/// The close frame of a server that goes away: 1001.
 pub(super) const GOING_AWAY: &[u8] = &[0x88, 2, 0x03, 0xe9];
 
 /// The close frame of a client that goes away: 1001. Frames of clients are masked, which protects proxies from what
@@ -15,23 +14,23 @@ pub(super) const GOING_AWAY_MASKED: &[u8] = &[0x88, 0x82, 0, 0, 0, 0, 0x03, 0xe9
 
 const CLOSE: u8 = 8;
 
-/// One direction of a connection up to some byte of it.
+/// The position in one direction of a connection.
 #[derive(Debug, Default)]
 pub struct Frames {
-    /// Bytes of a header that is not whole.
+    /// Bytes of an incomplete header.
     have: u8,
-    /// Bytes that it has.
+    /// The length of the header.
     need: u8,
-    /// Where in it the length ends.
+    /// The position in the header at which the length ends.
     length_end: u8,
     opcode: u8,
-    /// The length of the payload, as far as it is known; once the header is whole, bytes still to come.
+    /// The length of the payload, as far as it is read; after the header, the remaining bytes of the frame.
     left: u64,
     is_closed: bool,
 }
 
 impl Frames {
-    /// Whether a close frame has passed, behind which there is no other.
+    /// Whether a close frame has passed, which is the last frame.
     #[must_use]
     pub fn is_closed(&self) -> bool {
         self.is_closed

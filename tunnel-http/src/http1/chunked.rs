@@ -1,17 +1,17 @@
 //! The rules for a chunked body: sizes, extensions, data, and which trailer fields may end it.
 //!
-//! In: the bytes of the body, in whatever pieces they come. Out: how many of them are in order.
-//! It keeps none of them. Extensions are checked, but have no meaning here.
+//! In: the bytes of the body, in pieces of any size. Out: how many of them are valid. It keeps no bytes. Extensions are
+//! checked and otherwise ignored.
 
 use super::syntax;
 use super::violation::Violation;
 
 /// Most digits of a chunk size: those of a number of 64 bits.
 const SIZE_DIGITS: u8 = 16;
-/// Most bytes of the extensions of one chunk. Nobody needs them; they make small chunks costly.
+/// Most bytes of the extensions of one chunk. They have no use, and make small chunks costly.
 const EXTENSION_BYTES: u16 = 1024;
 
-/// Where in a chunked body the next byte stands.
+/// The position of the next byte in a chunked body.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Chunks {
     Size {
@@ -39,9 +39,8 @@ impl Chunks {
     /// The state before the first chunk, and before each next one.
     pub(super) const START: Self = Self::Size { size: 0, digits: 0 };
 
-    /// Reads `input` up to its end, to the end of the last chunk, or to a byte that may not be
-    /// there: returns how many bytes were in order. The next call fails with what is wrong with that
-    /// byte, if it is still there.
+    /// Reads `input` up to its end, the end of the last chunk, or an invalid byte. Returns the number of valid bytes. The next
+    /// call fails if it begins with the invalid byte.
     pub(super) fn read(&mut self, input: &[u8]) -> Result<usize, Violation> {
         let mut good = 0;
         while good < input.len() && *self != Self::Ended {

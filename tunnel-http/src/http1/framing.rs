@@ -1,4 +1,4 @@
-//! Where each request on an HTTP/1 connection starts and ends, and whether it may go on.
+//! Finds where each request on an HTTP/1 connection starts and ends, and whether it is valid.
 //!
 //! ```text
 //!            +--------------------------------------------------+
@@ -12,15 +12,14 @@
 //!                                          +------- accepted ---> Raw
 //! ```
 //!
-//! In: the bytes that came from the client, in whatever pieces. Out: how many of them may be handed
-//! on, and the first rule that the rest breaks. Nothing of a head or of a trailer section may go on
-//! before all of it was checked; the content of a body may go on at once.
+//! In: the bytes from the client, in pieces of any size. Out: how many of them may be passed on, and the first rule that
+//! the rest breaks. A head or a trailer section is passed on only as a whole, after it was checked; content at once.
 //!
-//! This is needed because hyper's server is lenient where a gateway must not be, and does not show
-//! what it was lenient about: of a `Content-Length` beside a `Transfer-Encoding`, of a bare line feed,
-//! of a space after a chunk size, nothing is left in the request that it makes.
+//! It is needed because hyper's server is lenient where a gateway must not be, and does not report that: a
+//! `Content-Length` with a `Transfer-Encoding`, a bare line feed, or a space after a chunk size leaves no trace in hyper's
+//! request.
 //!
-//! It has no clock and no socket, keeps no bytes, and never repairs anything.
+//! It has no clock and no socket, keeps no bytes, and repairs nothing.
 
 use super::chunked::Chunks;
 use super::head::{self, Body, Head};
@@ -31,7 +30,7 @@ use crate::trailers::may_trail;
 /// Most bytes of a trailer section. Trailers are checksums and a status, not a second head.
 const TRAILER_BYTES: usize = 8 * 1024;
 
-/// How large the head of a request may be.
+/// The limits of a request's head.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct HeadLimits {
     /// Most bytes from the first of the request line to the last of the empty line.
@@ -47,20 +46,20 @@ pub enum Phase {
     Head,
     /// The body of a request.
     Body,
-    /// Not known yet: a client has requested an upgrade, and was not answered.
+    /// Undecided: a client has requested an upgrade that is not answered yet.
     Upgrade,
     /// Another protocol.
     Raw,
 }
 
-/// What [`Framing::scan`] found.
+/// The result of [`Framing::scan`].
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Scan {
-    /// How many bytes at the front of the input may be handed on.
+    /// How many bytes at the front of the input may be passed on.
     pub pass: usize,
     /// How many heads end among these.
     pub heads: usize,
-    /// What is wrong with the bytes after these. Nothing may be handed on any more.
+    /// The rule that the bytes after these break. No more bytes may be passed on.
     pub violation: Option<Violation>,
 }
 
@@ -113,8 +112,8 @@ impl Framing {
         }
     }
 
-    /// Looks at `input`: all bytes that have come and were not passed yet. What was not passed has
-    /// to be shown again, with more bytes behind it; it is not read twice.
+    /// Scans `input`, which has all received bytes that are not passed on yet. The next call gets the remaining bytes again,
+    /// followed by new ones; they are not scanned twice.
     pub fn scan(&mut self, input: &[u8]) -> Scan {
         let mut scan = Scan::default();
         while self.failed.is_none() && scan.pass < input.len() {
@@ -132,21 +131,21 @@ impl Framing {
         scan
     }
 
-    /// The client's request for an upgrade was granted: what follows is not HTTP any more.
+    /// The client's request for an upgrade was granted: the following bytes are not HTTP.
     pub fn upgraded(&mut self) {
         if self.phase() == Phase::Upgrade {
             self.state = State::Raw;
         }
     }
 
-    /// The client's request for an upgrade was answered like any other: what follows is HTTP.
+    /// The client's request for an upgrade was not granted: the following bytes are HTTP.
     pub fn not_upgraded(&mut self) {
         if self.phase() == Phase::Upgrade {
             self.state = State::next_head();
         }
     }
 
-    /// Takes what may be passed next, which is nothing while more bytes are needed.
+    /// Returns how many bytes may be passed on next; 0 while more bytes are needed.
     fn step(&mut self, input: &[u8]) -> Result<usize, Violation> {
         match &mut self.state {
             State::Head { lines, head } => {
@@ -208,8 +207,7 @@ fn read_head(
         _ => 0,
     };
     lines.begin_at(start);
-    // Not only for the sake of an early answer: what is sent to the wrong port, a TLS hello for
-    // one, may have no line end at all.
+    // Checked before the end of the line, since bytes of another protocol, such as a TLS hello, may have no line end.
     match input.get(start) {
         Some(b'\r' | b'\n') => return Err(Violation::LeadingEmptyLine),
         Some(&byte) if !syntax::is_token_byte(byte) => return Err(Violation::MethodSyntax),
@@ -257,12 +255,12 @@ fn read_trailers(
     }
 }
 
-/// Finds the lines of a section, and remembers how far it got.
+/// Finds the lines of a section, and remembers the position of the search.
 #[derive(Debug, Default)]
 struct Lines {
-    /// Where the line starts that was not taken yet.
+    /// The start of the next line.
     read: usize,
-    /// Up to where that line has no end.
+    /// The position up to which the line's end was searched.
     searched: usize,
 }
 

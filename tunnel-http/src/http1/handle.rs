@@ -1,8 +1,8 @@
-//! What the guard of a connection and the code that answers its requests report to each other.
+//! The state that the guard of a connection shares with the code that answers its requests.
 //!
-//! In, from the answering side: an exchange begins and ends, an upgrade is granted or not, a 1xx head
-//! wants to be written. Out, from the guard: why it ended the connection. Neither side waits for the
-//! other; the lock is held for a few instructions and never while anything is polled.
+//! In, from the answering side: an exchange begins and ends, an upgrade is granted or not, a 1xx head is to be written.
+//! Out, from the guard: why it ended the connection. Neither side waits for the other; the lock is held for a few
+//! instructions and never during a poll.
 
 use std::fmt;
 use std::sync::Arc;
@@ -14,8 +14,7 @@ use parking_lot::Mutex;
 
 use super::violation::Violation;
 
-/// Most bytes of informational heads that wait to be written. A few early hints; more than that
-/// helps no client.
+/// Most bytes of informational heads that wait to be written: enough for several early hints.
 const INFORMATIONAL_BYTES: usize = 16 * 1024;
 
 /// Why the guard refused a request before hyper read it.
@@ -23,12 +22,12 @@ const INFORMATIONAL_BYTES: usize = 16 * 1024;
 pub enum Refusal {
     /// Its head broke a rule.
     Violation(Violation),
-    /// Its head did not come to an end in time.
+    /// Its head was not complete in time.
     HeadTimeout,
 }
 
 impl Refusal {
-    /// The status of the answer, after which the connection ends.
+    /// The status of the response, after which the connection closes.
     #[must_use]
     pub const fn status(self) -> u16 {
         match self {
@@ -37,7 +36,7 @@ impl Refusal {
         }
     }
 
-    /// What was wrong: a part of a sentence.
+    /// The description: part of a sentence.
     #[must_use]
     pub const fn reason(self) -> &'static str {
         match self {
@@ -53,7 +52,7 @@ pub struct GuardHandle {
     shared: Arc<Shared>,
 }
 
-/// An exchange that is not answered in full; dropping it says that it is.
+/// An exchange whose response is not complete; drop it when the response is complete.
 #[must_use = "an exchange that is dropped at once counts as answered"]
 pub struct InFlight {
     shared: Arc<Shared>,
@@ -70,10 +69,9 @@ impl GuardHandle {
         )
     }
 
-    /// Says that hyper has handed over the next request. To be called exactly once for each, before
-    /// hyper's call of the service returns, and to be kept until the last byte of the answer's body
-    /// was given to hyper: in the body itself, so that hyper drops both. Dropped earlier, the answer
-    /// counts as a connection at rest; dropped later and elsewhere, the rest begins unnoticed.
+    /// Begins the exchange of the next request. Call this exactly once for each request, before hyper's call of the service
+    /// returns. Keep the result in the response's body, so that hyper drops both after the last byte. If it is dropped
+    /// earlier, the connection counts as idle during the response; if later and elsewhere, the idle time begins late.
     pub fn begin_exchange(&self) -> InFlight {
         self.shared.state.lock().is_answering = false;
         InFlight {
@@ -81,8 +79,8 @@ impl GuardHandle {
         }
     }
 
-    /// Why the guard ended the connection in front of a request that hyper never read, once it did:
-    /// the code that runs the connection then takes the socket back from hyper, writes the answer and closes.
+    /// Why the guard ended the connection before a request that hyper has not read, if it did. The code that runs the
+    /// connection then takes the socket back from hyper, writes the response and closes.
     #[must_use]
     pub fn violation(&self) -> Option<Refusal> {
         self.shared.state.lock().refusal
@@ -95,30 +93,29 @@ impl GuardHandle {
         self.shared.state.lock().body_violation
     }
 
-    /// Says that the current request is being answered by 101: what follows it is not HTTP.
+    /// The current request is answered by 101: the following bytes are not HTTP.
     pub fn upgraded(&self) {
         self.shared.decide(Upgrade::Granted);
     }
 
-    /// Says that the current request asked for an upgrade and does not get it, so that what follows
-    /// it is read while it is being answered. Without this it is read after the answer.
+    /// The current request's upgrade is not granted, so that the following bytes are read during the response. Without this
+    /// call they are read after it.
     pub fn not_upgraded(&self) {
-        // With two requests handed on, it may be the other one that asked for the upgrade.
+        // With two requests passed on, the other one may have requested the upgrade.
         if self.shared.open() <= 1 {
             self.shared.decide(Upgrade::Refused);
         }
     }
 
-    /// Whether an upgrade was granted: once hyper is done, the connection goes on as something else.
+    /// Whether an upgrade was granted: the connection changes its protocol when hyper has ended.
     #[must_use]
     pub fn is_upgraded(&self) -> bool {
         self.shared.upgrade() == Upgrade::Granted
     }
 
-    /// Writes a whole informational head (`HTTP/1.1 103 Early Hints`, fields, empty line) in front of
-    /// the answer to the current request. Returns whether it will be written: not after the answer
-    /// has begun, not while older bytes wait to be written, and not beyond a bound. The caller sees to
-    /// it that the client speaks HTTP/1.1.
+    /// Writes a complete informational head (`HTTP/1.1 103 Early Hints`, fields, empty line) before the response to the
+    /// current request. Returns whether it will be written: not after the response has begun, not while older bytes wait to
+    /// be written, and not beyond [`INFORMATIONAL_BYTES`]. The caller has checked that the client speaks HTTP/1.1.
     pub fn informational(&self, head: Bytes) -> bool {
         let mut state = self.shared.state.lock();
         let is_clean = !state.is_answering && !state.is_unflushed && self.shared.open() > 0;
@@ -161,8 +158,8 @@ impl Drop for InFlight {
         );
         if before == Ok(1) {
             let state = self.shared.state.lock();
-            // In most cases the connection's task ends the exchange itself, and sees so when it then
-            // flushes; waking it each time would poll it once more for every request.
+            // Mostly the connection's task itself ends the exchange, and notices that at its next flush. Waking it would poll
+            // it once more for every request.
             let reader = if state.waits_for_end {
                 state.reader.clone()
             } else {
@@ -174,7 +171,7 @@ impl Drop for InFlight {
     }
 }
 
-/// What became of a request for an upgrade.
+/// The state of a request for an upgrade.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) enum Upgrade {
     #[default]
@@ -186,10 +183,10 @@ pub(super) enum Upgrade {
 
 #[derive(Default)]
 pub(super) struct Shared {
-    /// Requests that were handed on and are not answered in full. A request counts from the moment
-    /// at which hyper can read it, so that there is no instant in which it is not counted.
+    /// Requests that were passed on and whose response is not complete. A request counts before hyper can read it, so that
+    /// it is never missed.
     open: AtomicUsize,
-    /// Whether `State::informational` holds anything, so that writing need not lock to see that not.
+    /// Whether `State::informational` is not empty, so that most writes need no lock.
     has_informational: AtomicBool,
     state: Mutex<State>,
 }
@@ -199,14 +196,14 @@ struct State {
     refusal: Option<Refusal>,
     body_violation: Option<Violation>,
     upgrade: Upgrade,
-    /// Something was written since the last complete flush.
+    /// Whether bytes were written since the last complete flush.
     is_unflushed: bool,
-    /// Something of the answer to the current request was written.
+    /// Whether bytes of the response to the current request were written.
     is_answering: bool,
     informational: BytesMut,
-    /// The task that read last and had to wait. Kept when woken: hyper need not read again because of that.
+    /// The task that read last and had to wait. Kept when it is woken, since hyper may not read again then.
     reader: Option<Waker>,
-    /// The reader waits for the open exchanges to end, not only for the client.
+    /// Whether the reader waits for the end of the open exchanges, not only for the client.
     waits_for_end: bool,
 }
 
@@ -215,21 +212,21 @@ impl Shared {
         self.open.load(Ordering::Acquire)
     }
 
-    /// Whether an answer has begun and has not ended.
+    /// Whether a response has begun and has not ended.
     pub(super) fn is_answering(&self) -> bool {
         self.open() > 0 && self.state.lock().is_answering
     }
 
-    /// Counts requests that are about to be handed on.
-    pub(super) fn handed_on(&self, heads: usize, asks_for_upgrade: bool) {
+    /// Counts requests that are about to be passed on.
+    pub(super) fn passed_on(&self, heads: usize, asks_for_upgrade: bool) {
         self.open.fetch_add(heads, Ordering::AcqRel);
         if asks_for_upgrade {
             self.state.lock().upgrade = Upgrade::Undecided;
         }
     }
 
-    /// Remembers the task to wake. The caller has to check again after this call what it waits for, since that may
-    /// have happened just before.
+    /// Registers the task to wake. The caller has to check its condition again after this call, since it may have changed
+    /// just before.
     pub(super) fn park(&self, cx: &Context<'_>, waits_for_end: bool) {
         let mut state = self.state.lock();
         state.waits_for_end = waits_for_end;
@@ -257,7 +254,7 @@ impl Shared {
 
     fn decide(&self, upgrade: Upgrade) {
         let mut state = self.state.lock();
-        // Only an undecided upgrade is waited for, and every request comes here.
+        // Called for every request, but only an undecided upgrade has a waiting reader.
         if state.upgrade != Upgrade::Undecided {
             return;
         }
@@ -267,9 +264,8 @@ impl Shared {
         wake(reader);
     }
 
-    /// Says that the answering side is about to write, and gives back what has to be written before.
-    /// From here to [`Shared::flushed`] no informational head is accepted, so none can end up inside
-    /// of an answer.
+    /// Begins a write, and returns the informational heads to write first. Until [`Shared::flushed`] no further one is
+    /// accepted, so that none is written inside a response.
     pub(super) fn begin_write(&self, is_answer: bool) -> Option<BytesMut> {
         let mut state = self.state.lock();
         state.is_unflushed = true;
@@ -277,12 +273,12 @@ impl Shared {
         self.take_from(&mut state)
     }
 
-    /// Says that everything written has left.
+    /// All written bytes are flushed.
     pub(super) fn flushed(&self) {
         self.state.lock().is_unflushed = false;
     }
 
-    /// The informational heads that wait, when there are any.
+    /// Takes the waiting informational heads, if there are any.
     pub(super) fn take_informational(&self) -> Option<BytesMut> {
         if self.has_informational.load(Ordering::Acquire) {
             self.take_from(&mut self.state.lock())

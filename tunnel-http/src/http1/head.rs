@@ -1,33 +1,32 @@
-//! The rules for the head of one request: what each line may say, and what follows the head.
+//! The rules for the head of one request, and the kind of body that follows it.
 //!
-//! In: the lines, one by one, without their ends. Out: how the message goes on, or the first rule
-//! that a line breaks. It keeps no bytes of them, and never guesses what a client may have meant:
-//! a request that two programs could read in two ways is refused (RFC 9112, 11.2).
+//! In: the lines, one by one, without their ends. Out: the kind of body, or the first rule that a line breaks. It keeps no
+//! bytes, and never guesses: a request that two programs could read in different ways is refused (RFC 9112, 11.2).
 
 use super::syntax;
 use super::violation::Violation;
 
 /// Longest method: twice the longest that is registered.
 const METHOD_BYTES: usize = 32;
-/// Longest target that `http::Uri` can hold. RFC 9112 asks for at least 8000.
+/// Longest target that `http::Uri` can hold. RFC 9112 requires at least 8000.
 const TARGET_BYTES: usize = 65_534;
 /// Longest field name. The `http` crate ends at 64 KiB, and not gracefully.
 const NAME_BYTES: usize = 1024;
-/// Greatest content-length: hyper keeps the two numbers above it for lengths that are not known.
+/// Greatest content-length: hyper uses the two numbers above it for unknown lengths.
 const GREATEST_LENGTH: u64 = u64::MAX - 2;
 
-/// What follows a head.
+/// The body that follows a head.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Body {
-    /// So many bytes, perhaps none.
+    /// This many bytes; may be 0.
     Length(u64),
     /// Chunks, until the last one.
     Chunked,
-    /// Nothing that is known yet: the client asked for another protocol.
+    /// Not known yet: the client has requested an upgrade.
     Upgrade,
 }
 
-/// What the lines so far have said.
+/// The parsed lines of a head.
 #[derive(Debug, Default)]
 pub(super) struct Head {
     has_request_line: bool,
@@ -64,7 +63,7 @@ impl Head {
         }
     }
 
-    /// Takes the end of the head, and says what follows it.
+    /// Ends the head, and returns the body that follows it.
     pub(super) fn end(&self) -> Result<Body, Violation> {
         if self.is_http11 && !self.has_host {
             return Err(Violation::HostMissing);
@@ -72,7 +71,7 @@ impl Head {
         let has_body = self.is_chunked || self.length.is_some_and(|length| length > 0);
         match self.length {
             Some(_) if self.is_chunked => Err(Violation::TwoLengths),
-            // An HTTP/1.0 client cannot ask for an upgrade (RFC 9110, 7.8).
+            // An HTTP/1.0 client cannot request an upgrade (RFC 9110, 7.8).
             _ if self.is_http11 && self.wants_upgrade && self.names_protocol => {
                 if has_body {
                     Err(Violation::UpgradeWithBody)
@@ -98,8 +97,8 @@ impl Head {
                 }
             }
             7 if name.eq_ignore_ascii_case(b"upgrade") => {
-                // Many HTTP clients offer `h2c` with every request, also with those that have a
-                // body. Nobody here takes the offer, so it changes nothing.
+                // Many HTTP clients offer `h2c` with every request, also with those that have a body. It is never accepted,
+                // so it is ignored.
                 self.names_protocol |= syntax::members(value)
                     .any(|protocol| !protocol.is_empty() && !protocol.eq_ignore_ascii_case(b"h2c"));
             }
@@ -142,7 +141,7 @@ impl Head {
     }
 }
 
-/// Checks a request line, and says whether it is one of HTTP/1.1.
+/// Checks a request line. Returns whether its version is HTTP/1.1.
 fn request_line(line: &[u8]) -> Result<bool, Violation> {
     let mut parts = line.split(|&byte| byte == b' ');
     let method = parts.next().unwrap_or_default();
@@ -164,8 +163,7 @@ fn request_line(line: &[u8]) -> Result<bool, Violation> {
         }
         _ => return Err(Violation::VersionSyntax),
     };
-    // Each would make us do something other than to carry a request: open a connection, or send
-    // back the credentials that were sent to us.
+    // CONNECT would open a connection, and TRACE would return received credentials.
     if matches!(method, b"CONNECT" | b"TRACE") {
         return Err(Violation::MethodRefused);
     }
@@ -203,7 +201,7 @@ fn target(method: &[u8], target: &[u8]) -> Result<(), Violation> {
     }
 }
 
-/// What follows `prefix`, in whatever case that is written.
+/// The rest after `prefix`, which is compared without case.
 fn after<'a>(bytes: &'a [u8], prefix: &[u8]) -> Option<&'a [u8]> {
     let (start, rest) = bytes.split_at_checked(prefix.len())?;
     start.eq_ignore_ascii_case(prefix).then_some(rest)
@@ -227,7 +225,7 @@ pub(super) fn field(line: &[u8]) -> Result<(&[u8], &[u8]), Violation> {
     Ok((name, syntax::trim(value)))
 }
 
-/// Says why a line that starts with `name`, and goes on with `rest` instead of a colon, is wrong.
+/// The violation of a line that begins with `name`, followed by `rest` in place of a colon.
 #[cold]
 fn wrong_name(name: &[u8], rest: &[u8]) -> Violation {
     match rest {

@@ -1,13 +1,13 @@
-//! Which bytes may stand where in an HTTP/1.1 head, and the few small grammars made of them.
+//! The character classes and small grammars of an HTTP/1.1 head.
 //!
-//! In: slices of a head. Out: yes or no. It never changes, copies or decodes what it is shown.
+//! In: slices of a head. Out: whether they are valid. It never changes, copies or decodes them.
 
 use std::net::Ipv6Addr;
 
 /// May be part of a token (RFC 9110, 5.6.2).
 const TOKEN: u8 = 1;
-/// May be part of a field name here: a token without `_`, which some programs behind us would
-/// take for `-`, so that two different names become one.
+/// May be part of a field name here: a token without `_`, which some upstreams read as `-`, so that two different names
+/// become one.
 const NAME: u8 = 1 << 1;
 /// May be part of the path of a target.
 const PATH: u8 = 1 << 2;
@@ -41,8 +41,8 @@ const fn classes() -> [u8; 256] {
         ) {
             class |= TOKEN | NAME;
         }
-        // Everything that is visible, but for what the `http` crate cannot hold in a path or in a
-        // query: it would refuse it later and with less to say.
+        // All visible characters except those that the `http` crate refuses in a path or query, later and with a less
+        // specific error.
         if byte > b' ' && !matches!(byte, b'#' | b'<' | b'>' | b'`' | b'?') {
             class |= PATH;
         }
@@ -78,14 +78,14 @@ pub(super) fn name_len(line: &[u8]) -> usize {
 
 /// Whether `bytes` may be a field value: no control character but the tab.
 pub(super) fn is_field_value(bytes: &[u8]) -> bool {
-    // Without a branch in the loop, so that the compiler checks many bytes at once: long cookies
-    // are most of what there is to check in a head.
+    // Without a branch in the loop, so that the compiler checks many bytes at once: most bytes of a head are those of
+    // cookies.
     bytes.iter().fold(true, |good, &byte| {
         good & ((byte >= b' ') & (byte != 0x7f) | (byte == b'\t'))
     })
 }
 
-/// `bytes` without the white space around it.
+/// `bytes` without white space around them.
 pub(super) fn trim(mut bytes: &[u8]) -> &[u8] {
     while let [b' ' | b'\t', rest @ ..] = bytes {
         bytes = rest;
@@ -96,7 +96,7 @@ pub(super) fn trim(mut bytes: &[u8]) -> &[u8] {
     bytes
 }
 
-/// The members of a comma-separated list, those that are empty too.
+/// The members of a comma-separated list, including empty ones.
 pub(super) fn members(value: &[u8]) -> impl Iterator<Item = &[u8]> {
     value.split(|&byte| byte == b',').map(trim)
 }
@@ -116,8 +116,8 @@ pub(super) fn is_path_and_query(bytes: &[u8]) -> bool {
 
 /// Whether `bytes` are a host and perhaps a port: `name`, `name:8080`, `192.0.2.1`, `[2001:db8::1]:80`.
 ///
-/// Narrower than RFC 3986: no percent-encoding and none of ``!$&'()*+,;=~``, which no host of a
-/// runtime can have and in which two readers may see two different hosts; no empty port.
+/// Stricter than RFC 3986: no percent-encoding and no ``!$&'()*+,;=~``, which the host of a runtime cannot contain and which
+/// two parsers may read as different hosts; no empty port.
 #[must_use]
 pub(super) fn is_host_and_port(bytes: &[u8]) -> bool {
     host_length(bytes).is_some()
@@ -146,7 +146,7 @@ pub(crate) fn host_length(bytes: &[u8]) -> Option<usize> {
     is_good.then_some(length)
 }
 
-/// The number that `digits` write: at least one digit, nothing else, within 64 bits.
+/// Parses a decimal number: at least one digit, nothing else, within 64 bits.
 pub(super) fn number(digits: &[u8]) -> Option<u64> {
     if digits.is_empty() {
         return None;

@@ -1,6 +1,6 @@
-//! Which rule a request breaks, found by its bytes alone, and the status and sentence of the answer to it.
+//! The rules of HTTP/1 that a request can break, with the status and text of the response.
 //!
-//! It never has bytes of the request in it, so it can be logged, counted and sent back as it stands.
+//! A violation contains no bytes of the request, so it can be logged, counted and sent to the client.
 
 /// A rule of HTTP/1.1, or of this gateway, that a request breaks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -56,14 +56,13 @@ pub enum Violation {
 }
 
 impl Violation {
-    /// The status of the answer. The connection ends after it, whatever it is: what follows a
-    /// request that nobody understood cannot be understood either.
+    /// The status of the response. The connection always closes after it, since the end of an invalid request is not known.
     #[must_use]
     pub const fn status(self) -> u16 {
         self.verdict().0
     }
 
-    /// What was wrong: a part of a sentence, without a capital and without a full stop.
+    /// The description: part of a sentence, without a capital and without a full stop.
     #[must_use]
     pub const fn reason(self) -> &'static str {
         self.verdict().1
