@@ -1,14 +1,14 @@
-//! A limit on how often something is done: a burst, and then once in each interval.
+//! A rate limit: a burst, and then once per interval. Used for log lines that clients can cause.
 //!
-//! In: a wish to do it. Out: whether it may be done, and how often it was left out since the last time. So a
-//! client that is refused all the time neither fills the disk with log lines nor hides other lines.
+//! In: an attempt. Out: whether it is allowed, and how many were suppressed since the last allowed one. So a client that
+//! is refused repeatedly can neither fill the disk with log lines nor hide other lines.
 
 use std::time::Duration;
 
 use parking_lot::Mutex;
 use tokio::time::Instant;
 
-/// A limit on how often one thing is done.
+/// A rate limit.
 #[derive(Debug)]
 pub(crate) struct Allowance {
     burst: u32,
@@ -19,13 +19,13 @@ pub(crate) struct Allowance {
 #[derive(Debug)]
 struct State {
     left: u32,
-    /// From when on the next time is earned.
+    /// When the interval of the next allowed attempt began.
     since: Instant,
     left_out: u64,
 }
 
 impl Allowance {
-    /// So many times at once, and once more after each such time.
+    /// Allows `burst` attempts at once, and one more after each interval `each`.
     pub(crate) fn new(burst: u32, each: Duration) -> Self {
         let state = State {
             left: burst,
@@ -39,7 +39,7 @@ impl Allowance {
         }
     }
 
-    /// Takes one: gives how many were left out before it. `None` when this one is left out too.
+    /// Makes an attempt: returns how many were suppressed before it, or `None` if this one is suppressed too.
     pub(crate) fn take(&self) -> Option<u64> {
         let mut state = self.state.lock();
         let now = Instant::now();
@@ -68,7 +68,7 @@ mod tests {
     use super::*;
 
     #[tokio::test(start_paused = true)]
-    async fn what_is_left_out_is_told_with_the_next_one() {
+    async fn suppressed_attempts_are_counted_with_the_next_allowed_one() {
         let limit = Allowance::new(3, Duration::from_secs(1));
         let taken: Vec<_> = (0..5).map(|_| limit.take()).collect();
         assert_eq!(taken, [Some(0), Some(0), Some(0), None, None]);

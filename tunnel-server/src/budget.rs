@@ -1,9 +1,8 @@
-//! What one runtime may use at most, and all of them together: as permits that return themselves.
+//! The limits of one runtime, and of all of them together, as permits.
 //!
-//! In come a checked request and the limits as they are now; out comes a [`Permit`] that is held for
-//! as long as the exchange lives, or the refusal that names the limit. A [`Budget`] stays with its
-//! runtime's place in the registry, so that it outlives sessions and reloads. Without limits nothing
-//! here takes a lock, and nothing here ever waits: shaping ([`shaper`]) only says for how long.
+//! In: a checked request and the current limits. Out: a [`Permit`], held until the exchange ends, or the refusal that
+//! names the limit. A [`Budget`] belongs to its runtime's slot in the registry, so that it outlives sessions and reloads.
+//! Without limits no lock is taken, and nothing here waits: shaping ([`shaper`]) only returns for how long to wait.
 
 pub mod rate;
 pub mod shaper;
@@ -29,27 +28,27 @@ use tunnel_proto::{
 };
 
 use self::{
-    rate::{Rate, TooOften},
+    rate::{Rate, RateExceeded},
     shaper::Shaper,
     usage::{Counted, Free, Share, Usage, WaitingShare},
     waiting::{WaitingFull, WaitingPermit, WaitingRoom},
 };
 use crate::runtimes::RuntimeLimits;
 
-/// What `Retry-After` says of limits on what is open at once: exchanges end all the time.
+/// `Retry-After` for limits on concurrent exchanges, which end frequently.
 const OPEN_RETRY: Duration = Duration::from_secs(1);
 
-/// What `Retry-After` says of a full waiting room, which empties when the runtime is back or the wait is over.
+/// `Retry-After` for a full waiting room, which empties when the runtime is back or the wait is over.
 const WAITING_RETRY: Duration = Duration::from_secs(5);
 
 /// The number of the next budget.
 static NUMBER: AtomicU64 = AtomicU64::new(0);
 
-/// Into how many parts the node's memory for received bytes is divided, of which one runtime may fill one: some
-/// that hold all they may leave room for the others.
+/// One runtime may use this fraction, a quarter, of the node's memory for received bytes, so that a few runtimes at their
+/// limit leave memory for the others.
 const MEMORY_SHARE: usize = 4;
 
-/// What all runtimes of this node may use together, and what each may whose own limits do not say.
+/// The usage and limits of all runtimes of this node together, and the default limits of one runtime.
 #[derive(Debug)]
 pub struct NodeBudget {
     open: Count,
@@ -60,7 +59,7 @@ pub struct NodeBudget {
     defaults: Mutex<RuntimeLimits>,
 }
 
-/// What all runtimes of one node may use together; nothing set means as much as there is.
+/// The limits of all runtimes of one node together; `None` means no limit.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct NodeLimits {
     /// Exchanges open at once.
@@ -71,19 +70,19 @@ pub struct NodeLimits {
     pub websockets: Option<u32>,
     /// Requests that wait for a runtime to come back.
     pub waiting: Option<u32>,
-    /// What those hold together, in bytes.
+    /// The memory of those requests together, in bytes.
     pub waiting_bytes: Option<u64>,
     /// Received bytes of answers that platform clients have not taken yet. One runtime may hold a quarter.
     pub buffered_bytes: Option<u64>,
 }
 
-/// What one runtime may use, and what it uses now.
+/// The limits and the usage of one runtime.
 #[derive(Debug)]
 pub struct Budget {
     /// Unique to this budget.
     number: u64,
     node: Arc<NodeBudget>,
-    /// As listed for this runtime, without the defaults.
+    /// The runtime's own limits, without the defaults.
     own: Mutex<RuntimeLimits>,
     exchanges: Count,
     websockets: Count,
@@ -93,20 +92,20 @@ pub struct Budget {
     download: Arc<Shaper>,
     waiting: WaitingRoom,
     memory: Arc<MemoryAccount>,
-    /// Where it may be reached from; `None` means from anywhere.
+    /// The source networks that are allowed; `None` means any.
     allow_from: ArcSwapOption<Vec<IpNet>>,
 }
 
-/// The right of one exchange to be open; returned when dropped.
+/// The permit of one open exchange; returned when dropped.
 #[derive(Debug)]
 pub struct Permit {
     budget: Arc<Budget>,
-    /// Its address's share; `None` where addresses are not counted.
+    /// The share of its address; `None` if addresses are not counted.
     share: Option<Share>,
     is_upgrade: bool,
 }
 
-/// The right of one request to wait for its runtime to come back; returned when dropped.
+/// The permit of one request to wait for its runtime to come back; returned when dropped.
 #[derive(Debug)]
 pub struct Waiting<'a> {
     _own: WaitingPermit<'a>,
@@ -114,17 +113,16 @@ pub struct Waiting<'a> {
     _share: Option<WaitingShare>,
 }
 
-/// Things of which so many may be there at once, or bytes.
+/// A count of things or bytes with a limit.
 #[derive(Debug)]
 struct Count {
     open: AtomicUsize,
-    /// `usize::MAX` for as many as there are.
+    /// `usize::MAX` means no limit.
     max: AtomicUsize,
 }
 
 impl NodeBudget {
-    /// Changes the limits; what is counted stays. Each [`Budget`] has to be
-    /// [refreshed](Budget::refresh) afterwards.
+    /// Changes the limits and keeps the counts. Each [`Budget`] has to be [refreshed](Budget::refresh) afterwards.
     pub fn set(&self, limits: NodeLimits, defaults: RuntimeLimits) {
         self.open.limit(limits.exchanges.map(u64::from));
         self.websockets.limit(limits.websockets.map(u64::from));
@@ -142,7 +140,7 @@ impl NodeBudget {
         self.memory.held()
     }
 
-    /// Exchanges that are open now, of all runtimes.
+    /// The number of open exchanges of all runtimes.
     #[must_use]
     pub fn open(&self) -> usize {
         self.open.now()
@@ -185,13 +183,13 @@ impl Budget {
         Arc::new(budget)
     }
 
-    /// Changes the runtime's own limits in place; what is counted stays.
+    /// Changes the runtime's own limits and keeps the counts.
     pub fn set(&self, own: RuntimeLimits) {
         *self.own.lock() = own;
         self.refresh();
     }
 
-    /// Applies the node's defaults as they are now.
+    /// Applies the node's current defaults.
     pub fn refresh(&self) {
         let own = self.own.lock();
         let limits = own.or(*self.node.defaults.lock());
@@ -207,21 +205,21 @@ impl Budget {
         self.download.set(limits.download_rate);
     }
 
-    /// Where what the runtime's sessions have received counts until it is taken.
+    /// The account of bytes that the runtime's sessions have received and platform clients have not taken yet.
     #[must_use]
     pub fn memory(&self) -> &Arc<MemoryAccount> {
         &self.memory
     }
 
-    /// Changes where the runtime may be reached from; `None` means from anywhere.
+    /// Changes the source networks that are allowed; `None` means any.
     pub fn set_allow_from(&self, networks: Option<Vec<IpNet>>) {
         self.allow_from.store(networks.map(Arc::new));
     }
 
-    /// Whether the runtime's own list lets this address in.
+    /// Checks an address against the runtime's own list of source networks.
     ///
     /// # Errors
-    /// With the refusal, when it does not.
+    /// When it is not in the list.
     pub fn admit(&self, address: IpAddr) -> Result<(), Problem> {
         match &*self.allow_from.load() {
             Some(networks) => sources::admit(networks, address),
@@ -229,11 +227,10 @@ impl Budget {
         }
     }
 
-    /// Begins an exchange, for the address that uses this. `head_bytes` is asked only when heads have a
-    /// limit here.
+    /// Begins an exchange for the address of `usage`. `head_bytes` is computed only if there is a limit on heads.
     ///
     /// # Errors
-    /// With the refusal that names the limit which is reached. Nothing is counted then.
+    /// With the refusal that names the exceeded limit. Nothing is counted then.
     pub fn enter(
         self: &Arc<Self>,
         is_upgrade: bool,
@@ -247,12 +244,12 @@ impl Budget {
         }
         self.exchanges.enter(1).map_err(|max| {
             let detail = format!("the runtime's limit `exchanges` is {max} open at once");
-            full(Reason::ExchangeLimit, detail)
+            limit_reached(Reason::ExchangeLimit, detail)
         })?;
         if let Err(max) = self.node.open.enter(1) {
             self.exchanges.leave(1);
             let detail = format!("the server's limit `max-open-exchanges` is {max} open at once");
-            return Err(full(Reason::ServerLimit, detail));
+            return Err(limit_reached(Reason::ServerLimit, detail));
         }
         let mut permit = Permit {
             budget: self.clone(),
@@ -271,30 +268,30 @@ impl Budget {
         if is_upgrade {
             permit.enter_websocket()?;
         }
-        // Last, so that what is refused for another reason takes no part of a rate; and the runtime's
-        // first, so that none which is over its own takes a part of what all have together.
+        // Last, so that exchanges that are refused for another reason do not count for a rate; and the runtime's rate
+        // first, so that a runtime over its own rate does not use up the rate of all.
         self.rate.take().map_err(|refused| {
             let detail = |max| format!("the runtime's limit `exchange_rate` is {max} in a second");
-            too_often(Reason::ExchangeRateLimit, refused, detail)
+            rate_exceeded(Reason::ExchangeRateLimit, refused, detail)
         })?;
         self.node.rate.take().map_err(|refused| {
             let detail =
                 |max| format!("the server's limit `max-exchange-rate` is {max} in a second");
-            too_often(Reason::ServerLimit, refused, detail)
+            rate_exceeded(Reason::ServerLimit, refused, detail)
         })?;
         Ok(permit)
     }
 
-    /// Counts an upgraded connection in, here and at the node.
+    /// Counts an upgraded connection, here and at the node.
     fn enter_websocket(&self) -> Result<(), Problem> {
         self.websockets.enter(1).map_err(|max| {
             let detail = format!("the runtime's limit `websockets` is {max} open at once");
-            full(Reason::WebsocketLimit, detail)
+            limit_reached(Reason::WebsocketLimit, detail)
         })?;
         self.node.websockets.enter(1).map_err(|max| {
             self.websockets.leave(1);
             let detail = format!("the server's limit `max-open-websockets` is {max} open at once");
-            full(Reason::ServerLimit, detail)
+            limit_reached(Reason::ServerLimit, detail)
         })
     }
 
@@ -303,25 +300,25 @@ impl Budget {
         self.websockets.leave(1);
     }
 
-    /// Takes a place among the requests that wait for the runtime to come back, for one that weighs so
-    /// much ([`waiting::weight`]).
+    /// Acquires a permit to wait for the runtime to come back, for a request that holds `bytes` of memory
+    /// ([`waiting::weight`]).
     ///
     /// # Errors
-    /// With the refusal that names the bound which is reached: of this runtime, or of the node.
+    /// With the refusal that names the exceeded limit of this runtime, of the node, or of the address.
     pub fn wait(&self, bytes: usize, usage: Option<&Arc<Usage>>) -> Result<Waiting<'_>, Problem> {
         let own = self.waiting.enter(bytes).map_err(|full| match full {
             WaitingFull::Requests(max) => {
-                no_room(format!("the runtime's limit `waiting` is {max} requests"))
+                waiting_limit_reached(format!("the runtime's limit `waiting` is {max} requests"))
             }
             WaitingFull::Bytes(max) => {
-                no_room(format!("the runtime's limit `waiting_size` is {max} bytes"))
+                waiting_limit_reached(format!("the runtime's limit `waiting_size` is {max} bytes"))
             }
         })?;
         let node = self.node.waiting.enter(bytes).map_err(|full| match full {
-            WaitingFull::Requests(max) => no_room(format!(
+            WaitingFull::Requests(max) => waiting_limit_reached(format!(
                 "the server's limit `max-waiting` is {max} requests"
             )),
-            WaitingFull::Bytes(max) => no_room(format!(
+            WaitingFull::Bytes(max) => waiting_limit_reached(format!(
                 "the server's limit `max-waiting-size` is {max} bytes"
             )),
         })?;
@@ -338,19 +335,19 @@ impl Budget {
         })
     }
 
-    /// How many requests wait for the runtime to come back.
+    /// The number of requests that wait for the runtime to come back.
     #[must_use]
     pub fn waiting(&self) -> usize {
         self.waiting.now()
     }
 
-    /// Exchanges that are open now, upgraded connections among them.
+    /// The number of open exchanges, including upgraded connections.
     #[must_use]
     pub fn open(&self) -> usize {
         self.exchanges.now()
     }
 
-    /// Upgraded connections that are open now.
+    /// The number of open upgraded connections.
     #[must_use]
     pub fn open_websockets(&self) -> usize {
         self.websockets.now()
@@ -358,7 +355,7 @@ impl Budget {
 }
 
 impl Permit {
-    /// The upgrade was not granted: it takes no place of an upgraded connection any more.
+    /// The upgrade was refused: returns the permit of an upgraded connection.
     pub fn not_upgraded(&mut self) {
         if std::mem::take(&mut self.is_upgrade) {
             self.budget.leave_websocket();
@@ -368,7 +365,7 @@ impl Permit {
         }
     }
 
-    /// Takes the place of an upgraded connection.
+    /// Acquires the permit of an upgraded connection.
     fn enter_websocket(&mut self) -> Result<(), Problem> {
         let budget = &self.budget;
         budget.enter_websocket()?;
@@ -384,13 +381,13 @@ impl Permit {
         Ok(())
     }
 
-    /// What delays the bytes that are sent to the runtime.
+    /// The shaper of the bytes to the runtime.
     #[must_use]
     pub fn upload(&self) -> &Arc<Shaper> {
         &self.budget.upload
     }
 
-    /// What delays the bytes that the runtime sends.
+    /// The shaper of the bytes from the runtime.
     #[must_use]
     pub fn download(&self) -> &Arc<Shaper> {
         &self.budget.download
@@ -408,16 +405,20 @@ impl Drop for Permit {
     }
 }
 
-/// Something of which there may be no more at once.
-fn full(reason: Reason, detail: String) -> Problem {
+/// The refusal for an exceeded limit on concurrent use.
+fn limit_reached(reason: Reason, detail: String) -> Problem {
     Problem::new(Hop::Server, reason, detail).retry_after(OPEN_RETRY)
 }
 
-fn too_often(reason: Reason, refused: TooOften, detail: impl FnOnce(u32) -> String) -> Problem {
+fn rate_exceeded(
+    reason: Reason,
+    refused: RateExceeded,
+    detail: impl FnOnce(u32) -> String,
+) -> Problem {
     Problem::new(Hop::Server, reason, detail(refused.max)).retry_after(refused.after)
 }
 
-fn no_room(detail: String) -> Problem {
+fn waiting_limit_reached(detail: String) -> Problem {
     Problem::new(Hop::Server, Reason::WaitingLimit, detail).retry_after(WAITING_RETRY)
 }
 
@@ -549,7 +550,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn one_runtime_over_its_own_rate_takes_nothing_of_the_rate_of_all() {
+    async fn a_runtime_over_its_own_rate_does_not_use_up_the_rate_of_all() {
         let node = Arc::new(NodeBudget::default());
         let limits = NodeLimits {
             exchange_rate: Some(4),
@@ -572,7 +573,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_rate_that_refuses_says_when_there_is_room_again() {
+    async fn a_refusal_by_rate_says_when_to_try_again() {
         let (_, budget) = limited(RuntimeLimits {
             exchange_rate: Some(2),
             ..RuntimeLimits::default()
@@ -612,7 +613,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn places_to_wait_are_bounded_for_each_runtime_and_for_all_together() {
+    async fn waiting_requests_are_bounded_per_runtime_and_in_all() {
         let node = Arc::new(NodeBudget::default());
         let (a, b) = (Budget::new(node.clone()), Budget::new(node.clone()));
         let own = RuntimeLimits {
@@ -648,7 +649,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn one_address_leaves_half_of_the_places_to_wait_to_others() {
+    async fn one_address_leaves_half_of_the_waiting_permits_to_others() {
         let (_node, budget) = limited(RuntimeLimits {
             waiting: Some(64),
             waiting_bytes: Some(64_000),

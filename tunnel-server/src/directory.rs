@@ -9,10 +9,10 @@
 //! The directory alone decides which instance holds a runtime. The claims live in memory, which is all that a single
 //! server node needs; the functions are async, so that several nodes can share one directory.
 //!
-//! Releasing a claim ([`ClaimGuard::leave`], dropping [`ClaimGuard`]) awaits nothing, since it happens where nothing can be
-//! awaited. A directory that is shared hands it to a task of its own, which informs the others and tries
-//! again until they know; for a node that is gone the claim ends by a lease that the task renews.
-//! Late is harmless: both name the claim's epoch, and touch no later one.
+//! Releasing a claim ([`ClaimGuard::leave`], dropping [`ClaimGuard`]) is not async, since it is done in `Drop`. A shared
+//! directory passes it to a task, which informs the other nodes and retries; the claims of a node that has failed end
+//! with a lease that the task renews. A late release is harmless: it names the claim's epoch and does not affect a later
+//! claim.
 
 mod claims;
 mod contention;
@@ -26,17 +26,17 @@ use tunnel_proto::{handshake::InstanceId, refusal::RefusalReason};
 use self::claims::Claims;
 use crate::{lock::Mutex, runtimes::RuntimeLabel};
 
-/// What happens when a second instance comes for a runtime that one holds.
+/// What happens when an instance claims a runtime that another one holds.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub enum OnConflict {
     /// The newer instance takes the runtime over at once.
     #[default]
     Supersede,
-    /// The older instance keeps it for as long as it is there.
+    /// The older instance keeps it as long as it is connected.
     Reject,
 }
 
-/// Grows with every claim, so that what belongs to an older one is known as such.
+/// A number that grows with every claim, so that releases of older claims are recognised.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Epoch(u64);
 
@@ -45,26 +45,26 @@ pub struct Epoch(u64);
 pub struct Claim {
     /// The holder.
     pub instance: InstanceId,
-    /// Which claim this is.
+    /// The number of the claim.
     pub epoch: Epoch,
 }
 
 /// Why an instance does not get a runtime.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum ClaimRefusal {
-    /// Another instance has it, and keeps it.
+    /// Another instance holds it, and keeps it.
     #[error("the runtime is held by the instance {holder}, which keeps it while it is connected")]
     Held {
         /// The instance that holds it.
         holder: InstanceId,
     },
-    /// This instance had it, and a newer one took it over.
+    /// This instance held it, and a newer one took it over.
     #[error("the newer instance {by} holds the runtime: a runtime has one tunnel client")]
     Superseded {
         /// The instance that holds it now.
         by: InstanceId,
     },
-    /// Instances take the runtime from each other all the time.
+    /// Instances repeatedly take the runtime from each other.
     #[error(
         "instances take this runtime from each other, {takeovers} times in a row: a runtime has one \
          tunnel client, stop the others"
@@ -72,7 +72,7 @@ pub enum ClaimRefusal {
     Contested {
         /// The instance that keeps it for now.
         holder: InstanceId,
-        /// How often it changed hands.
+        /// The number of takeovers in a row.
         takeovers: u32,
         /// When the next takeover is possible.
         retry_after: Duration,
@@ -85,8 +85,7 @@ pub struct Directory {
     claims: Arc<Mutex<Claims>>,
 }
 
-/// A claim that stands for as long as this lives. Several sessions of one instance hold one claim
-/// together.
+/// Holds a claim until it is dropped. Several sessions of one instance hold one claim together.
 #[derive(Debug)]
 pub struct ClaimGuard {
     claims: Arc<Mutex<Claims>>,
@@ -95,10 +94,10 @@ pub struct ClaimGuard {
 }
 
 impl Directory {
-    /// Whether a claim would be granted now; nothing changes.
+    /// Checks whether a claim would be granted now, without a change.
     ///
     /// # Errors
-    /// With the reason why not.
+    /// When it would not.
     pub async fn precheck(
         &self,
         runtime: &RuntimeLabel,
@@ -109,8 +108,7 @@ impl Directory {
         claims.precheck(runtime, instance, on_conflict, Instant::now())
     }
 
-    /// Claims a runtime for an instance. One that holds the runtime already gets the claim that
-    /// stands.
+    /// Claims a runtime for an instance. If it holds the runtime already, it gets the existing claim.
     ///
     /// # Errors
     /// As [`Directory::precheck`].
@@ -129,19 +127,19 @@ impl Directory {
         })
     }
 
-    /// How many runtimes are held.
+    /// The number of held runtimes.
     #[must_use]
     pub fn len(&self) -> usize {
         self.claims.lock().len()
     }
 
-    /// The claim that stands.
+    /// The current claim of a runtime.
     #[cfg(test)]
-    pub(crate) fn standing(&self, runtime: &RuntimeLabel) -> Option<Claim> {
-        self.claims.lock().standing(runtime).cloned()
+    pub(crate) fn current(&self, runtime: &RuntimeLabel) -> Option<Claim> {
+        self.claims.lock().current(runtime).cloned()
     }
 
-    /// Whether none is.
+    /// Whether no runtime is held.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.len() == 0
@@ -149,7 +147,7 @@ impl Directory {
 }
 
 impl ClaimGuard {
-    /// The holder leaves by its own will: the next instance takes nothing away from it.
+    /// Records that the holder is leaving, so that the next instance does not supersede it.
     pub fn leave(&self) {
         let mut claims = self.claims.lock();
         claims.leave(&self.runtime, self.claim.epoch);
@@ -170,7 +168,7 @@ impl Drop for ClaimGuard {
 }
 
 impl ClaimRefusal {
-    /// The reason in the answer and in the metric.
+    /// The reason in the response and in the metric.
     #[must_use]
     pub fn reason(&self) -> RefusalReason {
         match self {

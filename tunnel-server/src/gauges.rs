@@ -1,7 +1,6 @@
-//! What a server holds: tasks, and the entries of its tables. A table that only grows is a leak.
+//! Gauges of a server's tasks and of the entries of its tables, to find leaks.
 //!
-//! Counted when the metrics are read, each under its table's own lock for as long as a count takes;
-//! nothing of it is on the path of a request.
+//! Counted when the metrics are read, each under its table's lock; nothing is counted on the path of a request.
 
 use parking_lot::Mutex;
 use prometheus::{
@@ -15,7 +14,7 @@ use tokio::runtime::Handle;
 #[derive(Debug, Default)]
 pub(crate) struct Threads(Mutex<Vec<Handle>>);
 
-/// What is held at one moment.
+/// The values of the gauges.
 pub(crate) struct Gauges {
     /// Tasks that have not ended.
     pub(crate) tasks: usize,
@@ -25,7 +24,7 @@ pub(crate) struct Gauges {
     pub(crate) entries: [(&'static str, usize); 14],
 }
 
-/// Shows [`Gauges`] as metrics, by asking `count` whenever they are read.
+/// Exports [`Gauges`] as metrics; calls `count` whenever they are read.
 pub(crate) struct GaugeFamilies<F> {
     pub(crate) count: F,
     pub(crate) tasks: IntGauge,
@@ -57,12 +56,12 @@ impl<F: Fn() -> Option<Gauges> + Send + Sync> Collector for GaugeFamilies<F> {
         let Some(now) = (self.count)() else {
             return Vec::new();
         };
-        let shown = |count: usize| i64::try_from(count).unwrap_or(i64::MAX);
-        self.tasks.set(shown(now.tasks));
-        self.buffered.set(shown(now.buffered_bytes));
+        let value = |count: usize| i64::try_from(count).unwrap_or(i64::MAX);
+        self.tasks.set(value(now.tasks));
+        self.buffered.set(value(now.buffered_bytes));
         for (table, count) in now.entries {
             let entries = self.entries.with_label_values(&[table]);
-            entries.set(shown(count));
+            entries.set(value(count));
         }
         [
             self.tasks.collect(),

@@ -1,11 +1,11 @@
-//! How far the server's life has gone, from serving to its end.
+//! The stages of the server's life, from serving to its end.
 //!
 //! ```text
 //!   serving ─▶ leaving ─▶ draining ─▶ stopping ─▶ ending ─▶ ended
 //! ```
 //!
-//! `server/drain.rs` moves it from stage to stage and says what each means; every other part asks, or waits, for
-//! the stage that concerns it. Stages are never taken back.
+//! `server/drain.rs` moves it from stage to stage and defines each; the other parts check or await the stages that
+//! concern them. A stage that was reached stays reached.
 
 use std::{
     sync::atomic::{AtomicBool, AtomicU64, Ordering},
@@ -17,23 +17,23 @@ use tokio_util::task::TaskTracker;
 use tunnel_ops::signals::{Shutdown, Trigger};
 use tunnel_proto::control::millis;
 
-/// How long a stopping server waits for a request that may be on its way. A connection without a request
-/// would otherwise delay the end for the whole grace period.
+/// How long a stopping server waits for the first request of a connection. Without this limit, a connection that sends
+/// none would delay the end for the whole grace period.
 const SILENT_GRACE: Duration = Duration::from_secs(1);
 
 /// The stages of a server's life, and what the end waits for.
 pub(crate) struct Lifecycle {
     started: SystemTime,
     leaving: Stage,
-    /// Whether draining has begun: an atomic, because each request asks.
+    /// Whether draining has begun; an atomic, because it is read for each request.
     is_draining: AtomicBool,
-    /// Time over which clients are spread, in milliseconds; set when draining begins.
+    /// Time over which the clients' dials are spread, in milliseconds; set when draining begins.
     spread_ms: AtomicU64,
     draining: Stage,
     stopping: Stage,
     ending: Stage,
     ended: Stage,
-    /// Sessions whose client has no other session elsewhere yet.
+    /// Sessions whose client has no session at another server yet.
     pub(crate) unmoved_sessions: TaskTracker,
     pub(crate) public_connections: TaskTracker,
 }
@@ -44,7 +44,7 @@ struct Stage {
 }
 
 impl Lifecycle {
-    /// A server that starts now.
+    /// The life of a server that starts now.
     pub(crate) fn new() -> Self {
         Self {
             started: SystemTime::now(),
@@ -65,12 +65,12 @@ impl Lifecycle {
         self.started
     }
 
-    /// Whether the server was asked to stop.
+    /// Whether the server has received the signal to stop.
     pub(crate) fn is_leaving(&self) -> bool {
         self.leaving.reached.is_asked()
     }
 
-    /// Resolves when the server accepts nothing new, and its clients are to go elsewhere.
+    /// Resolves when the server begins to drain: it accepts nothing new, and its clients move to other servers.
     pub(crate) async fn draining(&self) {
         self.draining.reached.asked().await;
     }
@@ -85,23 +85,23 @@ impl Lifecycle {
         Duration::from_millis(self.spread_ms.load(Ordering::Relaxed))
     }
 
-    /// Reached when connections are to end with the requests that they carry.
+    /// Reached when connections must be closed after their current requests.
     pub(crate) fn stopping(&self) -> &Shutdown {
         &self.stopping.reached
     }
 
-    /// Resolves when a stopping server no longer waits for connections that have sent no request.
+    /// Resolves when a stopping server must close connections that have sent no request.
     pub(crate) async fn silent_grace_over(&self) {
         self.stopping().asked().await;
         sleep(SILENT_GRACE).await;
     }
 
-    /// Reached when open exchanges are to end in the way that their protocol provides for.
+    /// Reached when open exchanges must be ended in the way that their protocol provides.
     pub(crate) fn ending(&self) -> &Shutdown {
         &self.ending.reached
     }
 
-    /// Resolves when whatever is still open is cut.
+    /// Resolves when everything that is still open must be cut.
     pub(crate) async fn ended(&self) {
         self.ended.reached.asked().await;
     }

@@ -1,8 +1,8 @@
-//! Which tunnel each runtime has on this node.
+//! The tunnel of each runtime on this node.
 //!
-//! A session joins with [`Registry::join`] and leaves when its [`Membership`] is dropped. An entry is
-//! removed only by the membership that made it, and only while it is still its own: a late
-//! one leaves its successor's entry alone. Nothing here awaits under a lock.
+//! A session joins with [`Registry::join`] and leaves when its [`Membership`] is dropped. A membership removes the entry
+//! of its tunnel only if it is still its own, so that a late one does not remove its successor's. Nothing here awaits
+//! under a lock.
 
 use std::{
     collections::HashMap,
@@ -32,8 +32,8 @@ use crate::{
     tunnel::{Directive, Member, Peer, Tunnel},
 };
 
-/// How long after its last session a runtime counts as one that is just coming back.
-const RETURNING: Duration = Duration::from_secs(60);
+/// How long after its last session a runtime is expected to come back, so that requests wait for it.
+const RETURN_WINDOW: Duration = Duration::from_secs(60);
 
 /// All runtimes' tunnels on this node.
 pub struct Registry {
@@ -48,8 +48,8 @@ pub struct Registry {
 pub struct Slot {
     label: RuntimeLabel,
     entry: ArcSwap<RuntimeEntry>,
-    /// What the runtimes file says of it. If nothing, a credential has named it, and it is forgotten
-    /// when it is gone.
+    /// Its entry in the runtimes file. Without one, a credential has named it, and it is removed some time after its last
+    /// session.
     listed: ArcSwapOption<RuntimeEntry>,
     state: Mutex<State>,
     /// Notified whenever a session has joined.
@@ -61,39 +61,39 @@ struct State {
     tunnel: Option<Arc<Tunnel>>,
     /// The newest claim that has had a tunnel here.
     newest: Option<Epoch>,
-    /// When the runtime came online last; only while it is.
+    /// When the runtime came online; `None` while it is offline.
     online_since: Option<SystemTime>,
-    /// When the runtime was last online; at first when it became known.
+    /// When the runtime was last online; initially when it became known.
     last_online: Instant,
-    /// When it was last online by the wall clock; `None` before it ever was.
+    /// When it was last online, by the wall clock; `None` before the first time.
     last_online_at: Option<SystemTime>,
 }
 
 impl State {
-    /// Whether the runtime has been offline for so long that requests should not wait for it. A tunnel whose
-    /// sessions are all leaving is not offline: its client is on its way back.
+    /// Whether the runtime has been offline for so long that requests should not wait for it. A tunnel whose sessions are
+    /// all leaving is not offline: its client is about to have new ones.
     fn is_gone(&self, now: Instant) -> bool {
-        self.tunnel.is_none() && self.last_online + RETURNING < now
+        self.tunnel.is_none() && self.last_online + RETURN_WINDOW < now
     }
 
-    /// Whether this tunnel is the one that has the runtime.
+    /// Whether this is the runtime's current tunnel.
     fn holds(&self, tunnel: &Arc<Tunnel>) -> bool {
-        let held = self.tunnel.as_ref();
-        held.is_some_and(|held| Arc::ptr_eq(held, tunnel))
+        let current = self.tunnel.as_ref();
+        current.is_some_and(|current| Arc::ptr_eq(current, tunnel))
     }
 }
 
-/// A session that asks to join its runtime's tunnel.
-pub struct Joining<'a> {
+/// The request of a session to join its runtime's tunnel.
+pub struct JoinRequest<'a> {
     /// The runtime, as its credential names it.
     pub runtime: &'a Arc<RuntimeEntry>,
-    /// Whose session it is.
+    /// The instance that the session belongs to.
     pub instance: &'a InstanceId,
     /// The session, which is ready.
     pub session: &'a Session,
     /// The tunnel client at its other end.
     pub peer: Peer,
-    /// Where the instance lets its runtime be reached from.
+    /// The source networks that the instance allows for its runtime.
     pub allow_from: Option<Vec<IpNet>>,
     /// What happens when another instance holds the runtime.
     pub on_conflict: OnConflict,
@@ -108,7 +108,7 @@ pub enum JoinRefusal {
     /// The runtimes file gives the label to another runtime.
     #[error("the runtime's label belongs to another runtime")]
     LabelTaken,
-    /// It has as many sessions as one may.
+    /// The instance has the most sessions that are allowed.
     #[error("the instance has as many sessions as a tunnel may have")]
     TooMany,
 }
@@ -119,8 +119,8 @@ pub struct Membership {
     slot: Arc<Slot>,
     tunnel: Arc<Tunnel>,
     member: Member,
-    /// Dropped after the session has left the tunnel.
-    held: ClaimGuard,
+    /// Released after the session has left the tunnel.
+    guard: ClaimGuard,
 }
 
 impl Registry {
@@ -142,7 +142,7 @@ impl Registry {
         let slot = slot_of(&self.budget, &mut slots, entry);
         slot.listed.store(Some(entry.clone()));
         match slot.tunnel() {
-            // It goes by its credential, of which its sessions look what has become.
+            // An online runtime follows its credentials, which its sessions check again by themselves.
             Some(_) if is_same_runtime(&slot.entry(), entry) => {}
             Some(other) => {
                 other.direct(Directive::Disconnect);
@@ -153,7 +153,7 @@ impl Registry {
         slot
     }
 
-    /// Keeps only these as listed; the others are forgotten when they are gone.
+    /// Marks all other runtimes as not listed; they are removed some time after their last session.
     pub fn keep_listed(&self, is_listed: impl Fn(&RuntimeLabel) -> bool) {
         for (label, slot) in &*self.slots.read() {
             if !is_listed(label) {
@@ -162,7 +162,7 @@ impl Registry {
         }
     }
 
-    /// Sets what runtimes may use whose own limits do not say, and all of them together.
+    /// Sets the default limits of runtimes, and the limits of all runtimes together.
     pub fn set_limits(&self, config: &Config) {
         self.budget.set(config.node_limits(), config.limits());
         for slot in self.slots.read().values() {
@@ -176,17 +176,17 @@ impl Registry {
         self.slots.read().get(label).cloned()
     }
 
-    /// How many runtimes are held.
+    /// The number of runtimes that an instance holds.
     pub(crate) fn claims(&self) -> usize {
         self.directory.len()
     }
 
-    /// How many runtimes are known.
+    /// The number of known runtimes.
     pub(crate) fn len(&self) -> usize {
         self.slots.read().len()
     }
 
-    /// Exchanges that are open, of all runtimes.
+    /// The number of open exchanges of all runtimes.
     pub(crate) fn open(&self) -> usize {
         self.budget.open()
     }
@@ -196,13 +196,13 @@ impl Registry {
         self.budget.buffered()
     }
 
-    /// Requests that wait for their runtime to come back.
+    /// The number of requests that wait for their runtime to come back.
     pub(crate) fn waiting(&self) -> usize {
         let slots = self.slots.read();
         slots.values().map(|slot| slot.budget.waiting()).sum()
     }
 
-    /// Streams of all sessions, those at rest among them.
+    /// The number of streams of all sessions, including idle ones.
     pub(crate) fn streams(&self) -> usize {
         let tunnels = self.slots().into_iter().filter_map(|slot| slot.tunnel());
         let members = tunnels.flat_map(|tunnel| tunnel.members());
@@ -215,7 +215,7 @@ impl Registry {
         self.slots.read().values().cloned().collect()
     }
 
-    /// Forgets runtimes that are not listed and have been gone for a while.
+    /// Removes runtimes that are not listed and have been offline for a while.
     pub fn sweep(&self) {
         let now = Instant::now();
         self.slots.write().retain(|_, slot| {
@@ -225,11 +225,11 @@ impl Registry {
         });
     }
 
-    /// Whether an instance would get a runtime now. An instance that holds it instead is probed, so that a dead one
-    /// does not keep the runtime for long.
+    /// Checks whether an instance would get a runtime now. If not, the holder is probed, so that a dead one does not keep
+    /// the runtime for long.
     ///
     /// # Errors
-    /// With the reason why not.
+    /// When it would not.
     pub async fn precheck(
         &self,
         runtime: &RuntimeLabel,
@@ -260,25 +260,28 @@ impl Registry {
     ///
     /// # Errors
     /// When the instance does not get the runtime, or has too many sessions.
-    pub async fn join(self: &Arc<Self>, joining: Joining<'_>) -> Result<Membership, JoinRefusal> {
-        let Joining {
+    pub async fn join(
+        self: &Arc<Self>,
+        request: JoinRequest<'_>,
+    ) -> Result<Membership, JoinRefusal> {
+        let JoinRequest {
             runtime,
             instance,
             session,
             peer,
             allow_from,
             on_conflict,
-        } = joining;
-        let (held, slots, slot) = loop {
+        } = request;
+        let (guard, slots, slot) = loop {
             let claim = self.directory.claim(&runtime.label, instance, on_conflict);
-            let held = claim.await?;
-            // ClaimGuard until the tunnel stands in its place, which may not be forgotten in between.
+            let guard = claim.await?;
+            // Locked until the tunnel is stored in the slot, so that `sweep` does not remove the slot in between.
             let mut slots = self.slots.write();
             let slot = slot_of(&self.budget, &mut slots, runtime);
-            if slot.state.lock().newest <= Some(held.claim().epoch) {
-                break (held, slots, slot);
+            if slot.state.lock().newest <= Some(guard.claim().epoch) {
+                break (guard, slots, slot);
             }
-            // A claim that was granted later joined first, and may be gone again: this one is void.
+            // A later claim joined first, and may have ended since: this claim is outdated.
         };
         let listed = slot.listed.load();
         if listed
@@ -289,23 +292,23 @@ impl Registry {
         }
         let mut state = slot.state.lock();
         let (tunnel, is_takeover) = match &state.tunnel {
-            Some(present) if present.claim() == held.claim() => (present.clone(), false),
+            Some(present) if present.claim() == guard.claim() => (present.clone(), false),
             _ => {
                 let metrics = self.metrics.runtime(&slot.label);
-                let tunnel = Tunnel::new(held.claim().clone(), allow_from, metrics);
+                let tunnel = Tunnel::new(guard.claim().clone(), allow_from, metrics);
                 (Arc::new(tunnel), true)
             }
         };
         session.account_to(slot.budget.memory());
         let added = tunnel.add(session.clone(), peer);
         let Some(member) = added else {
-            // Some may be dead, and not be known to be.
+            // Probes them all, since some may be dead without it being known.
             tunnel.suspect();
             return Err(JoinRefusal::TooMany);
         };
         if is_takeover {
             slot.update(runtime);
-            state.newest = Some(held.claim().epoch);
+            state.newest = Some(guard.claim().epoch);
             state.online_since.get_or_insert_with(SystemTime::now);
         }
         let older = match is_takeover {
@@ -320,7 +323,8 @@ impl Registry {
         drop(state);
         drop(slots);
         if is_takeover {
-            self.events.report(taken(&slot.label, older.as_deref()));
+            self.events
+                .report(tunnel_event(&slot.label, older.as_deref()));
         }
         self.metrics.sessions.inc();
         slot.joined.notify_waiters();
@@ -329,7 +333,7 @@ impl Registry {
             slot,
             tunnel,
             member,
-            held,
+            guard,
         })
     }
 }
@@ -339,7 +343,7 @@ fn is_same_runtime(one: &RuntimeEntry, other: &RuntimeEntry) -> bool {
 }
 
 /// The event of a runtime that has a new tunnel.
-fn taken(label: &RuntimeLabel, older: Option<&Tunnel>) -> Event {
+fn tunnel_event(label: &RuntimeLabel, older: Option<&Tunnel>) -> Event {
     match older {
         Some(older) => {
             let instance = &older.claim().instance;
@@ -380,7 +384,7 @@ impl Slot {
         &self.label
     }
 
-    /// What is known of the runtime, as of now.
+    /// The runtime's current entry.
     #[must_use]
     pub fn entry(&self) -> Guard<Arc<RuntimeEntry>> {
         self.entry.load()
@@ -404,13 +408,13 @@ impl Slot {
         self.state.lock().last_online_at
     }
 
-    /// What the runtime may use, and what it uses.
+    /// The runtime's limits and usage.
     #[must_use]
     pub fn budget(&self) -> &Arc<Budget> {
         &self.budget
     }
 
-    /// From now on this is what is known of the runtime.
+    /// Replaces the runtime's entry.
     fn update(&self, entry: &Arc<RuntimeEntry>) {
         self.budget.set(entry.limits);
         self.budget.set_allow_from(entry.allow_from.clone());
@@ -432,13 +436,12 @@ impl Slot {
         Some((tunnel, session))
     }
 
-    /// What [`Self::online`] gives, after waiting a set time for a runtime that was online a short while ago, or
-    /// whose sessions are all suspect. When none has come by then, a suspect session has to do: it may recover.
-    /// `weight` is what the caller holds meanwhile, in bytes; it is asked only then. It counts for the address
-    /// that uses `usage`.
+    /// As [`Self::online`], but waits up to `wait` for a runtime that was online recently, or whose sessions are all
+    /// suspect. After that time it returns a suspect session, if there is one, since that may recover. `weight` is the
+    /// caller's memory in bytes while it waits, computed only then; it counts for the address of `usage`.
     ///
     /// # Errors
-    /// When as many wait, or hold as much, as may, and there is no suspect session either.
+    /// When too many requests wait already, or hold too much memory, and there is no suspect session.
     pub async fn online_within(
         &self,
         wait: Duration,
@@ -449,8 +452,8 @@ impl Slot {
         if wait.is_zero() || self.state.lock().is_gone(now) {
             return Ok(self.last_resort());
         }
-        let _place = match self.budget.wait(weight(), usage) {
-            Ok(place) => place,
+        let _waiting = match self.budget.wait(weight(), usage) {
+            Ok(waiting) => waiting,
             Err(full) => return self.last_resort().map(Some).ok_or(full),
         };
         loop {
@@ -472,7 +475,7 @@ impl Membership {
         &self.tunnel
     }
 
-    /// The session lives by this credential from now on, and its runtime by what that says of it.
+    /// Stores the session's new credential, and its data of the runtime.
     pub fn on_credential(&self, grant: &Grant) {
         *self.member.peer.credential.lock() = grant.into();
         let state = self.slot.state.lock();
@@ -482,22 +485,20 @@ impl Membership {
         }
     }
 
-    /// The client reports its routes: kept for the operator, in place of an earlier report, for as long as the
-    /// session lives.
+    /// Stores the client's report of its routes for the operator, in place of an earlier one.
     pub fn on_routes(&self, summary: RoutesSummary) {
         *self.member.peer.routes.lock() = Some(summary.bounded());
     }
 
-    /// The client takes no exchange on this session any more. When it takes none on any, the instance
-    /// leaves.
+    /// The client takes no more exchanges on this session. If it takes none on any session, the instance leaves.
     pub fn on_drain(&self) {
         self.member.session.start_drain();
         if self.tunnel.is_leaving() {
-            self.held.leave();
+            self.guard.leave();
         }
     }
 
-    /// The session was suspect, and is no longer.
+    /// The session is not suspect any more.
     pub fn on_recovery(&self) {
         self.tunnel.on_recovery();
         self.slot.joined.notify_waiters();
@@ -508,7 +509,7 @@ impl Membership {
         self.tunnel.directive(&self.member, level).await
     }
 
-    /// Resolves when a younger session of this tunnel takes exchanges.
+    /// Resolves when a newer session of this tunnel takes exchanges.
     pub async fn replaced(&self) {
         self.tunnel.replaced(&self.member).await;
     }
@@ -552,7 +553,7 @@ mod tests {
     use super::*;
     use crate::runtimes::Runtimes;
 
-    /// A session that looks alive for as long as its driver is there.
+    /// A session that is open as long as its driver exists.
     pub(super) fn live_session() -> (Session, SessionEvents, Driver<DuplexStream>) {
         let (io, _) = tokio::io::duplex(64);
         let settings = SessionSettings::default();
@@ -565,12 +566,12 @@ mod tests {
         session
     }
 
-    pub(super) fn joining<'a>(
+    pub(super) fn request<'a>(
         runtime: &'a Arc<RuntimeEntry>,
         instance: &'a InstanceId,
         session: &'a Session,
         on_conflict: OnConflict,
-    ) -> Joining<'a> {
+    ) -> JoinRequest<'a> {
         let peer = Peer {
             address: "127.0.0.1:1".parse().unwrap(),
             version: "0".into(),
@@ -579,7 +580,7 @@ mod tests {
             credential: parking_lot::Mutex::default(),
             routes: parking_lot::Mutex::default(),
         };
-        Joining {
+        JoinRequest {
             runtime,
             instance,
             session,
@@ -619,8 +620,8 @@ mod tests {
         on_conflict: OnConflict,
     ) -> Result<Membership, JoinRefusal> {
         let (entry, instance, session) = (entry(), instance(number), session());
-        let joining = joining(&entry, &instance, &session, on_conflict);
-        registry.join(joining).await
+        let request = request(&entry, &instance, &session, on_conflict);
+        registry.join(request).await
     }
 
     async fn is_online_within(slot: &Slot, wait: Duration) -> bool {
@@ -698,7 +699,7 @@ mod tests {
     async fn a_request_waits_for_a_long_lived_runtime_whose_session_is_leaving() {
         let (registry, slot) = registry();
         let leaving = join(&registry, 1).await;
-        tokio::time::sleep(RETURNING * 2).await;
+        tokio::time::sleep(RETURN_WINDOW * 2).await;
         leaving.member.session.start_drain();
         let wait = Duration::from_secs(5);
         let (is_online, _membership) = tokio::join!(is_online_within(&slot, wait), async {
@@ -709,33 +710,33 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn nobody_waits_for_a_runtime_that_is_long_gone() {
+    async fn no_request_waits_for_a_runtime_that_is_long_gone() {
         let (_registry, slot) = registry();
         let wait = Duration::from_secs(5);
         let start = Instant::now();
         assert!(!is_online_within(&slot, wait).await);
         assert_eq!(start.elapsed(), wait);
-        tokio::time::sleep(RETURNING).await;
+        tokio::time::sleep(RETURN_WINDOW).await;
         let start = Instant::now();
         assert!(!is_online_within(&slot, wait).await);
         assert_eq!(start.elapsed(), Duration::ZERO);
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_runtime_that_nobody_lists_is_forgotten_when_it_is_gone() {
+    async fn an_unlisted_runtime_is_removed_after_its_last_session() {
         let registry = Registry::new(Metrics::new().unwrap(), Events::new("t"));
         let membership = join(&registry, 1).await;
-        tokio::time::sleep(RETURNING * 2).await;
+        tokio::time::sleep(RETURN_WINDOW * 2).await;
         registry.sweep();
         assert!(registry.slot("acme-prod").is_some(), "online");
         drop(membership);
         registry.sweep();
         assert!(registry.slot("acme-prod").is_some(), "just coming back");
-        tokio::time::sleep(RETURNING * 2).await;
+        tokio::time::sleep(RETURN_WINDOW * 2).await;
         registry.sweep();
         assert!(registry.slot("acme-prod").is_none());
         registry.list(&entry());
-        tokio::time::sleep(RETURNING * 2).await;
+        tokio::time::sleep(RETURN_WINDOW * 2).await;
         registry.sweep();
         assert!(registry.slot("acme-prod").is_some(), "listed");
         registry.keep_listed(|_| false);

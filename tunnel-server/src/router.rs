@@ -1,8 +1,8 @@
-//! From a host to its runtime, and from there to a session.
+//! Finds the runtime of a host, and a session of it.
 //!
-//! A host belongs to one runtime or to none, and no request ever falls through to another. The lookup is by
-//! the checked request's host, by the bytes that are sent on. Listed runtimes are in a table that is
-//! replaced as a whole; one that only a credential has named is found by its label in the registry.
+//! A host belongs to one runtime or to none; there is no fallback to another. The lookup uses the checked host, in the
+//! bytes that are forwarded. Listed runtimes are in a table that is replaced as a whole; a runtime that only a credential
+//! has named is found by its label in the registry.
 
 use std::{
     collections::{HashMap, HashSet},
@@ -24,11 +24,11 @@ use crate::{
     tunnel::Tunnel,
 };
 
-/// What `Retry-After` says of a runtime that is offline: about as long as a client needs that was
-/// restarted or has lost its network.
+/// `Retry-After` for a runtime that is offline: about the time that a tunnel client needs to come back after a restart or
+/// a loss of its network.
 const OFFLINE_RETRY: Duration = Duration::from_secs(5);
 
-/// All hosts that are served.
+/// The hosts that are served.
 pub struct Router {
     hosts: ArcSwap<HashMap<Box<str>, Arc<Slot>>>,
     registry: Arc<Registry>,
@@ -36,10 +36,10 @@ pub struct Router {
 }
 
 impl Router {
-    /// The table of all listed runtimes.
+    /// Makes the table of the listed runtimes.
     ///
     /// # Errors
-    /// When a label under `domain` makes no valid host name.
+    /// When a label under `domain` is not a valid host name.
     pub fn new(
         runtimes: &Runtimes,
         domain: &HostName,
@@ -54,16 +54,16 @@ impl Router {
         Ok(router)
     }
 
-    /// Serves these runtimes from here on. Those that are in both tables keep their tunnels.
+    /// Replaces the listed runtimes. Those that are in both tables keep their tunnels.
     ///
     /// # Errors
-    /// When a label under the domain makes no valid host name; the table before stays then.
+    /// When a label under the domain is not a valid host name; nothing changes then.
     pub fn replace(&self, runtimes: &Runtimes) -> Result<(), NameError> {
         self.commit(self.prepare(runtimes)?);
         Ok(())
     }
 
-    /// The first half of [`Self::replace`], which is all that can fail of it.
+    /// The first part of [`Self::replace`], which can fail.
     pub(crate) fn prepare(&self, runtimes: &Runtimes) -> Result<NextHosts, NameError> {
         let named = runtimes.iter().map(|runtime| {
             let own = HostName::of_runtime(&runtime.label, &self.domain)?;
@@ -72,7 +72,7 @@ impl Router {
         named.collect::<Result<_, _>>().map(NextHosts)
     }
 
-    /// The second half.
+    /// The second part of [`Self::replace`], which cannot fail.
     pub(crate) fn commit(&self, NextHosts(runtimes): NextHosts) {
         let mut hosts = HashMap::new();
         let mut labels: HashSet<&RuntimeLabel> = HashSet::new();
@@ -92,12 +92,12 @@ impl Router {
         &self.domain
     }
 
-    /// How many hosts the listed runtimes have.
+    /// The number of hosts of the listed runtimes.
     pub(crate) fn hosts(&self) -> usize {
         self.hosts.load().len()
     }
 
-    /// The way to the runtime of `host`, which is in lower case and without port.
+    /// The route to the runtime of `host`, which is in lower case and without port.
     #[must_use]
     pub fn route(&self, host: &str, offline_wait: Duration) -> Route {
         let listed = self.hosts.load().get(host).cloned();
@@ -116,9 +116,9 @@ impl Router {
 /// Runtimes to serve next, each with its host under the domain.
 pub(crate) struct NextHosts(Vec<(Arc<RuntimeEntry>, HostName)>);
 
-/// The way to one host's runtime, online or not.
+/// The route of one host to its runtime, which may be offline.
 pub struct Route {
-    /// `None` when the host is no runtime's.
+    /// `None` if the host belongs to no runtime.
     slot: Option<Arc<Slot>>,
     offline_wait: Duration,
 }
@@ -130,24 +130,23 @@ impl Route {
     /// When the host is no runtime's.
     fn slot(&self) -> Result<&Arc<Slot>, Problem> {
         let problem = |reason, detail| Problem::new(Hop::Server, reason, detail);
-        let nobody = || problem(Reason::RuntimeUnknown, "no runtime is served at this host");
-        self.slot.as_ref().ok_or_else(nobody)
+        let unknown = || problem(Reason::RuntimeUnknown, "no runtime is served at this host");
+        self.slot.as_ref().ok_or_else(unknown)
     }
 
-    /// What the host's runtime may use; `None` when the host is no runtime's.
+    /// The budget of the host's runtime; `None` if the host belongs to no runtime.
     #[must_use]
     pub fn budget(&self) -> Option<&Arc<Budget>> {
         self.slot.as_ref().map(|slot| slot.budget())
     }
 
-    /// The session that carries the next exchange. One request may need several: `waits_until` is its
-    /// own, nothing at first, so that it waits for all of them together no longer than for one. `weight` is
-    /// what it holds while it waits, in bytes; it is asked only then. It counts for the address that uses
-    /// `usage`.
+    /// The session for the next exchange of a request. A request may need several; `waits_until`, initially `None`, is
+    /// kept for all of them, so that it waits for all together no longer than for one. `weight` is its memory in bytes
+    /// while it waits, computed only then; it counts for the address of `usage`.
     ///
     /// # Errors
-    /// When the host is no runtime's, its runtime has no live session and none came in time, or too many
-    /// wait for one, or hold too much.
+    /// When the host belongs to no runtime, the runtime has no live session and gets none in time, or too many requests
+    /// wait, or hold too much memory.
     pub async fn session(
         &self,
         waits_until: &mut Option<Instant>,
@@ -158,7 +157,7 @@ impl Route {
         if let Some(online) = slot.online() {
             return Ok(online);
         }
-        // Boxed, so that requests that need not wait do not carry the state of waiting.
+        // Boxed, so that requests that need not wait do not reserve space for the state of waiting.
         let now = Instant::now();
         let until = *waits_until.get_or_insert_with(|| now + self.offline_wait);
         let left = until.saturating_duration_since(now);

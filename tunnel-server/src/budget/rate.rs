@@ -1,8 +1,7 @@
-//! How many exchanges may begin in a second.
+//! A limit on the exchanges that begin per second.
 //!
-//! A window of a second slides: what the last whole second has seen counts for the part of it that is
-//! still within. So a runtime that was quiet may begin a second's worth at once, and one that is busy
-//! is held to its rate exactly.
+//! A sliding window of one second: the count of the previous second is weighted by the part of it that is still in the
+//! window. So an idle runtime may begin a second's worth at once, and a busy one is held to its rate exactly.
 
 use std::{
     sync::atomic::{AtomicU32, Ordering},
@@ -14,51 +13,51 @@ use tokio::time::Instant;
 
 const WINDOW: Duration = Duration::from_secs(1);
 
-/// A limit on how often something happens; none at first.
+/// A limit on events per second; initially without limit.
 #[derive(Debug, Default)]
 pub struct Rate {
-    /// 0 while there is no limit.
+    /// 0 means no limit.
     max: AtomicU32,
-    /// `None` until something was counted.
+    /// `None` before the first event.
     window: Mutex<Option<Window>>,
 }
 
-/// Once more would be too often.
+/// The limit is exceeded.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct TooOften {
-    /// So often it may happen in a second.
+pub struct RateExceeded {
+    /// The limit per second.
     pub max: u32,
-    /// After this it may happen again.
+    /// Time until the next event is allowed.
     pub after: Duration,
 }
 
 #[derive(Debug, Clone, Copy)]
 struct Window {
     began: Instant,
-    /// Counted in the second before it.
+    /// Events in the second before it.
     before: u32,
-    /// Counted since it began.
+    /// Events since it began.
     since: u32,
 }
 
 impl Rate {
-    /// Changes the limit; what is counted stays.
+    /// Changes the limit and keeps the counts.
     pub fn set(&self, max: Option<u32>) {
         self.max.store(max.unwrap_or(0), Ordering::Relaxed);
     }
 
-    /// Counts one, unless that is too often.
+    /// Counts an event.
     ///
     /// # Errors
-    /// When it is; nothing is counted then.
-    pub fn take(&self) -> Result<(), TooOften> {
+    /// When the limit is exceeded; nothing is counted then.
+    pub fn take(&self) -> Result<(), RateExceeded> {
         match self.max.load(Ordering::Relaxed) {
             0 => Ok(()),
             max => self.take_at(max, Instant::now()),
         }
     }
 
-    fn take_at(&self, max: u32, now: Instant) -> Result<(), TooOften> {
+    fn take_at(&self, max: u32, now: Instant) -> Result<(), RateExceeded> {
         let mut window = self.window.lock();
         let window = window.get_or_insert_with(|| Window::beginning(now));
         window.slide(now);
@@ -67,7 +66,7 @@ impl Rate {
                 window.since += 1;
                 Ok(())
             }
-            Some(after) => Err(TooOften { max, after }),
+            Some(after) => Err(RateExceeded { max, after }),
         }
     }
 }
@@ -81,7 +80,7 @@ impl Window {
         }
     }
 
-    /// Goes on to the second in which `now` lies.
+    /// Advances to the second that contains `now`.
     fn slide(&mut self, now: Instant) {
         let age = now.saturating_duration_since(self.began);
         if age >= WINDOW * 2 {
@@ -95,13 +94,13 @@ impl Window {
         }
     }
 
-    /// How long until there is room for one more, if there is none.
+    /// Time until one more event is allowed; `None` if it is now.
     fn wait(&self, max: u32, now: Instant) -> Option<Duration> {
         let age = now.saturating_duration_since(self.began);
         if self.since >= max {
             return Some((WINDOW - age).max(Duration::from_nanos(1)));
         }
-        // There is room when of the second before less is still within than is left.
+        // Allowed when the weighted count of the previous second is less than what is left.
         let left = f64::from(max - self.since);
         let before = f64::from(self.before);
         let gone = age.as_secs_f64();
@@ -135,7 +134,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_second_that_was_quiet_may_be_used_at_once_and_then_the_rate_holds() {
+    async fn an_idle_second_allows_a_burst_and_then_the_rate_is_kept() {
         for max in [1, 2, 7, 50, 1_000] {
             let rate = rate(max);
             let start = Instant::now();
@@ -157,7 +156,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn however_asks_come_the_rate_is_kept_and_a_wait_is_never_too_short(
+        fn the_rate_is_kept_for_any_arrivals_and_a_wait_is_never_too_short(
             max in 1_u32..20,
             pauses in prop::collection::vec(0_u64..400, 1..300),
         ) {

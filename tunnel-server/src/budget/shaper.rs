@@ -1,9 +1,8 @@
-//! How many bytes may pass in a second, shared by all bodies of one direction.
+//! A limit on the bytes per second of all bodies of one direction.
 //!
-//! A token bucket seen as a queue: each piece of a body takes the next place in it by a [`Ticket`],
-//! which says when the piece may go on. Places are given in the order in which they are asked for and
-//! for one small piece at a time, so that bodies take turns however many of them there are. Nothing
-//! waits here; the holder of a ticket does, with a timer of its own.
+//! A token bucket as a queue: each piece of a body reserves the next position with a [`Ticket`], which says when the
+//! piece may be forwarded. Positions are given in the order of the reservations and for one small piece at a time, so that
+//! all bodies take turns. Nothing waits here; the holder of a ticket does, with its own timer.
 
 use std::{
     sync::{
@@ -16,19 +15,19 @@ use std::{
 use parking_lot::Mutex;
 use tokio::time::Instant;
 
-/// Bytes for which one place is taken, at most.
+/// Most bytes of one reservation.
 pub const PIECE_BYTES: usize = 16 * 1024;
 
-/// Bytes that may pass at once after a pause, at least: a few pieces, and most pages as a whole.
+/// Smallest burst after a pause, in bytes: a few pieces, and the whole of most pages.
 const BURST_BYTES: u64 = 64 * 1024;
 
-/// Longest time that a ticket waits without being asked for anew: the rate may have changed.
+/// Longest time that a ticket's holder waits before it checks again, since the rate may have changed.
 const RECHECK: Duration = Duration::from_secs(1);
 
-/// A second in the unit of the queue, which is a byte times a nanosecond.
+/// A second in the unit of the queue, which is byte × nanosecond.
 const SECOND: u128 = 1_000_000_000;
 
-/// A limit on the bytes that pass; none at first.
+/// A limit on the bytes per second; initially without limit.
 #[derive(Debug, Default)]
 pub struct Shaper {
     /// Bytes in a second; 0 while there is no limit. Read without the lock.
@@ -36,19 +35,19 @@ pub struct Shaper {
     queue: Mutex<Queue>,
 }
 
-/// The places, as positions in all that has passed and will pass, in bytes times nanoseconds.
+/// The positions, counted from the beginning, in bytes × nanoseconds.
 #[derive(Debug, Default)]
 struct Queue {
     rate: u64,
-    /// When `served` was true; `None` before there was a limit.
+    /// The time of `served`; `None` before there was a limit.
     at: Option<Instant>,
-    /// What may have passed.
+    /// The position up to which bytes may have been forwarded.
     served: u128,
-    /// What has a place.
+    /// The position up to which bytes have been reserved.
     reserved: u128,
 }
 
-/// A place in the queue. One that is dropped unused is given back.
+/// A reservation in the queue. Returned if it is dropped unused.
 #[derive(Debug)]
 pub struct Ticket {
     shaper: Arc<Shaper>,
@@ -57,7 +56,7 @@ pub struct Ticket {
 }
 
 impl Shaper {
-    /// Changes the limit; places that were taken stay.
+    /// Changes the limit; reservations stay.
     pub fn set(&self, rate: Option<u64>) {
         let rate = rate.unwrap_or(0);
         if self.rate.load(Ordering::Relaxed) == rate {
@@ -73,7 +72,7 @@ impl Shaper {
         self.rate.load(Ordering::Relaxed) != 0
     }
 
-    /// Takes the next place for so many bytes, at most [`PIECE_BYTES`].
+    /// Reserves the next position for at most [`PIECE_BYTES`].
     #[must_use]
     pub fn reserve(self: &Arc<Self>, bytes: usize) -> Ticket {
         let bytes = bytes as u64;
@@ -87,7 +86,7 @@ impl Shaper {
 }
 
 impl Ticket {
-    /// How long to wait before asking again; `None` when the bytes may go on.
+    /// How long to wait before the next call; `None` if the bytes may be forwarded.
     #[must_use]
     pub fn wait(&mut self) -> Option<Duration> {
         if !self.shaper.is_set() {
@@ -97,7 +96,7 @@ impl Ticket {
         wait.map(|wait| wait.min(RECHECK))
     }
 
-    /// The bytes have gone on.
+    /// The bytes have been forwarded.
     pub fn use_up(mut self) {
         self.bytes = 0;
     }
@@ -115,7 +114,7 @@ impl Drop for Ticket {
 }
 
 impl Queue {
-    /// What may pass at once: a quarter of a second's worth.
+    /// The burst: a quarter of a second at this rate.
     fn burst(&self) -> u128 {
         u128::from((self.rate / 4).max(BURST_BYTES)) * SECOND
     }
@@ -144,8 +143,8 @@ impl Queue {
 
     fn wait(&mut self, due: &mut u128, now: Instant) -> Option<Duration> {
         self.advance(now);
-        // Places before this one may have been given back. By then all that has a place still may
-        // pass, so the rate holds.
+        // Reservations before this one may have been returned. The position never exceeds the reserved bytes, so the rate
+        // is kept.
         *due = self.reserved.min(*due);
         let missing = due.checked_sub(self.served).filter(|left| *left > 0)?;
         let nanos = missing.div_ceil(u128::from(self.rate.max(1)));
@@ -195,7 +194,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_pause_earns_a_burst_and_no_more() {
+    async fn a_pause_allows_one_burst() {
         let shaper = shaper(100 * KB);
         pass(&shaper, PIECE_BYTES).await;
         advance(Duration::from_secs(3_600)).await;
@@ -210,7 +209,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn those_that_share_a_rate_take_turns() {
+    async fn bodies_that_share_a_rate_take_turns() {
         let shaper = shaper(64 * KB);
         let mut bodies = tokio::task::JoinSet::new();
         for _ in 0..8 {
@@ -227,7 +226,7 @@ mod tests {
         }
         let passed = bodies.join_all().await;
         let (least, most) = (passed.iter().min().unwrap(), passed.iter().max().unwrap());
-        // Whoever comes first has the burst.
+        // The first body gets the burst.
         let burst = BURST_BYTES as usize;
         assert!(most - least <= burst + PIECE_BYTES, "{passed:?}");
         let all: usize = passed.iter().sum();
@@ -238,7 +237,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_place_that_nobody_uses_is_given_back() {
+    async fn an_unused_reservation_is_returned() {
         let shaper = shaper(16 * KB);
         let mut given_up: Vec<Ticket> = (0..1_000).map(|_| shaper.reserve(PIECE_BYTES)).collect();
         assert!(given_up[999].wait().is_some());
@@ -249,19 +248,19 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn nobody_waits_for_places_that_were_given_back_and_the_rate_holds() {
+    async fn returned_reservations_delay_no_other_and_the_rate_is_kept() {
         let shaper = shaper(16 * KB);
         let before: Vec<Ticket> = (0..1_000).map(|_| shaper.reserve(PIECE_BYTES)).collect();
         let mut behind: Vec<Ticket> = (0..20).map(|_| shaper.reserve(PIECE_BYTES)).collect();
         drop(before);
         let start = Instant::now();
-        // Those that come later do not push it back.
+        // Later reservations do not delay it.
         assert!(behind[0].wait().is_some());
         let _later: Vec<Ticket> = (0..1_000).map(|_| shaper.reserve(PIECE_BYTES)).collect();
         while let Some(wait) = behind[0].wait() {
             sleep(wait).await;
         }
-        // Twenty places of a second each, of which the burst covers four.
+        // Twenty reservations of one second each, of which the burst covers four.
         let took = start.elapsed();
         assert!(
             took.abs_diff(Duration::from_secs(16)) < Duration::from_millis(10),
@@ -270,7 +269,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn another_rate_counts_for_those_that_wait_already() {
+    async fn a_changed_rate_applies_to_waiting_tickets() {
         let shaper = shaper(KB);
         let mut waiting: Vec<Ticket> = (0..100).map(|_| shaper.reserve(PIECE_BYTES)).collect();
         assert_eq!(waiting[99].wait(), Some(RECHECK));
@@ -282,7 +281,7 @@ mod tests {
         assert!(late.wait().is_some());
         shaper.set(None);
         assert!(late.wait().is_none() && !shaper.is_set());
-        // A limit that comes back begins with a burst, not with old debts.
+        // A limit that is set again begins with a burst, not with old reservations.
         shaper.set(Some(KB));
         let start = Instant::now();
         pass(&shaper, PIECE_BYTES).await;

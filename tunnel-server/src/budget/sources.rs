@@ -1,7 +1,7 @@
-//! The source addresses that a runtime may be reached from.
+//! The source networks that are allowed to reach a runtime.
 //!
-//! Two lists say so, that of the runtime's entry and that of its own tunnel client, and both have to
-//! let an address in. The address is the trusted one of the connection, never a field of a request.
+//! There are two lists, that of the runtime's entry and that of its tunnel client; an address must be in both. The address
+//! is the trusted one of the connection, never one of a request's fields.
 
 use std::net::IpAddr;
 
@@ -10,25 +10,27 @@ use tunnel_ops::config_value::Network;
 use tunnel_ops::settings::SettingValue;
 use tunnel_proto::problem::{Hop, Problem, Reason};
 
-/// Text that is no list of networks.
+/// The text is not a list of networks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error("expected networks such as `10.0.0.0/8`, or addresses, separated by commas")]
-pub struct NoNetworks;
+pub struct InvalidNetworks;
 
-/// Reads what a tunnel client says: networks or addresses, separated by commas.
+/// Parses a tunnel client's list: networks or addresses, separated by commas.
 ///
 /// # Errors
-/// When one of them is none, or there is none at all: an empty list means neither "nobody" nor "anybody".
-pub fn parse(list: &str) -> Result<Vec<IpNet>, NoNetworks> {
+/// When an item is malformed, or the list is empty, which could be read as "no address" or as "any address".
+pub fn parse(list: &str) -> Result<Vec<IpNet>, InvalidNetworks> {
     let networks = list.split(',').map(|text| text.trim().parse::<Network>());
     let networks: Result<Vec<_>, _> = networks.collect();
-    networks.map(SettingValue::plain).map_err(|_| NoNetworks)
+    networks
+        .map(SettingValue::plain)
+        .map_err(|_| InvalidNetworks)
 }
 
-/// Whether a list lets an address in.
+/// Checks an address against a list.
 ///
 /// # Errors
-/// With the refusal, which does not reveal the list.
+/// When it is not in the list, which the refusal does not disclose.
 pub fn admit(networks: &[IpNet], address: IpAddr) -> Result<(), Problem> {
     let address = address.to_canonical();
     if networks.iter().any(|network| network.contains(&address)) {
@@ -55,12 +57,12 @@ mod tests {
             "any",
             "10.0.0.0/8 ::1",
         ] {
-            assert_eq!(parse(bad), Err(NoNetworks), "{bad}");
+            assert_eq!(parse(bad), Err(InvalidNetworks), "{bad}");
         }
     }
 
     #[test]
-    fn an_address_is_let_in_by_its_canonical_form() {
+    fn addresses_are_compared_in_their_canonical_form() {
         let networks = parse("10.0.0.0/8,2001:db8::/32").unwrap();
         let admits = |text: &str| admit(&networks, text.parse().unwrap());
         for good in ["10.1.2.3", "::ffff:10.1.2.3", "2001:db8:1::1"] {

@@ -1,4 +1,4 @@
-//! What platform clients of one address have open, so that few addresses cannot take all there is.
+//! The usage of platform clients by address, so that few addresses cannot use up a limit.
 //!
 //! In: how much of a limit is free. Out: whether an address may have one more, by the rule of
 //! [`tunnel_http::permits`].
@@ -14,32 +14,31 @@ use tunnel_proto::problem::{Hop, Problem, Reason};
 
 use super::OPEN_RETRY;
 
-/// What is open for the platform clients of one address. Shared by the connections from there.
+/// The usage of the platform clients of one address. Shared by their connections.
 #[derive(Debug)]
 pub struct Usage {
-    /// Of all runtimes together.
+    /// At all runtimes together.
     all: OpenCounts,
     network: Arc<NetworkUsage>,
-    /// Of each runtime, by its budget's number. Locked when an exchange begins, by connections of this address
-    /// only.
+    /// At each runtime, by its budget's number. Locked when an exchange begins, by connections of this address only.
     runtimes: Mutex<Vec<(u64, Arc<RuntimeUsage>)>>,
 }
 
-/// What is open for the platform clients of one network.
+/// The usage of the platform clients of one network.
 #[derive(Debug, Default)]
 pub struct NetworkUsage {
     all: OpenCounts,
     runtimes: Mutex<Vec<(u64, Arc<OpenCounts>)>>,
 }
 
-/// What one address, and its network, have open at one runtime.
+/// The usage of one address, and of its network, at one runtime.
 #[derive(Debug, Default)]
 struct RuntimeUsage {
     own: OpenCounts,
     network: Arc<OpenCounts>,
 }
 
-/// How many are open.
+/// The counts of one address or network.
 #[derive(Debug, Default)]
 struct OpenCounts {
     exchanges: AtomicUsize,
@@ -48,27 +47,27 @@ struct OpenCounts {
     waiting_bytes: AtomicUsize,
 }
 
-/// What is counted.
+/// A kind of usage.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Counted {
-    /// Exchanges, upgraded connections among them.
+    /// Exchanges, including upgraded connections.
     Exchange,
     /// Upgraded connections.
     Websocket,
     /// Exchanges that wait for a runtime to come back.
     Waiting,
-    /// What those hold, in bytes.
+    /// The memory of waiting exchanges, in bytes.
     WaitingBytes,
 }
 
-/// Where the exchanges of one address at one runtime are counted.
+/// The counters of one address at one runtime.
 #[derive(Debug)]
 pub(super) struct Share {
     usage: Arc<Usage>,
     runtime: Arc<RuntimeUsage>,
 }
 
-/// How many more there may be, of one runtime and of all.
+/// The unused part of a limit, of one runtime and of the node.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Free {
     pub(super) runtime: usize,
@@ -88,7 +87,7 @@ impl AddressState for Usage {
 }
 
 impl Usage {
-    /// Where its exchanges at the runtime with this number are counted.
+    /// The counters at the runtime with this number.
     pub(super) fn at(self: &Arc<Self>, runtime: u64) -> Share {
         let runtime = entry(&self.runtimes, runtime, || RuntimeUsage {
             own: OpenCounts::default(),
@@ -101,7 +100,7 @@ impl Usage {
     }
 }
 
-/// The entry of a runtime, made if it is not there. Those without any use are forgotten then.
+/// The entry of a runtime, which is added if missing. Unused entries are removed then.
 fn entry<T>(entries: &Mutex<Vec<(u64, Arc<T>)>>, runtime: u64, new: impl FnOnce() -> T) -> Arc<T> {
     let mut entries = entries.lock();
     if let Some((_, found)) = entries.iter().find(|(number, _)| *number == runtime) {
@@ -114,18 +113,17 @@ fn entry<T>(entries: &Mutex<Vec<(u64, Arc<T>)>>, runtime: u64, new: impl FnOnce(
 }
 
 impl Share {
-    /// Counts so many more in, when so many are free.
+    /// Adds `many` to the counts, if the share allows it.
     ///
     /// # Errors
-    /// When the address, or its network, has as many already as are left for others. Nothing is counted
-    /// then.
+    /// When the address, or its network, already has as many as are free. Nothing is counted then.
     pub(super) fn enter(&self, counted: Counted, many: usize, free: Free) -> Result<(), Problem> {
         let [own, network, all, all_of_network] = self.counts(counted);
         let check_share = |own: &AtomicUsize, network: &AtomicUsize, free| {
             let of_address = own.load(Ordering::Relaxed);
             let of_network = network.load(Ordering::Relaxed);
             check_share(of_address, of_network, free).map_err(|full| {
-                let (whose, open) = match full {
+                let (owner, open) = match full {
                     ExhaustedShare::Address => ("address", of_address),
                     ExhaustedShare::Network => ("address's network", of_network),
                 };
@@ -135,7 +133,7 @@ impl Share {
                     Counted::Waiting => "requests waiting",
                     Counted::WaitingBytes => "bytes of requests waiting",
                 };
-                let detail = format!("the {whose} has {open} {what}, its share of what is left");
+                let detail = format!("the {owner} has {open} {what}, its share of what is left");
                 Problem::new(Hop::Server, Reason::AddressLimit, detail).retry_after(OPEN_RETRY)
             })
         };
@@ -153,7 +151,7 @@ impl Share {
         }
     }
 
-    /// Of the address and its network at the runtime, and of both at all runtimes.
+    /// The counts of the address and of its network at the runtime, and of both at all runtimes.
     fn counts(&self, counted: Counted) -> [&AtomicUsize; 4] {
         let (runtime, usage) = (&self.runtime, &self.usage);
         [
@@ -165,7 +163,7 @@ impl Share {
     }
 }
 
-/// What a request that waits takes of its address's share; given back when dropped.
+/// The part of a waiting request in its address's share; returned when dropped.
 #[derive(Debug)]
 pub(super) struct WaitingShare {
     share: Share,
@@ -173,7 +171,7 @@ pub(super) struct WaitingShare {
 }
 
 impl WaitingShare {
-    /// Counts a request in that holds so much, when so many requests, and so many bytes, are free.
+    /// Counts a waiting request that holds `bytes` of memory.
     ///
     /// # Errors
     /// See [`Share::enter`].
@@ -230,7 +228,7 @@ mod tests {
         share.enter(counted, 1, free)
     }
 
-    /// Takes as many of `max` as each address gets, in turn; how many they have, and how many are free.
+    /// Lets addresses take as many of `max` as they get, in turn; returns how many each has, and how many are free.
     fn taken(max: usize, addresses: &[Share]) -> (Vec<usize>, usize) {
         let mut taken = vec![0; addresses.len()];
         loop {
@@ -260,7 +258,7 @@ mod tests {
     }
 
     #[test]
-    fn however_much_a_few_addresses_take_others_find_room() {
+    fn a_few_addresses_leave_room_for_others() {
         assert_eq!(taken(2_048, &apart(1)), (vec![1_024], 1_024));
         let (_, free) = taken(2_048, &apart(2));
         assert!((682..=683).contains(&free), "{free}");
@@ -286,7 +284,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_open_at_one_runtime_takes_nothing_of_anothers() {
+    fn usage_at_one_runtime_does_not_count_at_another() {
         let usage = usage(&Arc::default());
         let (one, other) = (usage.at(1), usage.at(2));
         for _ in 0..1_000 {
@@ -296,7 +294,7 @@ mod tests {
             enter(&other, Counted::Exchange, 1).unwrap();
         }
         assert!(enter(&other, Counted::Exchange, 1).is_err());
-        // But of what all runtimes share.
+        // But it counts for the limit of all runtimes.
         let free = Free {
             runtime: UNLIMITED,
             node: 1_000,
@@ -306,7 +304,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_given_back_is_counted_no_more_and_forgotten() {
+    fn returned_usage_is_not_counted_and_unused_entries_are_removed() {
         let usage = usage(&Arc::default());
         let share = usage.at(1);
         for _ in 0..MIN_SHARE {
@@ -314,7 +312,7 @@ mod tests {
         }
         let refused = enter(&share, Counted::Websocket, 1).unwrap_err();
         assert_eq!(refused.retry_after_value().unwrap(), "1");
-        // Of another kind, and where more is free.
+        // Another kind of usage, and a larger free part.
         enter(&share, Counted::Exchange, 1).unwrap();
         enter(&share, Counted::Websocket, MIN_SHARE + 1).unwrap();
         for _ in 0..=MIN_SHARE {

@@ -1,19 +1,16 @@
-//! Room for requests that wait for a runtime to come back: so many of them, and so much memory.
+//! Limits on the requests that wait for a runtime to come back: their number, and their memory.
 //!
-//! In comes what a request holds while it waits, in bytes; out comes a permit, or which bound is
-//! reached. A request is weighed once, by the most that it can come to hold, so that nothing
-//! has to be asked while it waits.
+//! In: the memory of a request while it waits, in bytes. Out: a permit, or the limit that is exceeded. The memory is
+//! estimated once, as the most that the request can use, so that it need not be updated while the request waits.
 
 use super::Count;
 
-/// What a waiting request holds beside its head and its content, at most: its task, its timer, its
-/// place at the connection.
+/// Most memory of a waiting request apart from its head and content: its task, its timer, its state at the connection.
 const BASE_BYTES: usize = 8 * 1024;
 
-/// What a request weighs that waits. Its head is kept as it is sent on, and once more as it was received where
-/// an answer of our own may depend on that, or a line of the log. Content lies in the buffers that it was read
-/// into, which it does not fill: 1.3 times its length was measured for HTTP/2 frames of 16 KiB, 2.2 times
-/// for those of 256 bytes.
+/// The memory of a waiting request, in bytes. Its head may be kept twice: as it is forwarded, and as it was received,
+/// which the server's own responses and log lines use. Content is kept in its read buffers, which it does not fill: 1.3
+/// times its length was measured for HTTP/2 frames of 16 KiB, 2.2 times for frames of 256 bytes.
 #[must_use]
 pub fn weight(head_bytes: usize, content_bytes: usize) -> usize {
     let head = head_bytes.saturating_mul(2);
@@ -21,7 +18,7 @@ pub fn weight(head_bytes: usize, content_bytes: usize) -> usize {
     head.saturating_add(content).saturating_add(BASE_BYTES)
 }
 
-/// Where requests may wait; without bounds at first.
+/// The waiting requests and their limits; initially without limits.
 #[derive(Debug)]
 pub(super) struct WaitingRoom {
     requests: Count,
@@ -31,13 +28,13 @@ pub(super) struct WaitingRoom {
 /// Why another request may not wait.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum WaitingFull {
-    /// As many wait as may.
+    /// The greatest number of requests is waiting.
     Requests(usize),
-    /// It would hold more than may be held together with those that wait.
+    /// With this request, the waiting ones would hold too much memory.
     Bytes(usize),
 }
 
-/// The right to wait; returned when dropped.
+/// The permit of a waiting request; returned when dropped.
 #[derive(Debug)]
 pub(super) struct WaitingPermit<'a> {
     room: &'a WaitingRoom,
@@ -52,13 +49,13 @@ impl WaitingRoom {
         }
     }
 
-    /// Changes the bounds; requests that wait already go on.
+    /// Changes the limits; requests that are waiting already continue to.
     pub(super) fn limit(&self, requests: Option<u32>, bytes: Option<u64>) {
         self.requests.limit(requests.map(u64::from));
         self.bytes.limit(bytes);
     }
 
-    /// A permit for a request that weighs so much.
+    /// Acquires a permit for a request that holds `bytes` of memory.
     pub(super) fn enter(&self, bytes: usize) -> Result<WaitingPermit<'_>, WaitingFull> {
         self.requests.enter(1).map_err(WaitingFull::Requests)?;
         if let Err(max) = self.bytes.enter(bytes) {
@@ -68,12 +65,12 @@ impl WaitingRoom {
         Ok(WaitingPermit { room: self, bytes })
     }
 
-    /// How many more may wait, and how much more they may hold, in bytes.
+    /// How many more requests may wait, and how many more bytes they may hold.
     pub(super) fn free(&self) -> (usize, usize) {
         (self.requests.free(), self.bytes.free())
     }
 
-    /// How many wait now.
+    /// The number of waiting requests.
     pub(super) fn now(&self) -> usize {
         self.requests.now()
     }
@@ -93,7 +90,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_does_not_fit_leaves_nothing_behind() {
+    fn a_refused_request_is_not_counted() {
         let room = WaitingRoom::unlimited();
         room.limit(Some(2), Some(1_000));
         let large = room.enter(900).unwrap();
@@ -113,20 +110,20 @@ mod tests {
 
     proptest! {
         #[test]
-        fn neither_bound_is_ever_passed(
+        fn neither_limit_is_ever_exceeded(
             (most, bytes) in (0_u32..8, 0_u64..4_000),
             steps in prop::collection::vec((any::<bool>(), 0_usize..2_000), 1..100),
         ) {
             let room = WaitingRoom::unlimited();
             room.limit(Some(most), Some(bytes));
             let mut waiting: Vec<WaitingPermit<'_>> = Vec::new();
-            for (is_coming, weight) in steps {
-                if is_coming {
+            for (arrives, weight) in steps {
+                if arrives {
                     waiting.extend(room.enter(weight));
                 } else if !waiting.is_empty() {
                     waiting.swap_remove(weight % waiting.len());
                 }
-                let held: usize = waiting.iter().map(|place| place.bytes).sum();
+                let held: usize = waiting.iter().map(|permit| permit.bytes).sum();
                 prop_assert_eq!((room.now(), room.bytes.now()), (waiting.len(), held));
                 prop_assert!(waiting.len() <= most as usize && held as u64 <= bytes);
             }

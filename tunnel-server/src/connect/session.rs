@@ -33,7 +33,7 @@ use crate::{
     config::Config,
     directory::ClaimRefusal,
     events::{Event, EventKind},
-    registry::{JoinRefusal, Joining, Membership},
+    registry::{JoinRefusal, JoinRequest, Membership},
     runtimes::RuntimeLabel,
     tunnel::Peer,
 };
@@ -153,7 +153,7 @@ impl LiveSession {
         {
             return Err(reason);
         }
-        let joining = Joining {
+        let request = JoinRequest {
             runtime: &self.credential.grant().runtime,
             instance,
             session: &self.session,
@@ -168,7 +168,7 @@ impl LiveSession {
             allow_from: self.allow_from.clone(),
             on_conflict: shared.config.load().settings.on_conflict,
         };
-        let membership = match shared.registry.join(joining).await {
+        let membership = match shared.registry.join(request).await {
             Ok(membership) => membership,
             Err(refusal) => {
                 tracing::warn!(%runtime, %instance, number, %peer, %refusal, "a session did not join");

@@ -1,7 +1,7 @@
-//! The table of claims, as a plain value: each change is one function of the state and the time.
+//! The table of claims, as a plain value: each change is a function of the state and the time.
 //!
-//! A claim stands while it has a holder, and is removed only by its own last holder: a late release
-//! has an older epoch, and changes nothing.
+//! A claim exists while it has a holder, and is removed with its last one. A late release has an older epoch and changes
+//! nothing.
 
 use std::collections::{HashMap, VecDeque};
 
@@ -11,8 +11,8 @@ use tunnel_proto::handshake::InstanceId;
 use super::{Claim, ClaimRefusal, Epoch, OnConflict, contention::Contention};
 use crate::runtimes::RuntimeLabel;
 
-/// Superseded instances that are remembered for a runtime. More than live at once in any rollout.
-const REMEMBERED: usize = 16;
+/// How many superseded instances are stored per runtime: more than are connected at once in any rollout.
+const MAX_SUPERSEDED: usize = 16;
 
 /// The claim of each runtime that is held.
 #[derive(Debug, Default)]
@@ -24,13 +24,13 @@ pub(super) struct Claims {
 #[derive(Debug)]
 struct Entry {
     claim: Claim,
-    /// How many hold the claim: the sessions of its instance.
+    /// The number of guards of the claim: the sessions of its instance.
     holders: usize,
     contention: Contention,
-    /// The holder has said that it leaves: the next instance supersedes nobody.
+    /// The holder is leaving: the next instance does not supersede it.
     is_leaving: bool,
-    /// Instances that lost the runtime while it was held without a break, the latest last. They do not
-    /// get it back before: one of their dials may have been on its way when they lost it.
+    /// Instances that lost the runtime since it was last free, the latest last. They do not get it back before it is free
+    /// again, since one of their dials may have been on its way when they lost it.
     superseded: VecDeque<InstanceId>,
 }
 
@@ -69,7 +69,7 @@ impl Claims {
             epoch: Epoch(self.last_epoch),
         };
         match self.held.get_mut(runtime) {
-            Some(entry) => entry.pass_to(claim.clone(), now),
+            Some(entry) => entry.replace_claim(claim.clone(), now),
             None => {
                 let entry = Entry {
                     claim: claim.clone(),
@@ -84,7 +84,7 @@ impl Claims {
         Ok(claim)
     }
 
-    /// The holder leaves by its own will. Does nothing when a newer claim stands in its place.
+    /// Records that the holder is leaving. Does nothing if there is a newer claim.
     pub(super) fn leave(&mut self, runtime: &RuntimeLabel, epoch: Epoch) {
         if let Some(entry) = self.held.get_mut(runtime)
             && entry.claim.epoch == epoch
@@ -93,7 +93,7 @@ impl Claims {
         }
     }
 
-    /// One holder less. Does nothing when a newer claim stands in its place.
+    /// Removes one holder. Does nothing if there is a newer claim.
     pub(super) fn release(&mut self, runtime: &RuntimeLabel, epoch: Epoch) {
         if let Some(entry) = self.held.get_mut(runtime)
             && entry.claim.epoch == epoch
@@ -106,7 +106,7 @@ impl Claims {
     }
 
     #[cfg(test)]
-    pub(super) fn standing(&self, runtime: &RuntimeLabel) -> Option<&Claim> {
+    pub(super) fn current(&self, runtime: &RuntimeLabel) -> Option<&Claim> {
         self.held.get(runtime).map(|entry| &entry.claim)
     }
 
@@ -148,9 +148,9 @@ impl Entry {
         })
     }
 
-    fn pass_to(&mut self, claim: Claim, now: Instant) {
+    fn replace_claim(&mut self, claim: Claim, now: Instant) {
         let older = std::mem::replace(&mut self.claim, claim);
-        if self.superseded.len() == REMEMBERED {
+        if self.superseded.len() == MAX_SUPERSEDED {
             self.superseded.pop_front();
         }
         self.superseded.push_back(older.instance);
@@ -189,7 +189,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn the_newest_instance_wins_and_a_late_release_cannot_hurt_it() {
+    async fn the_newest_instance_wins_and_a_late_release_does_not_affect_it() {
         let mut claims = Claims::default();
         let first = claim(&mut claims, 1, Supersede).unwrap();
         let second = claim(&mut claims, 2, Supersede).unwrap();
@@ -203,7 +203,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_claim_stands_until_its_last_holder_lets_go() {
+    async fn a_claim_is_kept_until_its_last_holder_releases_it() {
         let mut claims = Claims::default();
         let held = claim(&mut claims, 1, Reject).unwrap();
         assert_eq!(claim(&mut claims, 1, Reject).unwrap(), held);
@@ -227,14 +227,11 @@ mod tests {
         let refused = claim(&mut claims, 1, Supersede).unwrap_err();
         assert_eq!(refused, ClaimRefusal::Superseded { by: instance(2) });
         claims.release(&label("a"), newer.epoch);
-        assert!(
-            claim(&mut claims, 1, Supersede).is_ok(),
-            "nobody has it any more"
-        );
+        assert!(claim(&mut claims, 1, Supersede).is_ok(), "it is free again");
     }
 
     #[tokio::test]
-    async fn a_holder_that_leaves_keeps_nobody_out() {
+    async fn a_leaving_holder_does_not_block_the_next_instance() {
         let mut claims = Claims::default();
         let leaving = claim(&mut claims, 1, Reject).unwrap();
         claims.leave(&label("a"), leaving.epoch);
@@ -245,7 +242,7 @@ mod tests {
         claim(&mut claims, 2, Reject).unwrap();
         assert!(
             claim(&mut claims, 3, Reject).is_err(),
-            "it has changed its mind"
+            "it holds the runtime again"
         );
     }
 
@@ -267,7 +264,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn runtimes_do_not_touch_each_other() {
+    async fn claims_of_different_runtimes_are_independent() {
         let (mut claims, now) = (Claims::default(), Instant::now());
         let a = claims
             .claim(&label("a"), &instance(1), Reject, now)

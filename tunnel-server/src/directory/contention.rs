@@ -1,20 +1,19 @@
 //! Instances that take a runtime from each other: how long the next takeover has to wait.
 //!
-//! Pure: the time comes as an argument. The first takeovers in a row pass at once, since a rollout and
-//! its rollback look alike; after them the runtime changes hands less and less often, so that its
-//! holder can serve meanwhile.
+//! Pure: the time is an argument. The first takeovers in a row need not wait, since a rollout and its rollback cause some;
+//! further ones wait longer and longer, so that the holder can serve meanwhile.
 
 use std::time::Duration;
 
 use tokio::time::Instant;
 
-/// Takeovers in a row that need not wait: a rollout, its way back, and one more.
+/// Takeovers in a row that need not wait: a rollout, its rollback, and one more.
 const FREE: u32 = 3;
 
-/// Shortest and longest wait for one that has to.
+/// Shortest and longest time that a takeover has to wait.
 const HOLD_OFF: (Duration, Duration) = (Duration::from_secs(2), Duration::from_secs(60));
 
-/// A holder that lasts so much longer than it was protected has won: the row is over.
+/// A holder that keeps the runtime for this long after the wait is over ends the row of takeovers.
 const CALM: Duration = Duration::from_secs(60);
 
 /// The takeovers of one runtime.
@@ -25,7 +24,7 @@ pub(super) struct Contention {
 }
 
 impl Contention {
-    /// How often the runtime has changed hands in a row, as of now.
+    /// The number of takeovers in a row, as of now.
     pub(super) fn takeovers(&self, now: Instant) -> u32 {
         match self.last {
             Some(last) if now < last + self.hold_off() + CALM => self.in_a_row,
@@ -41,13 +40,13 @@ impl Contention {
         (last + self.hold_off()).saturating_duration_since(now)
     }
 
-    /// The runtime changes hands.
+    /// Counts a takeover.
     pub(super) fn on_takeover(&mut self, now: Instant) {
         self.in_a_row = self.takeovers(now).saturating_add(1);
         self.last = Some(now);
     }
 
-    /// How long after the last takeover the next may come.
+    /// How long after the last takeover the next one is allowed.
     fn hold_off(&self) -> Duration {
         let Some(doublings) = self.in_a_row.checked_sub(FREE) else {
             return Duration::ZERO;
@@ -67,7 +66,7 @@ mod tests {
     const SECOND: Duration = Duration::from_secs(1);
 
     #[test]
-    fn a_rollout_and_its_way_back_do_not_wait() {
+    fn a_rollout_and_its_rollback_do_not_wait() {
         let (mut contention, now) = (Contention::default(), Instant::now());
         for _ in 0..FREE {
             assert_eq!(contention.wait(now), Duration::ZERO);
@@ -77,7 +76,7 @@ mod tests {
     }
 
     #[test]
-    fn a_fight_is_slowed_more_and_more_and_up_to_a_bound() {
+    fn repeated_takeovers_wait_longer_up_to_a_bound() {
         let (mut contention, mut now) = (Contention::default(), Instant::now());
         let mut waits = Vec::new();
         for _ in 0..12 {
@@ -106,7 +105,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn nobody_waits_longer_than_the_bound(gaps in proptest::collection::vec(0_u64..100, 0..100)) {
+        fn no_takeover_waits_longer_than_the_bound(gaps in proptest::collection::vec(0_u64..100, 0..100)) {
             let (mut contention, mut now) = (Contention::default(), Instant::now());
             for gap in gaps {
                 now += Duration::from_millis(500 * gap);

@@ -1,9 +1,9 @@
-//! Instances, requests and clean-ups that come to one runtime's place at once, in every order that a
-//! checker of races (shuttle) finds for them.
+//! Instances, requests and sweeps that use one runtime's slot concurrently, in the thread schedules of a race checker
+//! (shuttle).
 //!
-//! What is tried is the registry, the directory and the tunnel themselves: all but the order in which
-//! threads get their locks is as in the program. A thread that waits for something which never comes
-//! fails a test too. A failure prints its schedule, which `shuttle::replay` runs again.
+//! The registry, the directory and the tunnel are the real ones; only the order in which threads get their locks is
+//! chosen by the checker. A thread that waits forever fails the test too. A failure prints its schedule, which
+//! `shuttle::replay` runs again.
 
 use futures_util::FutureExt;
 use shuttle::{
@@ -16,7 +16,7 @@ use tokio::{io::DuplexStream, runtime, time::advance};
 use tunnel_proto::session::{Driver, SessionEvents};
 
 use super::{
-    tests::{entry, instance, joining, live_session},
+    tests::{entry, instance, live_session, request},
     *,
 };
 use crate::lock::without_after;
@@ -24,13 +24,13 @@ use crate::lock::without_after;
 /// Bytes of stack for each thread: builds with debug information need more than usual.
 const STACK: usize = 512 * 1024;
 
-/// Orders that are tried of what has too many for all.
+/// Number of random schedules for a scenario that has too many to try all.
 const ORDERS: usize = 3_000;
 
-/// Changes of thread that the orders of the second kind consist of, where most faults hide.
+/// Number of thread switches in schedules of the second kind, which find most faults.
 const SWITCHES: usize = 3;
 
-/// Runs a scenario in the orders that the scheduler gives. Time stands still.
+/// Runs a scenario in the schedules of the scheduler. Time is paused.
 fn check(scheduler: impl Scheduler + 'static, scenario: fn()) {
     let runtime = runtime::Builder::new_current_thread()
         .enable_time()
@@ -44,23 +44,23 @@ fn check(scheduler: impl Scheduler + 'static, scenario: fn()) {
     assert!(tried > 0);
 }
 
-/// In so many random orders, and in so many with few changes of thread.
+/// Runs a scenario in random schedules, and in schedules with few thread switches.
 fn check_often(scenario: fn()) {
     check(RandomScheduler::new(ORDERS), scenario);
     check(PctScheduler::new(SWITCHES, ORDERS / 2), scenario);
 }
 
-/// In every order in which threads can get their locks.
+/// Runs a scenario in every possible schedule.
 fn check_all(scenario: fn()) {
     without_after(|| check(DfsScheduler::new(None, false), scenario));
 }
 
-/// One runtime, and what was seen of it.
+/// One runtime, and what was observed of it.
 struct Scene {
     registry: Arc<Registry>,
     entry: Arc<RuntimeEntry>,
     slot: Arc<Slot>,
-    /// Every tunnel that there was.
+    /// All tunnels so far.
     tunnels: parking_lot::Mutex<Vec<Arc<Tunnel>>>,
     /// The claim of the latest tunnel that took exchanges.
     served: parking_lot::Mutex<Option<Epoch>>,
@@ -88,8 +88,8 @@ impl Scene {
     fn join(&self, number: u8, on_conflict: OnConflict) -> Result<Joined, JoinRefusal> {
         let (session, events, driver) = live_session();
         let instance = instance(number);
-        let joining = joining(&self.entry, &instance, &session, on_conflict);
-        let membership = block_on(self.registry.join(joining))?;
+        let request = request(&self.entry, &instance, &session, on_conflict);
+        let membership = block_on(self.registry.join(request))?;
         let mut tunnels = self.tunnels.lock();
         tunnels.push(membership.tunnel().clone());
         drop(tunnels);
@@ -110,7 +110,7 @@ impl Scene {
         }
     }
 
-    /// What has to be true at any time.
+    /// Checks what must be true at any time.
     fn precheck(&self) {
         let state = self.slot.state.lock();
         let present = state.tunnel.as_ref();
@@ -121,14 +121,14 @@ impl Scene {
         }
         let Some(present) = present else { return };
         let epoch = present.claim().epoch;
-        let standing = self.registry.directory.standing(&self.slot.label);
-        let standing = standing.expect("a tunnel stands without a claim");
-        assert!(standing.epoch >= epoch);
+        let current = self.registry.directory.current(&self.slot.label);
+        let current = current.expect("a tunnel stands without a claim");
+        assert!(current.epoch >= epoch);
         let before = self.served.lock().replace(epoch);
         assert!(before <= Some(epoch), "an older instance is back");
     }
 
-    /// What has to be true when everybody has left.
+    /// Checks what must be true when all instances have left.
     fn assert_empty(&self) {
         self.precheck();
         assert!(self.slot.tunnel().is_none());
@@ -139,7 +139,7 @@ impl Scene {
         assert!(tunnels.iter().all(|tunnel| tunnel.session_count() == 0));
     }
 
-    /// Whether a tunnel was told to give way.
+    /// Whether a tunnel got the directive to be superseded.
     fn is_superseded(&self, joined: &Joined) -> bool {
         let order = joined.membership.directive(0).now_or_never();
         matches!(order, Some(Directive::Superseded { .. }))
@@ -160,7 +160,7 @@ fn each<T: Send + 'static>(scene: &Arc<Scene>, numbers: &[u8], act: fn(&Scene, u
 }
 
 #[test]
-fn instances_that_come_and_go_leave_nothing_behind() {
+fn instances_that_join_and_leave_are_removed_entirely() {
     check_often(|| {
         let scene = Scene::new();
         each(&scene, &[1, 2, 3], |scene, number| {
@@ -229,7 +229,7 @@ fn sessions_of_one_instance_are_one_tunnel_while_one_of_them_is_there() {
 }
 
 #[test]
-fn where_the_older_instance_is_kept_it_is_never_told_to_go() {
+fn an_older_instance_that_is_kept_is_never_superseded() {
     check_often(|| {
         let scene = Scene::new();
         each(&scene, &[1, 2, 3], |scene, number| {
@@ -250,9 +250,9 @@ fn where_the_older_instance_is_kept_it_is_never_told_to_go() {
     });
 }
 
-/// A thread that is not woken would wait for ever.
+/// A thread that is not woken would wait forever.
 #[test]
-fn a_superseded_session_hears_of_it() {
+fn a_superseded_session_is_notified() {
     check_often(|| {
         let scene = Scene::new();
         let older = scene.newest(1).expect("nobody else wants it");
@@ -269,13 +269,13 @@ fn a_superseded_session_hears_of_it() {
 }
 
 #[test]
-fn whoever_waits_for_a_runtime_is_woken_when_a_session_joins() {
+fn a_request_that_waits_is_woken_when_a_session_joins() {
     check_often(|| {
         let scene = Scene::new();
         let waiting = [(); 2].map(|()| {
             let slot = scene.slot.clone();
             thread::spawn(move || {
-                let online = block_on(slot.online_within(RETURNING, None, || 0)).unwrap();
+                let online = block_on(slot.online_within(RETURN_WINDOW, None, || 0)).unwrap();
                 assert!(online.is_some());
             })
         });
@@ -289,13 +289,13 @@ fn whoever_waits_for_a_runtime_is_woken_when_a_session_joins() {
 }
 
 #[test]
-fn a_clean_up_never_takes_the_place_of_a_runtime_that_is_there() {
+fn a_sweep_never_removes_the_slot_of_an_online_runtime() {
     check_often(|| {
         let registry = Registry::new(Metrics::new().unwrap(), Events::new("t"));
         let sweeping = registry.clone();
         let sweeping = thread::spawn(move || {
             for _ in 0..2 {
-                block_on(advance(RETURNING * 2));
+                block_on(advance(RETURN_WINDOW * 2));
                 sweeping.sweep();
             }
         });
@@ -307,8 +307,8 @@ fn a_clean_up_never_takes_the_place_of_a_runtime_that_is_there() {
         let (entry, instance) = (entry(), instance(1));
         for _ in 0..2 {
             let (session, events, driver) = live_session();
-            let joining = joining(&entry, &instance, &session, OnConflict::Supersede);
-            let membership = block_on(registry.join(joining)).unwrap();
+            let request = request(&entry, &instance, &session, OnConflict::Supersede);
+            let membership = block_on(registry.join(request)).unwrap();
             let slot = registry.slot("acme-prod").expect("it is online");
             let (tunnel, _) = slot.online().expect("it has joined");
             assert!(Arc::ptr_eq(&tunnel, membership.tunnel()));
@@ -317,14 +317,14 @@ fn a_clean_up_never_takes_the_place_of_a_runtime_that_is_there() {
         sweeping.join().unwrap();
         listing.join().unwrap();
         assert!(registry.directory.is_empty());
-        block_on(advance(RETURNING * 2));
+        block_on(advance(RETURN_WINDOW * 2));
         registry.sweep();
         assert!(registry.slots().is_empty());
     });
 }
 
 #[test]
-fn a_leave_and_a_takeover_in_every_order_leave_the_newer_instance() {
+fn a_leave_and_a_takeover_leave_the_newer_instance_in_every_schedule() {
     check_all(|| {
         let scene = Scene::new();
         let older = scene.newest(1);
@@ -339,12 +339,12 @@ fn a_leave_and_a_takeover_in_every_order_leave_the_newer_instance() {
 }
 
 #[test]
-fn a_wait_and_a_join_in_every_order_end_with_a_session() {
+fn a_wait_and_a_join_end_with_a_session_in_every_schedule() {
     check_all(|| {
         let scene = Scene::new();
         let slot = scene.slot.clone();
         let waiting = thread::spawn(move || {
-            let online = block_on(slot.online_within(RETURNING, None, || 0)).unwrap();
+            let online = block_on(slot.online_within(RETURN_WINDOW, None, || 0)).unwrap();
             assert!(online.is_some());
         });
         let joined = scene.newest(1);
@@ -355,7 +355,7 @@ fn a_wait_and_a_join_in_every_order_end_with_a_session() {
 }
 
 #[test]
-fn of_two_claims_that_come_and_go_none_is_left_in_any_order() {
+fn two_claims_that_end_are_both_removed_in_every_schedule() {
     check_all(|| {
         let directory = Arc::new(Directory::default());
         let newer = directory.clone();
