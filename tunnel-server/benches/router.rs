@@ -32,7 +32,7 @@ use tunnel_server::{
     events::Events,
     metrics::Metrics,
     public::check::{check, outgoing},
-    registry::{Joining, Membership, Registry},
+    registry::{JoinRequest, Membership, Registry},
     router::Router,
     runtimes::{HostName, Runtimes},
     tunnel::Peer,
@@ -202,7 +202,7 @@ impl Table {
         let mut online = Vec::new();
         let mut memberships = Vec::new();
         for entry in runtimes.iter().step_by(count.div_ceil(ONLINE)) {
-            let joining = Joining {
+            let request = JoinRequest {
                 runtime: entry,
                 instance: secret.id(),
                 session: &live.session,
@@ -217,7 +217,7 @@ impl Table {
                 allow_from: None,
                 on_conflict: OnConflict::Supersede,
             };
-            let joined = registry.join(joining).now_or_never();
+            let joined = registry.join(request).now_or_never();
             memberships.push(joined.unwrap().unwrap());
             online.push(format!("{}.{DOMAIN}", entry.label));
         }

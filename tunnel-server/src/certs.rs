@@ -1,8 +1,7 @@
-//! Certificates of one's own making: a CA that signs a server's and a client's certificate.
+//! Development certificates: a CA that signs a server's and a client's certificate.
 //!
-//! In come the names the server is reached by, and what is there already; out comes PEM text in memory.
-//! For trying out, for tests and for closed networks: the holder of the CA's key can pose as any server
-//! to every client that trusts the CA.
+//! In: the names that the server is reached by, and the existing files. Out: PEM text in memory. For development, tests
+//! and closed networks: the holder of the CA's key can impersonate any server to every client that trusts the CA.
 
 mod complete;
 
@@ -17,15 +16,15 @@ use rcgen::{
 
 pub use self::complete::{Present, complete, unnamed};
 
-/// Most days a certificate may be good: ten years.
+/// Longest validity of a certificate, in days: ten years.
 pub const MAX_DAYS: u32 = 3650;
 
-/// How far before now the certificates begin, for clocks that are behind.
+/// How long before now the certificates become valid, for clocks that are behind.
 const CLOCK_SLACK: Duration = Duration::from_secs(60 * 60);
 
 const DAY: Duration = Duration::from_secs(24 * 60 * 60);
 
-/// What the CA calls itself.
+/// The CA's common name.
 const CA_NAME: &str = "tunnel development CA";
 
 /// The CA's, the server's and the client's certificates with their keys, all PEM.
@@ -34,7 +33,7 @@ const CA_NAME: &str = "tunnel development CA";
 pub struct Certificates {
     /// The CA that both ends trust.
     pub ca_pem: String,
-    /// The CA's key, PKCS#8; none where others were signed with it and it was not kept.
+    /// The CA's key, PKCS#8; `None` if it exists elsewhere only and nothing had to be signed.
     pub ca_key: Option<String>,
     /// The server's certificate.
     pub server_pem: String,
@@ -50,40 +49,40 @@ pub struct Certificates {
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum CertsError {
-    /// Nothing for the server's certificate to name.
+    /// There is no name for the server's certificate.
     #[error("no name given: name the hosts or IP addresses that the server is reached by")]
     NoName,
-    /// A name that a certificate cannot carry.
+    /// A name that a certificate cannot contain.
     #[error("`{0}` is no host name, wildcard (`*.example.com`) or IP address")]
     BadName(String),
-    /// Too short or too long.
-    #[error("{0} days are not possible: give 1 to {MAX_DAYS}")]
+    /// The validity is too short or too long.
+    #[error("{0} days are out of range: give 1 to {MAX_DAYS}")]
     BadDays(u32),
-    /// Something more has to be signed, and the CA's key is not there.
+    /// A certificate must be signed, and the CA's key is missing.
     #[error(
-        "ca.pem is there and its key, ca.key, is not, so that no certificate can be added: put the key back, or have all \
-         made anew with --force"
+        "ca.pem exists and its key, ca.key, does not, so that no certificate can be added: put the key back, or replace \
+         all files with --force"
     )]
     NoCaKey,
-    /// A certificate is there, and nothing of the CA that has signed it.
+    /// There is a certificate, and the CA that has signed it is missing.
     #[error(
-        "{0} is there and ca.pem, with which it was signed, is not: put that back, or have all made anew with --force"
+        "{0} exists and the CA that signed it, ca.pem, does not: put that back, or replace all files with --force"
     )]
     NoCa(&'static str),
-    /// A certificate is there without its key, and no other fits.
+    /// There is a certificate, and its key is missing.
     #[error(
-        "{0} is there and its key, {1}, is not, and no other key fits it: put that back, or remove {0}, and both are made"
+        "{0} exists and its key, {1}, does not: put the key back, or remove {0} to have both made"
     )]
     NoKey(&'static str, &'static str),
-    /// A key that is there cannot be used.
+    /// An existing key cannot be used.
     #[error(
-        "{0} holds no usable private key: give an unencrypted PKCS#8 key in PEM, or remove the file, and one is made"
+        "{0} holds no usable private key: give an unencrypted PKCS#8 key in PEM, or remove the file to have one made"
     )]
     BadKey(&'static str),
     /// The CA, or its key, was not made by this program.
     #[error(
         "ca.pem and ca.key were not made together by this command, so that no certificate can be added: sign it with the \
-         CA's own tools, or name another folder"
+         CA's own tools, or give another folder"
     )]
     OtherCa,
     /// The library failed.
@@ -91,9 +90,8 @@ pub enum CertsError {
     Failed(#[from] rcgen::Error),
 }
 
-/// Makes a CA and two certificates under it, good from now for `days` days. `names` are host names,
-/// wildcards such as `*.tunnels.localhost`, or IP addresses; the server's certificate is good for
-/// all of them.
+/// Makes a CA and two certificates that it signs, valid from now for `days` days. `names` are host names, wildcards such
+/// as `*.tunnels.localhost`, or IP addresses; the server's certificate covers all of them.
 pub fn generate(names: &[String], days: u32) -> Result<Certificates, CertsError> {
     complete(&Present::default(), names, days)
 }
@@ -104,7 +102,7 @@ impl fmt::Debug for Certificates {
     }
 }
 
-/// What a CA of ours says of itself.
+/// The parameters of a development CA.
 fn authority(days: u32) -> Result<CertificateParams, CertsError> {
     let mut params = params(&[], CA_NAME, days)?;
     params.is_ca = IsCa::Ca(BasicConstraints::Constrained(0));
@@ -121,14 +119,14 @@ fn server(
 ) -> Result<String, CertsError> {
     let first = names.first().ok_or(CertsError::NoName)?;
     let mut server = leaf(names, first, days, ExtendedKeyUsagePurpose::ServerAuth)?;
-    // Nodes of one server show this certificate to each other as well.
+    // Nodes of one server also authenticate to each other with this certificate.
     server
         .extended_key_usages
         .push(ExtendedKeyUsagePurpose::ClientAuth);
     Ok(server.signed_by(key, ca)?.pem())
 }
 
-/// The client's, for this one.
+/// The client's certificate, for this key.
 fn client(days: u32, key: &KeyPair, ca: &Issuer<'_, KeyPair>) -> Result<String, CertsError> {
     let usage = ExtendedKeyUsagePurpose::ClientAuth;
     let client = leaf(&[], "tunnel-client", days, usage)?;
@@ -145,7 +143,7 @@ fn leaf(
     params.is_ca = IsCa::ExplicitNoCa;
     params.key_usages = vec![KeyUsagePurpose::DigitalSignature];
     params.extended_key_usages = vec![usage];
-    // Strict verifiers, such as Python's since 3.13, ask for it.
+    // Strict verifiers, such as Python's since 3.13, require it.
     params.use_authority_key_identifier_extension = true;
     Ok(params)
 }
@@ -182,8 +180,8 @@ mod tests {
         names.iter().map(|name| (*name).to_owned()).collect()
     }
 
-    /// Whether a verifier that trusts the CA takes the server for `name`, so many days from now.
-    fn is_good_for(made: &Certificates, name: &str, in_days: u64) -> bool {
+    /// Whether a verifier that trusts the CA accepts the server as `name`, `in_days` from now.
+    fn is_valid_for(made: &Certificates, name: &str, in_days: u64) -> bool {
         let ca = CertificateDer::from_pem_slice(made.ca_pem.as_bytes()).unwrap();
         let server = CertificateDer::from_pem_slice(made.server_pem.as_bytes()).unwrap();
         let anchors = [anchor_from_trusted_cert(&ca).unwrap()];
@@ -213,17 +211,17 @@ mod tests {
     }
 
     #[test]
-    fn the_server_is_good_for_its_names_and_its_days() {
+    fn the_server_certificate_is_valid_for_its_names_and_days() {
         let made = generate(
             &names(&["localhost", "*.tunnels.localhost", "127.0.0.1", "::1"]),
             30,
         )
         .unwrap();
         for name in ["localhost", "a-b.tunnels.localhost", "127.0.0.1", "::1"] {
-            assert!(is_good_for(&made, name, 29), "{name}");
+            assert!(is_valid_for(&made, name, 29), "{name}");
         }
-        assert!(!is_good_for(&made, "other.example", 0));
-        assert!(!is_good_for(&made, "localhost", 31));
+        assert!(!is_valid_for(&made, "other.example", 0));
+        assert!(!is_valid_for(&made, "localhost", 31));
     }
 
     #[test]
@@ -252,7 +250,7 @@ mod tests {
         }
     }
 
-    /// All of what was made.
+    /// All files that were made.
     fn present(made: &Certificates) -> Present {
         let made = made.clone();
         Present {
@@ -266,7 +264,7 @@ mod tests {
     }
 
     #[test]
-    fn what_lacks_is_made_to_fit_what_is_there() {
+    fn missing_files_are_made_to_fit_existing_ones() {
         let names = names(&["localhost"]);
         let made = generate(&names, 1).unwrap();
         let without = |change: fn(&mut Present)| {
@@ -291,11 +289,11 @@ mod tests {
             assert!(kept.server_key.is_none_or(|text| text == after.server_key));
             assert!(kept.client_key.is_none_or(|text| text == after.client_key));
             assert_eq!(made.ca_key, after.ca_key);
-            assert!(is_good_for(&after, "localhost", 0));
+            assert!(is_valid_for(&after, "localhost", 0));
             Identity::from_pem(&after.server_pem, &after.server_key).unwrap();
             Identity::from_pem(&after.client_pem, &after.client_key).unwrap();
         }
-        // Nothing is to be signed, so that nothing is missing.
+        // Nothing has to be signed, so the CA's key is not needed.
         let whole = without(|present| present.ca_key = None).unwrap();
         assert_eq!(
             (whole.server_pem, whole.ca_key),
@@ -304,7 +302,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_made_to_fit_is_refused() {
+    fn files_that_cannot_be_completed_are_refused() {
         let names = names(&["localhost"]);
         let made = generate(&names, 1).unwrap();
         let other = generate(&names, 1).unwrap();

@@ -1,12 +1,11 @@
-//! What happens to runtimes and to the server, for operators that watch.
+//! Events of runtimes and of the server, for operators.
 //!
 //! ```text
 //!   registry, connect, reload ──report─▶ ring of the last 1,024 ◀──each at its own pace── readers
 //! ```
 //!
-//! [`Events::report`] takes a lock for as long as one push takes, and never waits for a reader: a
-//! reader that the ring has overtaken gets [`TooSlow`]. Nothing here decides anything, and nothing depends on
-//! an event having been read.
+//! [`Events::report`] holds a lock for one push only, and never waits for a reader: a reader that the ring has overtaken
+//! gets [`TooSlow`]. No behaviour of the server depends on events or on their readers.
 
 use std::{collections::VecDeque, fmt, sync::Arc};
 
@@ -16,14 +15,14 @@ use tokio::sync::watch;
 
 use crate::{runtimes::RuntimeLabel, timestamp::Timestamp};
 
-/// Events that are kept, for readers that are behind or come again: a few seconds of thousands of
-/// clients that all dial again, or days of a quiet server; about 200 KiB.
+/// Number of events that are kept for readers that are behind or connect again: a few seconds in which thousands of
+/// clients dial again, or days of an idle server; about 200 KiB.
 pub const RING: usize = 1_024;
 
-/// Events handed to a reader at once, so that none of their texts grows large.
+/// Most events that are returned to a reader at once, which bounds the size of the text.
 const BATCH: usize = 64;
 
-/// What kind of thing has happened.
+/// The kind of an event.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 #[non_exhaustive]
@@ -38,21 +37,21 @@ pub enum EventKind {
     SessionEnded,
     /// A newer instance has taken a runtime over.
     Superseded,
-    /// Instances fight for a runtime, and are slowed.
+    /// Instances repeatedly take a runtime from each other, and takeovers are delayed.
     Contested,
     /// A credential is no longer valid.
     Revoked,
-    /// A session's credential has run out.
+    /// A session's credential has expired.
     Expired,
-    /// Changed files were read; the reason says when they are not good.
+    /// The configuration was reloaded; there is a reason if it is not valid.
     Reloaded,
-    /// The server was asked to stop.
+    /// The server has begun to stop.
     Draining,
-    /// Reported by no part: a reader was away for so long that events are lost to it.
+    /// Made for a reader that has missed events because it was away for too long.
     Missed,
 }
 
-/// One thing that has happened.
+/// One event.
 #[derive(Debug, Clone)]
 pub struct Event {
     kind: EventKind,
@@ -62,15 +61,15 @@ pub struct Event {
     detail: Option<String>,
 }
 
-/// An event as it is shown.
+/// An event as readers get it.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct EventView {
-    /// Which event of which run of the server this is; `Last-Event-ID` takes it. None of `missed`.
+    /// The event's id, unique across runs of the server, for `Last-Event-ID`; absent for `missed`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub id: Option<String>,
-    /// When.
+    /// When it occurred.
     pub time: Timestamp,
-    /// What.
+    /// Its kind.
     pub kind: EventKind,
     /// The runtime, if it is about one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -78,17 +77,17 @@ pub struct EventView {
     /// The session, if it is about one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub session: Option<String>,
-    /// Why, as a stable name.
+    /// The reason, as a stable name.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub reason: Option<String>,
-    /// The rest, for a person.
+    /// Details, for people.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub detail: Option<String>,
 }
 
 /// The last events, and a signal for readers of the next.
 pub struct Events {
-    /// Tells this run's events from another's, since each counts from 1.
+    /// Distinguishes the events of this run from those of others, since each run counts from 1.
     run: String,
     ring: Mutex<Ring>,
     reported: watch::Sender<()>,
@@ -115,7 +114,7 @@ pub struct Reader {
     reported: watch::Receiver<()>,
 }
 
-/// A reader is so far behind that events are lost to it.
+/// A reader is so far behind that it has missed events.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error("read too slowly, more than {RING} events behind")]
 pub struct TooSlow;
@@ -177,7 +176,7 @@ impl Event {
         }
     }
 
-    /// With the session that it is about.
+    /// Adds the session that it is about.
     #[must_use]
     pub fn session(self, id: impl Into<String>) -> Self {
         Self {
@@ -186,7 +185,7 @@ impl Event {
         }
     }
 
-    /// With the reason, as a stable name.
+    /// Adds the reason, as a stable name.
     #[must_use]
     pub fn reason(self, reason: &'static str) -> Self {
         Self {
@@ -195,7 +194,7 @@ impl Event {
         }
     }
 
-    /// With what a person wants to know. Never a secret.
+    /// Adds details for people. They must not contain a secret.
     #[must_use]
     pub fn detail(self, detail: impl Into<String>) -> Self {
         Self {
@@ -206,12 +205,12 @@ impl Event {
 }
 
 impl Events {
-    /// How many read along now.
+    /// The number of readers.
     pub(crate) fn readers(&self) -> usize {
         self.reported.receiver_count()
     }
 
-    /// No events yet. `run` distinguishes this run of the server from every other.
+    /// Makes an empty ring. `run` distinguishes this run of the server from all others.
     #[must_use]
     pub fn new(run: impl Into<String>) -> Arc<Self> {
         Arc::new(Self {
@@ -241,25 +240,25 @@ impl Events {
         self.reported.send_replace(());
     }
 
-    /// A reader of what comes from now on.
+    /// A reader of the events from now on.
     #[must_use]
     pub fn read(self: &Arc<Self>) -> Reader {
         let next = self.ring.lock().next;
         self.reader(next, false)
     }
 
-    /// A reader of what came after the event with this id, as far as it is still there.
+    /// A reader of the events after the one with this id, as far as they are still kept.
     #[must_use]
     pub fn read_after(self: &Arc<Self>, id: &str) -> Reader {
         let ring = self.ring.lock();
         let oldest = ring.next - ring.kept.len() as u64;
-        let wanted = self
+        let next = self
             .number_of(id)
             .and_then(|last| last.checked_add(1))
-            .filter(|wanted| (oldest..=ring.next).contains(wanted));
+            .filter(|next| (oldest..=ring.next).contains(next));
         drop(ring);
-        // An id of another run, or one that was never given: all that is kept is new to that reader.
-        self.reader(wanted.unwrap_or(oldest), wanted.is_none())
+        // An id of another run, or one that was never issued: all kept events are new to that reader.
+        self.reader(next.unwrap_or(oldest), next.is_none())
     }
 
     fn reader(self: &Arc<Self>, next: u64, has_missed: bool) -> Reader {
@@ -291,12 +290,10 @@ impl Events {
 }
 
 impl Reader {
-    /// The next events, at least one, as soon as there are any. Nothing is lost when this is dropped
-    /// before it is done.
+    /// Waits for the next events and returns at least one. Cancel-safe.
     ///
     /// # Errors
-    /// When events came faster than they were read, and some are gone. There is nothing more to be
-    /// read then.
+    /// When the reader is too slow and has missed events. It must not be used any more then.
     pub async fn next(&mut self) -> Result<Vec<EventView>, TooSlow> {
         if std::mem::take(&mut self.has_missed) {
             return Ok(vec![missed()]);
@@ -333,7 +330,7 @@ fn missed() -> EventView {
         session: None,
         reason: None,
         detail: Some(
-            "events are lost since the one named in Last-Event-ID: ask for the runtimes anew"
+            "events are lost since the one named in Last-Event-ID: read the runtimes again"
                 .to_owned(),
         ),
     }
@@ -355,7 +352,7 @@ mod tests {
         RuntimeLabel::new(&"acme".parse().unwrap(), &name.parse().unwrap()).unwrap()
     }
 
-    fn tell(events: &Events, count: usize) {
+    fn report_many(events: &Events, count: usize) {
         for _ in 0..count {
             events.report(Event::new(EventKind::Reloaded));
         }
@@ -371,9 +368,9 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_reader_gets_what_comes_after_it_came() {
+    async fn a_reader_gets_the_events_after_it_was_made() {
         let events = Events::new("run");
-        tell(&events, 1);
+        report_many(&events, 1);
         let mut reader = events.read();
         assert!(reader.next().now_or_never().is_none());
         let began = Event::of(EventKind::SessionEnded, &label("prod"));
@@ -389,20 +386,20 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn who_waits_is_woken() {
+    async fn a_waiting_reader_is_woken() {
         let events = Events::new("run");
         let mut reader = events.read();
         let (read, ()) = tokio::join!(reader.next(), async {
             tokio::task::yield_now().await;
-            tell(&events, 1);
+            report_many(&events, 1);
         });
         assert_eq!(read.unwrap().len(), 1);
     }
 
     #[tokio::test]
-    async fn who_comes_again_goes_on_where_he_was() {
+    async fn a_reader_that_connects_again_continues_after_its_last_event() {
         let events = Events::new("run");
-        tell(&events, 3);
+        report_many(&events, 3);
         let mut reader = events.read_after("run-1");
         assert_eq!(ids(&mut reader, 2).await, ["run-2", "run-3"]);
         let mut current = events.read_after("run-3");
@@ -410,9 +407,9 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn who_comes_again_too_late_or_from_another_run_is_told() {
+    async fn a_reader_that_missed_events_gets_a_missed_event() {
         let events = Events::new("run");
-        tell(&events, RING + 10);
+        report_many(&events, RING + 10);
         for id in ["run-3", "other-1030", "run-1035", "run-x", "run-", ""] {
             let mut reader = events.read_after(id);
             let first = reader.next().await.unwrap().remove(0);
@@ -425,12 +422,12 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn who_is_too_slow_loses_his_place_and_holds_nobody_up() {
+    async fn a_slow_reader_gets_an_error_and_delays_no_other() {
         let events = Events::new("run");
         let (mut slow, mut quick) = (events.read(), events.read());
-        tell(&events, RING);
+        report_many(&events, RING);
         assert_eq!(ids(&mut quick, RING).await.len(), RING);
-        tell(&events, 1);
+        report_many(&events, 1);
         assert_eq!(ids(&mut quick, 1).await, [format!("run-{}", RING + 1)]);
         assert_eq!(slow.next().await, Err(TooSlow));
         assert_eq!(events.ring.lock().kept.len(), RING);

@@ -1,4 +1,4 @@
-//! The tunnel server: answers platform clients with what runs behind tunnels that clients dialled.
+//! The tunnel server: forwards requests of platform clients through the tunnels that tunnel clients have dialled.
 //!
 //! ```text
 //!   platform client ─▶ public ─▶ router ─▶ registry ─▶ tunnel ─▶ session ═══▶ tunnel client
@@ -6,7 +6,7 @@
 //!   tunnel client ═══▶ connect ─▶ auth ─▶ directory ─▶ registry ────┘
 //! ```
 //!
-//! [`server::Server::bind`] binds the listeners, [`server::Server::run`] serves until it is asked to
+//! [`server::Server::bind`] binds the listeners, [`server::Server::run`] serves until it is signalled to
 //! stop. The wire itself is `tunnel-proto`'s; how a program is run is `tunnel-ops`'.
 
 pub mod admin;

@@ -1,8 +1,7 @@
-//! The locks under which runtimes change hands.
+//! The locks of the registry, the directory and the tunnels.
 //!
-//! In the program they are parking_lot's and nothing else. In this crate's own tests they are those
-//! too, but a test may have them try every order in which several threads come to them
-//! (`registry/races.rs`): so what is tried is the registry itself, and no model of it.
+//! In the program they are parking_lot's. In this crate's tests they are too, but a test may run them under a race checker
+//! that tries different thread schedules (`registry/races.rs`), so that the registry itself is checked and not a model.
 
 #[cfg(test)]
 mod ordered;

@@ -1,4 +1,4 @@
-//! The program `tunnel-server`: parses the command line, does what it says, and ends with its exit
+//! The program `tunnel-server`: parses the command line, executes it, and ends with its exit
 //! code.
 
 use std::process::ExitCode;

@@ -1,8 +1,8 @@
 //! Moments as the admin API writes them: RFC 3339 in UTC, to the millisecond.
 //!
 //! Files and flags have [`Moment`](crate::runtimes::Moment) instead, which is a TOML value and counts in
-//! seconds; here two events of one second are distinguished. What RFC 3339 has no digits for is shown as
-//! the nearest moment that it has, so that writing never fails.
+//! seconds; here two events of one second are distinguished. A moment outside the range of RFC 3339 is clamped to it, so
+//! that formatting cannot fail.
 
 use std::fmt;
 use std::str::FromStr;
@@ -17,7 +17,7 @@ const LAST: Duration = Duration::new(253_402_300_799, 999_000_000);
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Timestamp(SystemTime);
 
-/// Text that is no moment.
+/// The text is not a moment.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error("expected a time such as `2026-01-31T12:00:00Z`")]
 pub struct NotATimestamp;
@@ -29,7 +29,7 @@ impl Timestamp {
         SystemTime::now().into()
     }
 
-    /// How long ago it was, by this machine's clock; zero when it lies ahead of that.
+    /// The time since then, by this machine's clock; zero if it is in the future.
     #[must_use]
     pub fn age(self) -> Duration {
         self.0.elapsed().unwrap_or_default()
@@ -37,8 +37,8 @@ impl Timestamp {
 }
 
 impl From<SystemTime> for Timestamp {
-    /// What lies before 1970 or behind the year 9999 becomes the nearest moment that can be shown: who
-    /// issues a credential may have taken milliseconds for seconds.
+    /// A moment before 1970 or after the year 9999 is clamped: an issuer of a credential may have confused milliseconds
+    /// with seconds.
     fn from(time: SystemTime) -> Self {
         let since = time
             .duration_since(SystemTime::UNIX_EPOCH)

@@ -1,4 +1,4 @@
-//! Runtime tokens: what a client shows to be let in.
+//! Runtime tokens, with which tunnel clients authenticate.
 //!
 //! ```text
 //!   tnlrt_ 0123456789abcdef _ 43 letters and digits
@@ -6,7 +6,7 @@
 //! ```
 //!
 //! The prefix is for secret scanners, the id for people and files. Only the SHA-256 of the whole
-//! token is ever stored. A token's text leaves [`Token::expose`] alone: no `Debug`, error or log
+//! token is ever stored. Only [`Token::expose`] returns a token's text: no `Debug`, error or log
 //! shows it.
 
 use std::fmt;
@@ -15,13 +15,13 @@ use std::str::FromStr;
 use secrecy::{ExposeSecret, SecretString};
 use sha2::{Digest, Sha256};
 
-/// Says what kind of secret this is.
+/// The prefix, which identifies the kind of secret.
 pub(crate) const PREFIX: &str = "tnlrt_";
 
-/// Hexadecimal digits of the public id: 64 bits, so that ids drawn at random do not meet.
+/// Hexadecimal digits of the public id: 64 bits, so that random ids do not collide.
 const ID_DIGITS: usize = 16;
 
-/// Letters of the secret: 43 of 62 kinds hold 256 bits.
+/// Characters of the secret: 43 of an alphabet of 62 have 256 bits.
 const SECRET_LETTERS: usize = 43;
 
 const LETTERS: &[u8; 62] = b"0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz";
@@ -39,17 +39,16 @@ pub struct Token {
     text: SecretString,
 }
 
-/// A token as presented: its id and its hash, which is all that is needed of it.
+/// A presented token: its id and its hash.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub struct ParsedToken {
-    /// Which token it claims to be.
+    /// The id in the text.
     pub id: TokenId,
     /// SHA-256 of the text.
     pub sha256: TokenHash,
 }
 
-/// A text that has not the form of a token. It does not repeat the text, which may still be a
-/// secret.
+/// The text does not have the form of a token. The error does not repeat it, since it may still be a secret.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error(
     "not a runtime token: expected `tnlrt_`, 16 hexadecimal digits, `_` and 43 letters and digits"
@@ -57,7 +56,7 @@ pub struct ParsedToken {
 pub struct NotAToken;
 
 impl Token {
-    /// Draws a new token.
+    /// Generates a new token.
     pub fn generate() -> Result<Self, getrandom::Error> {
         let id = TokenId(hex_digits(getrandom::u64()?));
         let text = format!("{PREFIX}{id}_{}", secret()?);
@@ -67,7 +66,7 @@ impl Token {
         })
     }
 
-    /// Takes a presented text apart.
+    /// Parses a presented text.
     pub fn parse(text: &str) -> Result<ParsedToken, NotAToken> {
         let rest = text.strip_prefix(PREFIX).ok_or(NotAToken)?;
         let (id, secret) = rest.split_once('_').ok_or(NotAToken)?;
@@ -88,12 +87,12 @@ impl Token {
         self.id
     }
 
-    /// What is stored of the token.
+    /// The hash, which is what is stored of the token.
     pub fn sha256(&self) -> TokenHash {
         sha256(self.text.expose_secret())
     }
 
-    /// The token itself, to be shown once to its owner.
+    /// The token itself, which is shown once to its owner.
     pub fn expose(&self) -> &str {
         self.text.expose_secret()
     }
@@ -158,7 +157,7 @@ fn secret() -> Result<String, getrandom::Error> {
     let mut random = [0; 2 * SECRET_LETTERS];
     while letters.len() < SECRET_LETTERS {
         getrandom::fill(&mut random)?;
-        // Six bits choose among 64; the two that stand for no letter are thrown away, so that all
+        // Six bits choose among 64 values; the two without a character are rejected, so that all
         // are equally likely.
         let drawn = random
             .iter()

@@ -1,8 +1,8 @@
 //! One tunnel: the live sessions of the instance that holds a runtime.
 //!
-//! In: sessions that are ready, and directives to all of them. Out: the session that takes the next exchange, and
-//! for each session the directives that came after it joined. What a directive means for open exchanges is
-//! decided by the session (`connect/session/leave.rs`).
+//! In: sessions that are ready, and directives to all of them. Out: the session that takes the next exchange, and for each
+//! session the directives that were given after it joined. `connect/session/leave.rs` decides what a directive means for
+//! open exchanges.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -21,22 +21,22 @@ use crate::{auth::Grant, directory::Claim, lock::Mutex as OrderedMutex, metrics:
 pub struct Tunnel {
     claim: Claim,
     members: OrderedMutex<Members>,
-    /// Notified of each directive, and of each session that joins or is suspect no longer.
+    /// Notified of each directive, and of each session that joins or recovers.
     changed: Notify,
     /// Where the instance itself lets its runtime be reached from; `None` means from anywhere.
     allow_from: Option<Vec<IpNet>>,
-    /// What went wrong last in it.
+    /// The last problem of an exchange.
     last_problem: Mutex<Option<(Reason, SystemTime)>>,
-    /// The runtime's series.
+    /// The runtime's metrics.
     pub metrics: Arc<RuntimeMetrics>,
 }
 
 #[derive(Default)]
 struct Members {
     sessions: Vec<Member>,
-    /// Counts directives and sessions that joined.
+    /// The number of directives and of sessions that have joined.
     events: u64,
-    /// The latest directive of each level, the weakest first, each with its position in the count.
+    /// The latest directive of each level, the weakest first, each with its value of `events`.
     directives: [Option<(u64, Directive)>; Directive::LEVELS],
 }
 
@@ -47,14 +47,14 @@ pub struct Member {
     pub session: Session,
     /// The tunnel client at its other end.
     pub peer: Arc<Peer>,
-    /// When it joined: its position in the count of [`Members::events`].
+    /// The value of [`Members::events`] when it joined.
     joined: u64,
 }
 
 /// The tunnel client at the other end of a session.
 #[derive(Debug)]
 pub struct Peer {
-    /// Where the connection comes from.
+    /// The address that the connection comes from.
     pub address: SocketAddr,
     /// Version of the client program.
     pub version: String,
@@ -62,20 +62,20 @@ pub struct Peer {
     pub number: u32,
     /// When the session began.
     pub since: SystemTime,
-    /// The credential that lets it in.
+    /// The credential that authenticates it.
     pub credential: Mutex<SessionCredential>,
     /// What it has reported of its routes, for the operator.
     pub routes: Mutex<Option<RoutesSummary>>,
 }
 
-/// The credential that lets a session in, as far as it may be shown. It may change while the session lives.
+/// The public data of the credential that authenticates a session. It may change while the session is open.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct SessionCredential {
     /// The kind of credential.
     pub kind: &'static str,
     /// Its public id.
     pub id: String,
-    /// When it runs out.
+    /// When it expires.
     pub expires: Option<SystemTime>,
 }
 
@@ -89,17 +89,17 @@ impl From<&Grant> for SessionCredential {
     }
 }
 
-/// What all sessions of a tunnel are to do, the weakest first: a stronger one overrides a weaker.
+/// A directive to all sessions of a tunnel, the weakest first: a stronger one overrides a weaker.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Directive {
-    /// Be replaced by other sessions, and go when what is open is done.
+    /// Be replaced by other sessions, and end when the open exchanges are done.
     Drain,
-    /// A newer instance holds the runtime: finish what is open, and go.
+    /// A newer instance holds the runtime: finish the open exchanges, and end.
     Superseded {
         /// The newer holder.
         by: InstanceId,
     },
-    /// Go at once.
+    /// End at once.
     Disconnect,
 }
 
@@ -145,26 +145,26 @@ impl Tunnel {
         self.allow_from.as_deref()
     }
 
-    /// The session for the next exchange: of those that take any and are not suspect, the one with the fewest
-    /// open, and among equals the one with the shortest round trip.
+    /// The session for the next exchange: of those that take exchanges and are not suspect, the one with the fewest open
+    /// exchanges, and among equals the one with the shortest round trip.
     #[must_use]
     pub fn session(&self) -> Option<Session> {
         self.pick(|session| !session.is_suspect())
     }
 
-    /// The session for an exchange that has waited for a better one in vain: it may be suspect.
+    /// The session for an exchange that has waited for a better one without success: it may be suspect.
     #[must_use]
     pub fn last_resort(&self) -> Option<Session> {
         self.pick(|_| true)
     }
 
-    fn pick(&self, is_good: impl Fn(&Session) -> bool) -> Option<Session> {
+    fn pick(&self, is_eligible: impl Fn(&Session) -> bool) -> Option<Session> {
         let members = self.members.lock();
         let open = members
             .sessions
             .iter()
             .map(|member| &member.session)
-            .filter(|session| session.is_open() && is_good(session));
+            .filter(|session| session.is_open() && is_eligible(session));
         let rank = |session: &&Session| {
             let unknown = Duration::MAX;
             (
@@ -186,35 +186,35 @@ impl Tunnel {
             .await;
     }
 
-    /// A session of this tunnel is suspect no longer.
+    /// A session of this tunnel has recovered.
     pub(crate) fn on_recovery(&self) {
         self.changed.notify_waiters();
     }
 
-    /// Something went wrong with an exchange.
+    /// Records the problem of an exchange.
     pub fn on_problem(&self, reason: Reason) {
         *self.last_problem.lock() = Some((reason, SystemTime::now()));
     }
 
-    /// What went wrong last, and when.
+    /// The last problem, and when it occurred.
     #[must_use]
     pub fn last_problem(&self) -> Option<(Reason, SystemTime)> {
         *self.last_problem.lock()
     }
 
-    /// The sessions now, those that only finish their exchanges among them.
+    /// All sessions, including those that only finish their exchanges.
     #[must_use]
     pub fn members(&self) -> Vec<Member> {
         self.members.lock().sessions.clone()
     }
 
-    /// How many there are.
+    /// The number of sessions.
     #[must_use]
     pub fn session_count(&self) -> usize {
         self.members.lock().sessions.len()
     }
 
-    /// Adds a session; `None` when there are as many as may be.
+    /// Adds a session; `None` if there are [`limits::SESSIONS`] already.
     pub(crate) fn add(&self, session: Session, peer: Peer) -> Option<Member> {
         let mut members = self.members.lock();
         if members.sessions.len() >= limits::SESSIONS {
@@ -232,27 +232,27 @@ impl Tunnel {
         Some(member)
     }
 
-    /// Takes a session out; whether none is left.
+    /// Removes a session; returns whether none is left.
     pub(crate) fn remove(&self, session: &Session) -> bool {
         let mut members = self.members.lock();
         members
             .sessions
-            .retain(|held| !held.session.is_same(session));
+            .retain(|member| !member.session.is_same(session));
         members.sessions.is_empty()
     }
 
-    /// Has every session prove at once that it lives.
+    /// Makes every session suspect, so that it is probed at once.
     pub fn suspect(&self) {
         for member in &self.members.lock().sessions {
             member.session.suspect();
         }
     }
 
-    /// Gives a directive to all sessions that are there now. Returns how many that is.
+    /// Gives a directive to all current sessions. Returns their number.
     pub fn direct(&self, directive: Directive) -> usize {
         let mut members = self.members.lock();
         if matches!(directive, Directive::Superseded { .. }) {
-            // At once, before any of them has heard of it.
+            // At once, before the sessions' tasks have received the directive.
             for member in &members.sessions {
                 member.session.start_drain();
             }
@@ -277,27 +277,27 @@ impl Tunnel {
         .await
     }
 
-    /// Whether the instance leaves by its own will: it has sessions, and none takes exchanges.
+    /// Whether the instance is leaving: it has sessions, and none takes exchanges.
     pub(crate) fn is_leaving(&self) -> bool {
         let members = self.members.lock();
         let mut sessions = members.sessions.iter();
         !members.sessions.is_empty() && sessions.all(|member| !member.session.is_open())
     }
 
-    /// Resolves when a younger session than this one takes exchanges.
+    /// Resolves when a newer session than this one takes exchanges.
     pub(crate) async fn replaced(&self, member: &Member) {
         self.until(|members| {
-            let is_younger =
+            let is_newer =
                 |other: &&Member| other.joined > member.joined && other.session.is_open();
-            members.sessions.iter().find(is_younger).map(drop)
+            members.sessions.iter().find(is_newer).map(drop)
         })
         .await;
     }
 
-    async fn until<T>(&self, look: impl Fn(&Members) -> Option<T>) -> T {
+    async fn until<T>(&self, find: impl Fn(&Members) -> Option<T>) -> T {
         loop {
             let changed = self.changed.notified();
-            if let Some(found) = look(&self.members.lock()) {
+            if let Some(found) = find(&self.members.lock()) {
                 return found;
             }
             changed.await;
@@ -365,7 +365,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn an_order_is_for_those_who_are_there() {
+    async fn a_directive_is_for_current_sessions_only() {
         let tunnel = tunnel().await;
         let older = tunnel.add(session(), peer(1)).unwrap();
         assert_eq!(now(tunnel.directive(&older, 0)), None);
@@ -445,7 +445,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn of_sessions_with_as_much_to_do_the_one_with_the_shortest_round_trip_is_taken() {
+    async fn of_equally_loaded_sessions_the_one_with_the_shortest_round_trip_is_chosen() {
         let far = Carried::over(Duration::from_millis(80));
         let near = Carried::over(Duration::from_millis(5));
         let middle = Carried::over(Duration::from_millis(30));
@@ -473,7 +473,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_suspect_session_takes_an_exchange_only_where_there_is_no_other() {
+    async fn a_suspect_session_takes_an_exchange_only_if_there_is_no_other() {
         let silent = Carried::over(Duration::from_millis(5));
         let other = Carried::over(Duration::from_millis(80));
         silent.measured().await;
@@ -500,7 +500,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_superseded_tunnel_takes_nothing_more() {
+    async fn a_superseded_tunnel_takes_no_exchange() {
         let tunnel = tunnel().await;
         tunnel.add(session(), peer(1)).unwrap();
         assert!(tunnel.session().is_some());

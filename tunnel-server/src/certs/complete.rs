@@ -1,7 +1,7 @@
-//! Makes what is lacking beside what is there, and changes nothing of that.
+//! Makes the missing files beside existing ones, without changing those.
 //!
-//! In: the texts of the files that are there. Out: those of all, which fit together, or why that cannot be:
-//! without the CA's key nothing can be signed, and to a certificate only one key fits.
+//! In: the texts of the existing files. Out: the texts of all files, which fit together, or why that is not possible:
+//! without the CA's key nothing can be signed, and a missing key of a certificate cannot be made.
 
 use std::net::IpAddr;
 
@@ -14,7 +14,7 @@ use x509_parser::extensions::GeneralName;
 
 use super::{CA_NAME, Certificates, CertsError, MAX_DAYS, authority, client, is_name, server};
 
-/// What is there already, PEM.
+/// The existing files, PEM.
 #[derive(Clone, Default)]
 #[non_exhaustive]
 pub struct Present {
@@ -32,11 +32,10 @@ pub struct Present {
     pub client_key: Option<String>,
 }
 
-/// Makes what is lacking: the server's certificate for `names`, as in [`super::generate`], and all that is made
-/// for `days` days.
+/// Makes the missing files, as [`super::generate`] does: the server's certificate for `names`, all valid for `days` days.
 ///
 /// # Errors
-/// When names or days are not possible, or nothing that fits to what is there can be made.
+/// When names or days are invalid, or the existing files cannot be completed.
 pub fn complete(
     present: &Present,
     names: &[String],
@@ -75,8 +74,7 @@ pub fn complete(
     })
 }
 
-/// Which of these names, host names or IP addresses, the certificate in this text is not for; none if it cannot
-/// be read.
+/// The names, host names or IP addresses, that the certificate in this text does not cover; empty if it cannot be read.
 #[must_use]
 pub fn unnamed<'a>(pem: &str, names: &'a [String]) -> Vec<&'a str> {
     let Ok(certificate) = CertificateDer::from_pem_slice(pem.as_bytes()) else {
@@ -104,7 +102,7 @@ fn is_for(certificate: &X509Certificate<'_>, name: &str) -> bool {
     known.is_some_and(|known| known.value.general_names.iter().any(is_it))
 }
 
-/// A key: its text, and the pair where something is to be signed for it.
+/// A key: its text, and the key pair if a certificate has to be made for it.
 struct Key {
     file: &'static str,
     text: String,
@@ -117,7 +115,7 @@ impl Key {
     }
 }
 
-/// The key that is there, or a new one.
+/// The existing key, or a new one.
 fn key(
     (cert_file, file): (&'static str, &'static str),
     cert: &Option<String>,
@@ -133,7 +131,7 @@ fn key(
                 pair: Some(pair),
             })
         }
-        // Nothing is made with it, whatever it is.
+        // Not used for a new certificate, so it need not be valid.
         (Some(_), Some(text)) => Ok(Key {
             file,
             text: text.clone(),
@@ -147,7 +145,7 @@ fn key(
     }
 }
 
-/// The library's own errors quote what they read, so they are not passed on for a key.
+/// The library's errors quote their input, so they are not passed on for a key.
 fn pair(file: &'static str, text: &str) -> Result<KeyPair, CertsError> {
     KeyPair::from_pem(text).map_err(|_| CertsError::BadKey(file))
 }
@@ -176,7 +174,7 @@ impl Authority {
                 }
                 (pem.clone(), text.clone(), pair("ca.key", text)?)
             }
-            // What was signed with this key is good under a new certificate for it as well.
+            // Certificates that were signed with this key are also valid under a new CA certificate for it.
             (None, Some(text)) => {
                 let pair = pair("ca.key", text)?;
                 (params.self_signed(&pair)?.pem(), text.clone(), pair)
@@ -202,7 +200,7 @@ impl Authority {
     }
 }
 
-/// Whether this is a CA as this program makes them, with its own key.
+/// Whether this is a CA that this program made, with this key.
 fn is_ours(pem: &str, key: &str) -> bool {
     let Ok(certificate) = CertificateDer::from_pem_slice(pem.as_bytes()) else {
         return false;

@@ -1,8 +1,8 @@
-//! Locks whose order a checker of races decides.
+//! Locks whose order is chosen by a race checker.
 //!
-//! Each is a lock of parking_lot behind one of shuttle. Within a run of the checker both are taken, so
-//! that the checker says whose turn it is: before a lock is taken, before it is released, and after.
-//! Anywhere else the checker's is left alone.
+//! Each is a lock of parking_lot behind one of shuttle. Within a run of the checker both are taken, so that the checker
+//! chooses the next thread before a lock is taken, before it is released, and after. Outside of a run the checker's lock
+//! is not used.
 
 use std::{
     cell::Cell,
@@ -42,7 +42,7 @@ pub(crate) struct LockGuard<'a, G, T> {
     _after: Option<After<'a>>,
 }
 
-/// Lets the checker decide once more when a lock was released: what comes next may need none.
+/// Lets the checker choose a thread after a lock was released, since the next step may need no lock.
 struct After<'a>(&'a AtomicBool);
 
 type MutexGuard<'a, T> = LockGuard<'a, parking_lot::MutexGuard<'a, T>, checked::MutexGuard<'a, ()>>;
@@ -95,8 +95,8 @@ thread_local! {
     static WITHOUT_AFTER: Cell<bool> = const { Cell::new(false) };
 }
 
-/// Runs the checker on this thread without its decision after a lock was released, which makes a hundred
-/// times fewer orders: few enough for all of them to be tried.
+/// Runs the checker on this thread without its choice after a lock was released, which reduces the number of schedules by a
+/// factor of a hundred, so that all of them can be tried.
 pub(crate) fn without_after(run: impl FnOnce()) {
     WITHOUT_AFTER.set(true);
     run();

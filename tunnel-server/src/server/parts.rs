@@ -1,6 +1,6 @@
-//! The parts of a server, made from its configuration, and which listener uses which.
+//! The parts of a server, made from its configuration, and the parts that each listener uses.
 //!
-//! Known by this folder alone: a listener gets the parts that its connections use, and each function the parts
+//! Used in this folder only: a listener gets the parts that its connections use, and each function the parts
 //! that it uses.
 
 use std::sync::Arc;
@@ -31,7 +31,7 @@ use crate::{
     router::Router,
 };
 
-/// Lines about tunnel clients that are refused: those of a bad rollout at once, then one in a second.
+/// Log lines about refused tunnel clients: the first 20 at once, then one per second.
 const REFUSAL_LINES: u32 = 20;
 const REFUSAL_LINE_EACH: Duration = Duration::from_secs(1);
 
@@ -96,7 +96,7 @@ impl Parts {
         self.config.load().effective(&self.authenticator.contents())
     }
 
-    /// What the connections of the public listener use.
+    /// The parts that the connections of the public listener use.
     pub(super) fn public_listener(&self) -> Arc<PublicListener> {
         Arc::new(PublicListener {
             config: self.config.clone(),
@@ -110,7 +110,7 @@ impl Parts {
         })
     }
 
-    /// What the connections of the tunnel listener use.
+    /// The parts that the connections of the tunnel listener use.
     pub(super) fn tunnel_listener(&self) -> Arc<TunnelListener> {
         Arc::new(TunnelListener {
             config: self.config.clone(),
@@ -127,7 +127,7 @@ impl Parts {
         })
     }
 
-    /// What the admin listener answers with. `is_local` says whether only this machine can ask.
+    /// The admin API. `is_local` is whether only the local machine can reach it.
     pub(super) fn admin_api(&self, is_local: bool) -> Api {
         Api {
             config: self.config.clone(),
@@ -141,7 +141,7 @@ impl Parts {
         }
     }
 
-    /// Counts what is held now. The tables' names are those of docs/reference/metrics.md.
+    /// The current values of the gauges. The tables' names are those of docs/reference/metrics.md.
     pub(super) fn gauges(&self) -> Gauges {
         Gauges {
             tasks: self.threads.tasks(),
@@ -181,8 +181,8 @@ pub(crate) fn connection_limit(config: &Config) -> usize {
     within(wanted, descriptors::limit())
 }
 
-/// How many of the wanted connections each of the two listeners may have if the process may have so many files open:
-/// three quarters of them, so that a full listener leaves some for the other one, for the operator's and for files.
+/// The number of connections of each of the two listeners: at most three quarters of the limit on open files, so that a
+/// full listener leaves some for the other one, for the admin listener and for files.
 fn within(wanted: usize, descriptors: Option<u64>) -> usize {
     let Some(descriptors) = descriptors.and_then(|all| usize::try_from(all).ok()) else {
         return wanted;
@@ -190,7 +190,7 @@ fn within(wanted: usize, descriptors: Option<u64>) -> usize {
     wanted.min((descriptors - descriptors / 4).max(MIN_CONNECTIONS))
 }
 
-/// Reads the operator's token, if there is to be one.
+/// Reads the admin token, if one is configured.
 pub(super) fn admin_guard(config: &Config) -> Result<Option<BearerGuard>, BearerFileError> {
     let path = config.settings.admin_token_file.as_deref();
     path.map(BearerGuard::load).transpose()

@@ -1,8 +1,8 @@
-//! Takes over what has changed in the files that a running server was started from.
+//! Reloads the configuration of a running server when its files change.
 //!
-//! In: the flags as given, and word that a file changed, a minute passed, or SIGHUP came. Out: the server's parts
-//! with the new configuration, or with the last good one and a log line for each fault. No connection,
-//! session or stream is dropped by it, except those without a right to go on.
+//! In: the flags, and the events that a file has changed, a minute has passed, or SIGHUP was received. Out: the server's
+//! parts with the new configuration, or with the last valid one and a log line for each fault. Only sessions whose
+//! credential is no longer valid are closed.
 
 use std::sync::Arc;
 
@@ -24,24 +24,24 @@ use crate::{
     runtimes::NameError,
 };
 
-/// Follows the files.
+/// Watches the files and reloads them.
 pub(crate) struct Reloader {
     given: Given,
     watch: FileWatch,
 }
 
-/// Why the last good configuration stays.
+/// Why a reload failed. The last valid configuration stays in force.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum ReloadError {
-    /// A file, or what is in it.
+    /// A file cannot be read or is not valid.
     #[error(transparent)]
     Config(#[from] ConfigError),
-    /// What the files name cannot be used.
+    /// The configuration cannot be applied.
     #[error(transparent)]
     Apply(#[from] ApplyError),
 }
 
-/// Why a configuration cannot be taken over.
+/// Why a configuration cannot be applied.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum ApplyError {
     /// Certificates or revocation lists.
@@ -56,25 +56,24 @@ pub(crate) enum ApplyError {
     /// The operator's token.
     #[error(transparent)]
     AdminToken(#[from] BearerFileError),
-    /// A file that held entries holds none.
+    /// A file that had entries has none.
     #[error(
-        "{0}: the file holds no entries any more, as while it is being written: send SIGHUP to take it as it is"
+        "{0}: the file has no entries any more, as while it is being written: send SIGHUP to apply it anyway"
     )]
     Emptied(&'static str),
 }
 
-/// What becomes of a runtimes file or revocation list that held entries and holds none.
+/// What to do about a runtimes file or revocation list that had entries and has none.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Emptied {
-    /// It is not taken over.
+    /// It is refused.
     Refuse,
-    /// It is taken over, since a person has asked for it.
-    Take,
+    /// It is applied, because the operator has requested it.
+    Apply,
 }
 
 impl Reloader {
-    /// Begins to watch; made before the files are read for the first time, so that no edit in between is
-    /// missed.
+    /// Begins to watch. Must be called before the files are read for the first time, so that no change is missed.
     pub(crate) fn new(given: Given) -> Result<Self, WatchError> {
         let paths = given.watched();
         Ok(Self {
@@ -83,12 +82,12 @@ impl Reloader {
         })
     }
 
-    /// Follows the files for as long as the result is held.
+    /// Reloads the files when they change, until the result is dropped.
     pub(crate) fn start(mut self, parts: Arc<Parts>, telemetry: Arc<Telemetry>) -> Owned<()> {
         Owned::spawn("reload", async move {
             loop {
                 let change = self.watch.changed().await;
-                // Before they are read, as at the start: files that are new among them change from here on.
+                // Before they are read, as at the start, so that no change of a new file is missed.
                 self.watch.set_paths(self.given.watched());
                 self.reload(&parts, &telemetry, &change);
             }
@@ -102,22 +101,22 @@ impl Reloader {
             asked = change.is_requested,
             "reading the configuration again"
         );
-        let result = self.take_over(parts, telemetry, change.is_requested);
+        let result = self.read_and_apply(parts, telemetry, change.is_requested);
         parts.on_reload(result.is_ok());
         match result {
-            Ok(differences) => tell(&differences),
+            Ok(differences) => log_differences(&differences),
             Err(error) => {
                 for fault in error.to_string().lines() {
                     tracing::error!(
                         fault,
-                        "the configuration is not good, the last good one stays"
+                        "the configuration is not valid: the last valid one stays in force"
                     );
                 }
             }
         }
     }
 
-    fn take_over(
+    fn read_and_apply(
         &self,
         parts: &Parts,
         telemetry: &Telemetry,
@@ -127,7 +126,7 @@ impl Reloader {
         let config = Config::check(&source)?;
         let log_level = config.settings.log_level.clone();
         let emptied = match is_requested {
-            true => Emptied::Take,
+            true => Emptied::Apply,
             false => Emptied::Refuse,
         };
         let differences = parts.apply(config, emptied)?;
@@ -137,13 +136,13 @@ impl Reloader {
 }
 
 impl Parts {
-    /// Takes over another configuration, wholly or not at all, and returns what differs. It applies from now on,
-    /// to what is open too where that has a meaning; sessions without a right to their runtime end.
+    /// Applies another configuration as a whole, and returns the differences. It applies to open connections too, where
+    /// that is possible; sessions whose credential is no longer valid are closed.
     ///
     /// # Errors
-    /// When a file that it names cannot be used. Everything stays as it was then.
+    /// When a file that it names cannot be used. Nothing changes then.
     fn apply(&self, mut config: Config, emptied: Emptied) -> Result<Vec<Difference>, ApplyError> {
-        // All that can fail.
+        // Everything that can fail comes first.
         let credentials = PreparedCredentials::read(&config)?;
         if emptied == Emptied::Refuse {
             self.check_not_emptied(&config, &credentials)?;
@@ -154,7 +153,7 @@ impl Parts {
         let tls = self.tls.prepare(&config, credentials.client_auth())?;
         let hosts = self.router.prepare(&config.runtimes)?;
         let admin_guard = admin_guard(&config)?;
-        // From here on it is in force.
+        // Nothing fails from here on.
         self.tls.commit(tls);
         self.tls.show(&self.metrics);
         self.router.commit(hosts);
@@ -172,8 +171,8 @@ impl Parts {
         Ok(differences)
     }
 
-    /// Refuses files that held entries and hold none: a program that writes a file in place empties it first, which
-    /// would disconnect every client, or lift all revocations, for the gap.
+    /// Refuses files that had entries and have none: a program that writes a file in place empties it first, which would
+    /// disconnect every client, or lift all revocations, until it is written.
     fn check_not_emptied(
         &self,
         config: &Config,
@@ -183,8 +182,8 @@ impl Parts {
         if had_runtimes && config.runtimes.iter().next().is_none() {
             return Err(ApplyError::Emptied("runtimes"));
         }
-        let is_list_named = config.settings.revocations.is_some();
-        if is_list_named && self.authenticator.has_revocation_list() && !next.has_revocations() {
+        let has_list = config.settings.revocations.is_some();
+        if has_list && self.authenticator.has_revocation_list() && !next.has_revocations() {
             return Err(ApplyError::Emptied("revocations"));
         }
         Ok(())
@@ -201,13 +200,13 @@ impl Parts {
     }
 }
 
-fn tell(differences: &[Difference]) {
+fn log_differences(differences: &[Difference]) {
     if differences.is_empty() {
-        tracing::info!("the configuration is good and says what it said before");
+        tracing::info!("the configuration is valid and unchanged");
     }
     for difference in differences {
         if difference.needs_restart() {
-            tracing::warn!(%difference, "a setting counts only when the server is started anew");
+            tracing::warn!(%difference, "a changed setting takes effect only after a restart");
         } else {
             tracing::info!(%difference, "a setting has changed");
         }

@@ -1,7 +1,7 @@
-//! A shard: one thread with one runtime of its own, which serves what it accepts.
+//! A shard: one thread with its own tokio runtime, which serves the connections that it accepts.
 //!
-//! A session lives on the shard that accepted it; an exchange that came in on another crosses once.
-//! Nothing is stolen between shards: that cost more than it gave.
+//! A session stays on the shard that accepted it; an exchange of a connection on another shard crosses threads once. There
+//! is no work stealing between shards: it cost more than it gained.
 
 use std::{io, sync::Arc, thread::JoinHandle, time::Duration};
 
@@ -13,20 +13,20 @@ use crate::{
     public::{self, PublicListener},
 };
 
-/// Tasks that run between two looks at the sockets, when there is always one to run. Each may move a
-/// batch of a large body, so that many would delay a request that has just arrived.
+/// Most tasks that run between two polls of the sockets. Each may move a batch of a large body, so that many would delay a
+/// request that has just arrived.
 const TASKS_BETWEEN_EVENTS: u32 = 16;
 
 /// Time-out for work that cannot be cancelled, such as a name lookup, at the end of a shard.
 const LOOKUP_TIMEOUT: Duration = Duration::from_millis(100);
 
-/// What a shard listens on.
+/// The listeners' sockets of a shard.
 pub(super) struct Sockets {
     pub(super) tunnel: std::net::TcpListener,
     pub(super) public: std::net::TcpListener,
 }
 
-/// A running shard. Dropped, it ends with all its tasks, and its thread is waited for.
+/// A running shard. Dropping it ends all its tasks and joins its thread.
 pub(super) struct Shard {
     /// Dropped to end the shard at once.
     end: Option<oneshot::Sender<()>>,
@@ -58,8 +58,8 @@ impl Shard {
                         _ = forced => {}
                     }
                 });
-                // Ends the tasks before the shard is reported as ended; a name that is being
-                // looked up, which nothing can end, is not waited for.
+                // Ends the tasks before the shard is reported as ended; a name lookup in
+                // progress, which cannot be cancelled, is not awaited.
                 runtime.shutdown_timeout(LOOKUP_TIMEOUT);
                 let _ = finished.send(());
             })?;
@@ -73,7 +73,7 @@ impl Shard {
     /// Resolves when the shard has ended, by itself or by a panic.
     pub(super) async fn ended(&mut self) {
         if let Some(ended) = &mut self.ended {
-            // Whether it was sent or dropped: the thread is at its end.
+            // Sent or dropped: in both cases the thread ends.
             let _ = ended.await;
             self.ended = None;
         }

@@ -6,14 +6,14 @@ use tunnel_ops::tls_files::{ClientAuth, LiveServerConfig, NextServerConfig, TlsF
 
 use crate::{config::Config, metrics::Metrics};
 
-/// What the listeners show of themselves, and ask of tunnel clients.
+/// The listeners' certificates, and how client certificates are checked.
 pub(super) struct ListenerTls {
     pub(super) tunnel: Arc<LiveServerConfig>,
     /// `None` when the public listener is plain.
     pub(super) public: Option<Arc<LiveServerConfig>>,
 }
 
-/// What [`ListenerTls::commit`] puts in force.
+/// A prepared configuration for [`ListenerTls::commit`].
 pub(super) struct NextListenerTls {
     tunnel: NextServerConfig,
     public: Option<NextServerConfig>,
@@ -34,7 +34,7 @@ impl ListenerTls {
         })
     }
 
-    /// Makes what a new configuration asks for; nothing is in force before it is committed.
+    /// Prepares a new configuration, which takes effect when it is committed.
     pub(super) fn prepare(
         &self,
         config: &Config,
@@ -55,7 +55,7 @@ impl ListenerTls {
         }
     }
 
-    /// Shows in the metrics when the certificates expire.
+    /// Updates the metrics of the certificates' expiry.
     pub(super) fn show(&self, metrics: &Metrics) {
         metrics.show_certificate("tunnel", self.tunnel.not_after());
         if let Some(public) = &self.public {

@@ -152,15 +152,15 @@ fn what_cannot_be_made_to_fit_is_refused_and_nothing_is_written() {
     for (lacking, reason) in [
         (
             &["ca.key", "client.pem"][..],
-            "ca.pem is there and its key, ca.key, is not",
+            "ca.pem exists and its key, ca.key, does not",
         ),
         (
             &["ca.pem", "ca.key"],
-            "server.pem is there and ca.pem, with which it was signed, is not",
+            "server.pem exists and the CA that signed it, ca.pem, does not",
         ),
         (
             &["server.key"],
-            "server.pem is there and its key, server.key, is not",
+            "server.pem exists and its key, server.key, does not",
         ),
     ] {
         let forced = folder.run(make.into_iter().chain(["--force"]));

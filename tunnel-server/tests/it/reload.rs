@@ -198,7 +198,7 @@ async fn a_file_that_became_empty_counts_only_when_a_person_asks_for_it() {
         let good = serving.folder.read(file);
         serving.folder.write(file, "");
         serving.metric_becomes(SUCCEEDED, 0.0).await;
-        let told = format!("{name}: the file holds no entries any more");
+        let told = format!("{name}: the file has no entries any more");
         let is_told = |line: &Value| {
             line["fault"]
                 .as_str()
@@ -230,7 +230,7 @@ async fn a_hangup_asks_to_look_again_and_ends_nothing() {
     }
     stream.goes_on().await;
     let log = serving.stop().await;
-    let same = "the configuration is good and says what it said before";
+    let same = "the configuration is valid and unchanged";
     let count = log.iter().filter(|line| line["message"] == same).count();
     assert_eq!(count, 2);
 }
