@@ -16,6 +16,7 @@ use tokio::{
     time::timeout,
 };
 use tunnel_client::{client::Client, config as client_config};
+use tunnel_http::access_log::AccessLog;
 use tunnel_ops::{
     config_file::TomlFile,
     signals::Shutdown,
@@ -74,7 +75,7 @@ pub(crate) async fn run(cli: &Cli, display: &Display) -> anyhow::Result<()> {
         server,
         client,
         _credentials,
-    } = Parts::start(cli).await?;
+    } = Parts::start(cli, display.access_log()).await?;
     let addresses = server.addresses();
     let welcome = async {
         tokio::select! {
@@ -112,7 +113,7 @@ pub(crate) async fn run(cli: &Cli, display: &Display) -> anyhow::Result<()> {
 }
 
 impl Parts {
-    async fn start(cli: &Cli) -> anyhow::Result<Self> {
+    async fn start(cli: &Cli, access_log: AccessLog) -> anyhow::Result<Self> {
         let domain = HostName::default_domain();
         let credentials = Credentials::make(&domain)?;
         let (sample, upstream) = match &cli.upstream {
@@ -124,7 +125,8 @@ impl Parts {
                 (Some(sample), url)
             }
         };
-        let server = Server::bind(server_configuration(cli, &credentials, domain)?).await;
+        let config = server_configuration(cli, &credentials, domain)?;
+        let server = Server::bind(config, access_log).await;
         let server = server.map_err(|error| match error {
             BindError::Listen {
                 listener: "public", ..
@@ -134,7 +136,9 @@ impl Parts {
             error => anyhow!(error),
         })?;
         let dial = server.addresses().tunnel;
-        let client = Client::new(client_configuration(&credentials, dial, &upstream)?)?;
+        let config = client_configuration(&credentials, dial, &upstream)?;
+        // The server's access log is enough.
+        let client = Client::new(config, AccessLog::off())?;
         Ok(Self {
             sample,
             server,
@@ -206,8 +210,6 @@ fn client_configuration(
         config.upstream_roots = Some(Roots::load(None)?);
     }
     config.settings.admin_listen = None;
-    // The server tells of each exchange; once is enough.
-    config.settings.access_log = false;
     config.settings.grace_period = GRACE;
     Ok(config)
 }

@@ -1,7 +1,7 @@
 //! What the demo shows to people: where it is, what to try, and each request as it passes.
 //!
-//! In come the address and the programs' log events; out go lines on standard output. An event
-//! with method and status is a request; others are shown from level `warn` on.
+//! In: the address, the server's access log, and the log events of both programs. Out: lines on standard output. Events
+//! are shown from level `warn` on.
 
 use std::{
     fmt::{self, Write as _},
@@ -13,16 +13,19 @@ use std::{
     },
 };
 
+use serde::Deserialize;
 use tracing::{
-    Event, Level, Subscriber,
+    Event, Subscriber,
     field::{Field, Visit},
 };
 use tracing_subscriber::{
     Layer,
-    filter::{LevelFilter, Targets},
+    filter::LevelFilter,
     layer::{Context, SubscriberExt},
     util::{SubscriberInitExt, TryInitError},
 };
+use tunnel_http::access_log::AccessLog;
+use tunnel_ops::telemetry::{LineSink, LogFormat};
 
 /// What is shown, and since when.
 #[derive(Debug)]
@@ -38,22 +41,27 @@ impl Display {
     /// # Errors
     /// When something else in this process shows them already.
     pub(crate) fn start() -> Result<Self, TryInitError> {
-        // Everything tells what it warns of; the server's access log tells of each exchange.
-        let levels = Targets::new()
-            .with_default(LevelFilter::WARN)
-            .with_target("access", LevelFilter::INFO);
         let this = Self {
             paint: Paint::for_terminal(),
             is_welcome: Arc::default(),
         };
-        let lines = Lines {
-            paint: this.paint,
-            is_welcome: this.is_welcome.clone(),
-        };
+        let warnings = Warnings { paint: this.paint };
         tracing_subscriber::registry()
-            .with(lines.with_filter(levels))
+            .with(warnings.with_filter(LevelFilter::WARN))
             .try_init()?;
         Ok(this)
+    }
+
+    /// An access log that shows each request when it has ended.
+    pub(crate) fn access_log(&self) -> AccessLog {
+        let (paint, is_welcome) = (self.paint, self.is_welcome.clone());
+        AccessLog::new(LineSink::to_function(LogFormat::Json, move |line| {
+            if is_welcome.load(Ordering::Acquire)
+                && let Some(line) = Exchange::parse(line)
+            {
+                show(&format!("{}\n", line.shown(paint)));
+            }
+        }))
     }
 
     /// Says where the demo is and what to try.
@@ -120,106 +128,82 @@ fn show(text: &str) {
     );
 }
 
-/// Makes a line of each event that is worth one.
-struct Lines {
+/// Makes a line of each warning.
+struct Warnings {
     paint: Paint,
-    is_welcome: Arc<AtomicBool>,
 }
 
-impl<S: Subscriber> Layer<S> for Lines {
+impl<S: Subscriber> Layer<S> for Warnings {
     fn on_event(&self, event: &Event<'_>, _: Context<'_, S>) {
-        let mut facts = Facts::default();
-        event.record(&mut facts);
-        if facts.status.is_some() && !self.is_welcome.load(Ordering::Acquire) {
-            return;
-        }
-        if let Some(line) = facts.line(*event.metadata().level(), self.paint) {
-            show(&format!("{line}\n"));
-        }
+        let mut text = Text::default();
+        event.record(&mut text);
+        let level = event.metadata().level().as_str().to_lowercase();
+        let line = format!("  {level} {}{}", text.message, text.fields);
+        show(&format!("{}\n", self.paint.bad(&line)));
     }
 }
 
-/// The fields of an event that are shown.
+/// An event as it is shown.
 #[derive(Debug, Default)]
-struct Facts {
+struct Text {
     message: String,
-    method: String,
-    path: String,
-    status: Option<u16>,
-    duration_ms: String,
-    /// How an exchange ended: `whole`, or what was wrong.
-    end: String,
-    detail: String,
-    others: String,
+    fields: String,
 }
 
-impl Facts {
-    fn line(&self, level: Level, paint: Paint) -> Option<String> {
-        if let Some(status) = self.status.filter(|_| !self.method.is_empty()) {
-            return Some(self.exchange(status, paint));
-        }
-        let Self {
-            message,
-            detail,
-            others,
-            ..
-        } = self;
-        let line = format!(
-            "  {} {message}{others} {detail}",
-            level.as_str().to_lowercase()
-        );
-        (level <= Level::WARN).then(|| paint.bad(line.trim_end()))
-    }
-
-    fn exchange(&self, status: u16, paint: Paint) -> String {
-        let Self {
-            method,
-            path,
-            duration_ms,
-            end,
-            detail,
-            ..
-        } = self;
-        let code = match status {
-            ..400 => paint.good(&status.to_string()),
-            400.. => paint.bad(&status.to_string()),
-        };
-        let whole = duration_ms.parse::<f64>().map_or(0.0, f64::round);
-        let took = paint.soft(&format!("{whole} ms"));
-        let end = match end.as_str() {
-            "" | "whole" => String::new(),
-            "cancelled" => format!("  {}", paint.soft("given up by who asked")),
-            _ => format!(
-                "  {}",
-                paint.bad(format!("{end}: {detail}").trim_end_matches(": "))
-            ),
-        };
-        format!("  {code}  {method:<7} {path}  {took}{end}")
-    }
-
-    fn add(&mut self, name: &str, value: &str) {
-        match name {
-            "message" => self.message = value.to_owned(),
-            "method" => self.method = value.to_owned(),
-            "path" => self.path = value.to_owned(),
-            "status" => self.status = value.parse().ok(),
-            "duration_ms" => self.duration_ms = value.to_owned(),
-            "end" => self.end = value.to_owned(),
-            "detail" => self.detail = value.to_owned(),
-            // A string cannot fail to be written to.
-            _ => drop(write!(self.others, " {name}={value}")),
-        }
-    }
-}
-
-impl Visit for Facts {
+impl Visit for Text {
     fn record_str(&mut self, field: &Field, value: &str) {
-        // What somebody else sent must not steer this terminal.
-        self.add(field.name(), &value.escape_debug().to_string());
+        // Received text must not steer this terminal.
+        self.record_debug(field, &format_args!("{}", value.escape_debug()));
     }
 
     fn record_debug(&mut self, field: &Field, value: &dyn fmt::Debug) {
-        self.add(field.name(), &format!("{value:?}"));
+        // Writing to a string does not fail.
+        let _ = match field.name() {
+            "message" => write!(self.message, "{value:?}"),
+            name => write!(self.fields, " {name}={value:?}"),
+        };
+    }
+}
+
+/// What is shown of an exchange.
+#[derive(Debug, Deserialize)]
+struct Exchange {
+    method: String,
+    path: String,
+    status: Option<u16>,
+    #[serde(default)]
+    duration_ms: f64,
+    /// How it ended: `whole`, or what was wrong.
+    end: String,
+    #[serde(default)]
+    detail: String,
+}
+
+impl Exchange {
+    /// What a line of the access log says; `None` if too little of the request could be read.
+    fn parse(line: &[u8]) -> Option<Self> {
+        serde_json::from_slice(line).ok()
+    }
+
+    fn shown(&self, paint: Paint) -> String {
+        let Self { method, end, .. } = self;
+        let code = match self.status {
+            Some(status @ ..400) => paint.good(&status.to_string()),
+            Some(status) => paint.bad(&status.to_string()),
+            None => paint.soft("---"),
+        };
+        // Received text must not steer this terminal.
+        let path = self.path.escape_debug();
+        let took = paint.soft(&format!("{} ms", self.duration_ms.round()));
+        let end = match end.as_str() {
+            "whole" => String::new(),
+            "cancelled" => format!("  {}", paint.soft("cancelled by the platform client")),
+            _ => {
+                let text = format!("{end}: {}", self.detail.escape_debug());
+                format!("  {}", paint.bad(text.trim_end_matches(": ")))
+            }
+        };
+        format!("  {code}  {method:<7} {path}  {took}{end}")
     }
 }
 
@@ -267,44 +251,28 @@ mod tests {
 
     const PLAIN: Paint = Paint { coloured: false };
 
-    fn facts(fields: &[(&str, &str)]) -> Facts {
-        let mut facts = Facts::default();
-        fields
-            .iter()
-            .for_each(|(name, value)| facts.add(name, value));
-        facts
-    }
-
     #[test]
     fn an_exchange_is_a_line() {
-        let mut fields = vec![
-            ("message", "exchange"),
-            ("method", "GET"),
-            ("path", "/events"),
-            ("status", "200"),
-            ("duration_ms", "12.3456"),
-            ("end", "whole"),
-        ];
-        let line = facts(&fields).line(Level::INFO, PLAIN).unwrap();
-        assert_eq!(line, "  200  GET     /events  12 ms");
-
-        fields.extend([
-            ("status", "502"),
-            ("end", "connection_refused"),
-            ("detail", "port 1"),
-        ]);
-        let line = facts(&fields).line(Level::INFO, PLAIN).unwrap();
+        let line = |end: &str| {
+            let line = format!(
+                r#"{{"message":"exchange","method":"GET","path":"/events","duration_ms":12.345,{end}}}"#
+            );
+            Exchange::parse(line.as_bytes()).unwrap().shown(PLAIN)
+        };
+        let whole = line(r#""status":200,"end":"whole""#);
+        assert_eq!(whole, "  200  GET     /events  12 ms");
+        let failed = line(r#""status":502,"end":"connection_refused","detail":"port 1""#);
         assert_eq!(
-            line,
+            failed,
             "  502  GET     /events  12 ms  connection_refused: port 1"
         );
+        let cancelled = line(r#""end":"cancelled""#);
+        assert!(cancelled.starts_with("  ---  GET"), "{cancelled}");
     }
 
     #[test]
-    fn other_events_are_shown_when_they_warn() {
-        let facts = facts(&[("message", "cannot connect"), ("server", "a:1")]);
-        assert_eq!(facts.line(Level::INFO, PLAIN), None);
-        let line = facts.line(Level::WARN, PLAIN).unwrap();
-        assert_eq!(line, "  warn cannot connect server=a:1");
+    fn a_request_whose_head_could_not_be_read_is_not_shown() {
+        let line = br#"{"message":"request refused","status":400,"end":"request_malformed"}"#;
+        assert!(Exchange::parse(line).is_none());
     }
 }

@@ -12,6 +12,7 @@ use tunnel_client::{
     client::{Client, ClientError},
     config::Config,
 };
+use tunnel_http::access_log::AccessLog;
 use tunnel_ops::{
     signals::{Shutdown, Trigger},
     task::Owned,
@@ -34,14 +35,14 @@ impl InsideClient {
     pub fn start(options: &ClientOptions) -> Self {
         let mut arguments = vec!["tunnel-client".to_owned()];
         arguments.extend(options.arguments());
-        let off = ["--admin-listen", "off", "--access-log=false"];
+        let off = ["--admin-listen", "off"];
         arguments.extend(off.map(str::to_owned));
         let cli = Cli::try_parse_from(arguments).unwrap();
         let Command::Run(given) = cli.command else {
             panic!("{options:?} is no `run`");
         };
         let config = Config::check(&given.merge().unwrap()).unwrap();
-        let client = Client::new(config).unwrap();
+        let client = Client::new(config, AccessLog::off()).unwrap();
         let (trigger, shutdown) = Shutdown::manual();
         let running = async move { Box::pin(client.run(shutdown)).await };
         Self {

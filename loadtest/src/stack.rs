@@ -262,7 +262,7 @@ pub async fn start_server(
     let free = SocketAddr::from(([127, 0, 0, 1], 0)).to_string();
     let tunnel = tunnel.map_or_else(|| free.clone(), |address| address.to_string());
     let mut command = Command::new(program(args, "tunnel-server")?);
-    command.args(["run", "--log-format", "json", "--access-log=false"]);
+    command.args(["run", "--log-format", "json", "--access-log=off"]);
     command.args(["--domain", DOMAIN, "--tunnel-listen", &tunnel]);
     command.args(["--public-listen", &free, "--admin-listen", &free]);
     command.args(["--shards", &args.shards.to_string()]);
@@ -310,7 +310,7 @@ pub async fn start_client(
     upstream: &str,
 ) -> anyhow::Result<Running> {
     let mut command = Command::new(program(args, "tunnel-client")?);
-    command.args(["run", "--log-format", "json", "--access-log=false"]);
+    command.args(["run", "--log-format", "json", "--access-log=off"]);
     command.args(["--admin-listen", "127.0.0.1:0"]);
     command.args([
         "--server",

@@ -16,6 +16,7 @@ use std::task::{Context, Poll, Waker};
 use std::time::SystemTime;
 
 use ipnet::IpNet;
+use tunnel_http::access_log::AccessLog;
 use tunnel_ops::admin::{AdminBindError, AdminListener, AdminRoutes, AdminSettings};
 use tunnel_ops::signals::Shutdown;
 use tunnel_ops::task::Owned;
@@ -92,8 +93,9 @@ impl Client {
     ///
     /// # Errors
     /// See [`ClientError`].
-    pub fn new(config: Config) -> Result<Self, ClientError> {
+    pub fn new(config: Config, access_log: AccessLog) -> Result<Self, ClientError> {
         let metrics = Arc::new(Metrics::new()?);
+        access_log.count_lost(metrics.access_log_lost.clone());
         let admin = config.settings.admin_listen.map(bind_admin).transpose()?;
         let settings = AdminSettings {
             allowed_hosts: config.settings.admin_host.clone(),
@@ -108,7 +110,7 @@ impl Client {
         let routes = Routes::new(&config.all_routes(), shared, Arc::clone(metrics.routes()))?;
         let routes = Arc::new(routes);
         let (own, counted) = (Arc::clone(&routes), Arc::clone(&metrics));
-        let exchanges = Exchanges::new(own, counted, config.settings.access_log);
+        let exchanges = Exchanges::new(own, counted, access_log);
         let sessions = SessionParts {
             exchanges,
             metrics: Arc::clone(&metrics),
@@ -135,11 +137,11 @@ impl Client {
     ///
     /// # Errors
     /// See [`ClientError`].
-    pub fn with_reload(given: Given) -> Result<Self, ClientError> {
+    pub fn with_reload(given: Given, access_log: AccessLog) -> Result<Self, ClientError> {
         // Before the files are read, so that no edit in between is missed.
         let reloader = Reloader::new(given.clone(), |source| Config::check(source).map(drop))?;
         let source = given.merge().map_err(ConfigError::from)?;
-        let mut client = Self::new(Config::check(&source)?)?;
+        let mut client = Self::new(Config::check(&source)?, access_log)?;
         client.reloader = Some(reloader);
         Ok(client)
     }

@@ -20,7 +20,7 @@ use bytes::Bytes;
 use http::request::Parts;
 use http::{Request, Response};
 use http_body::{Body, Frame};
-use tunnel_http::access_log::log_refused;
+use tunnel_http::access_log::AccessLog;
 use tunnel_proto::control::RoutesSummary;
 use tunnel_proto::exchange::AsProblem;
 use tunnel_proto::problem::Problem;
@@ -40,17 +40,17 @@ pub(crate) struct Exchanges {
 struct Shared {
     routes: Arc<Routes>,
     metrics: Arc<Metrics>,
-    has_access_log: bool,
+    access_log: AccessLog,
 }
 
 impl Exchanges {
     /// Answers by these routes.
-    pub(crate) fn new(routes: Arc<Routes>, metrics: Arc<Metrics>, has_access_log: bool) -> Self {
+    pub(crate) fn new(routes: Arc<Routes>, metrics: Arc<Metrics>, access_log: AccessLog) -> Self {
         Self {
             shared: Arc::new(Shared {
                 routes,
                 metrics,
-                has_access_log,
+                access_log,
             }),
         }
     }
@@ -86,9 +86,7 @@ impl Exchanges {
     /// be read.
     pub(crate) fn on_refused(&self, head: Option<&Parts>, peer: IpAddr, problem: &Problem) {
         self.shared.metrics.on_problem(problem);
-        if self.shared.has_access_log {
-            log_refused(head, peer, problem);
-        }
+        self.shared.access_log.refused(head, peer, problem);
     }
 
     /// The summary of the routes for the server, with or without their upstreams.
@@ -107,9 +105,7 @@ async fn answer(
     let metrics = Arc::clone(&shared.metrics);
     let mut request = RoutedRequest::new(request, informational, Arc::clone(&progress));
     let mut observation = Observation::new(metrics, progress);
-    if shared.has_access_log {
-        observation.log(request.head(), peer);
-    }
+    observation.log(&shared.access_log, request.head(), peer);
     let mut reported = None;
     let result = match shared.routes.route(request.head()) {
         Ok(route) => {

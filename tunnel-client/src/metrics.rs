@@ -56,6 +56,8 @@ pub(crate) struct Metrics {
     pub(crate) listening: IntGauge,
     /// Connections that `serve` has refused because the most allowed were open.
     pub(crate) connections_refused: IntCounter,
+    /// Lines of the access log that were lost.
+    pub(crate) access_log_lost: IntCounter,
     /// Bytes of requests' content, sent to upstreams.
     pub(crate) bytes_in: IntCounter,
     /// Bytes of responses' content, received from upstreams.
@@ -137,6 +139,10 @@ impl Metrics {
             connections_refused: new.counter(
                 "connections_refused_total",
                 "Connections that serve closed because max-connections were open",
+            )?,
+            access_log_lost: new.counter(
+                "access_log_lost_lines_total",
+                "Access-log lines that their target did not take, or not in time",
             )?,
             bytes_in: bytes.get_metric_with_label_values(&["in"])?,
             bytes_out: bytes.get_metric_with_label_values(&["out"])?,

@@ -13,6 +13,7 @@ use std::io;
 use std::net::SocketAddr;
 use std::sync::Arc;
 
+use tunnel_http::access_log::AccessLog;
 use tunnel_ops::admin::{AdminListener, AdminRoutes, AdminSettings};
 use tunnel_ops::signals::Shutdown;
 use tunnel_ops::task::Owned;
@@ -80,9 +81,10 @@ impl Serving {
     ///
     /// # Errors
     /// See [`ServingError`].
-    pub fn new(config: ServeConfig) -> Result<Self, ServingError> {
+    pub fn new(config: ServeConfig, access_log: AccessLog) -> Result<Self, ServingError> {
         let settings = config.settings;
         let metrics = Arc::new(Metrics::new()?);
+        access_log.count_lost(metrics.access_log_lost.clone());
         let admin = settings.admin_listen.map(bind_admin).transpose()?;
         let allowed = AdminSettings {
             allowed_hosts: settings.admin_host.clone(),
@@ -101,7 +103,7 @@ impl Serving {
         let routes = Routes::new(&config.routes, shared, Arc::clone(metrics.routes()))?;
         let routes = Arc::new(routes);
         let (own, counted) = (Arc::clone(&routes), Arc::clone(&metrics));
-        let exchanges = Exchanges::new(own, counted, settings.access_log);
+        let exchanges = Exchanges::new(own, counted, access_log);
         let leaving = Leaving {
             delay: settings.drain_delay,
             grace: settings.grace_period,
@@ -126,11 +128,11 @@ impl Serving {
     ///
     /// # Errors
     /// See [`ServingError`].
-    pub fn with_reload(given: Given) -> Result<Self, ServingError> {
+    pub fn with_reload(given: Given, access_log: AccessLog) -> Result<Self, ServingError> {
         // Before the files are read, so that no edit in between is missed.
         let reloader = Reloader::new(given.clone(), |source| ServeConfig::check(source).map(drop))?;
         let source = given.merge().map_err(ConfigError::from)?;
-        let mut serving = Self::new(ServeConfig::check(&source)?)?;
+        let mut serving = Self::new(ServeConfig::check(&source)?, access_log)?;
         serving.reloader = Some(reloader);
         Ok(serving)
     }

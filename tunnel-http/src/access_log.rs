@@ -4,27 +4,94 @@
 //! A line never holds a query, a field's value other than the host and the two ids, or content. What it says of a
 //! refused request is unchecked, so each part of it is cut to its beginning.
 
+mod line;
+
+use std::cell::RefCell;
 use std::net::IpAddr;
 use std::time::Duration;
 
+use http::StatusCode;
 use http::header::{HOST, HeaderValue};
 use http::request::Parts;
-use http::uri::{Authority, PathAndQuery};
-use http::{Method, StatusCode};
+use http::uri::Authority;
+use prometheus::IntCounter;
 use tokio::time::Instant;
-use tunnel_ops::telemetry::{TRACE_PARENT, TraceParent};
+use tunnel_ops::telemetry::{LineSink, TRACE_PARENT, TraceParent};
 use tunnel_proto::fields::X_REQUEST_ID;
 use tunnel_proto::problem::{Hop, NOT_TAKEN_DETAIL, Problem, Reason};
 
+use self::line::{Fields, write_line};
 use crate::http1::host_length;
 
 /// Longest part of a refused request that is logged, in bytes.
 const UNCHECKED_BYTES: usize = 256;
 
-/// Whether lines of the access log are written anywhere.
-#[must_use]
-pub fn is_enabled() -> bool {
-    tracing::event_enabled!(target: "access", tracing::Level::INFO)
+/// Room for the fields of a usual line without its path, so that they are seldom moved.
+const LINE_BYTES: usize = 256;
+
+/// Makes the lines of the access log. Clones share their sink.
+#[derive(Debug, Clone)]
+pub struct AccessLog {
+    sink: LineSink,
+}
+
+impl AccessLog {
+    /// An access log whose lines go to `sink`.
+    #[must_use]
+    pub fn new(sink: LineSink) -> Self {
+        Self { sink }
+    }
+
+    /// No access log.
+    #[must_use]
+    pub fn off() -> Self {
+        Self::new(LineSink::off())
+    }
+
+    /// Whether lines are written anywhere.
+    #[must_use]
+    pub fn is_on(&self) -> bool {
+        self.sink.is_open()
+    }
+
+    /// Counts lines that are lost, since they cannot be written or not in time, in `counter`.
+    pub fn count_lost(&self, counter: IntCounter) {
+        self.sink.count_lost(counter);
+    }
+
+    /// Writes the line of a request that was refused before there was an exchange. `head` is what was received of it,
+    /// `None` if that could not be read; `problem` is the response.
+    pub fn refused(&self, head: Option<&Parts>, peer: IpAddr, problem: &Problem) {
+        if !self.is_on() {
+            return;
+        }
+        let host = head.and_then(unchecked_host);
+        let request_id = head.and_then(|head| head.headers.get(X_REQUEST_ID));
+        let request_id = request_id.and_then(|id| id.to_str().ok());
+        let trace = head.and_then(trace);
+        let mut fields = Fields::new(self.sink.format(), LINE_BYTES);
+        fields.text("method", head.map(|head| beginning(head.method.as_str())));
+        fields.text("host", host.as_deref().map(beginning));
+        fields.text("path", head.map(|head| beginning(head.uri.path())));
+        fields.plain("status", Some(problem.status().as_u16()));
+        fields.text("end", Some(problem.reason().name()));
+        fields.text("detail", Some(problem.detail()));
+        fields.text("request_id", request_id.map(beginning));
+        fields.text("trace_id", trace.as_ref().map(TraceParent::trace_id));
+        fields.word("peer", Some(peer));
+        self.write("request refused", &[fields.as_ref()]);
+    }
+
+    fn write(&self, message: &str, fields: &[&[u8]]) {
+        thread_local! {
+            static LINE: RefCell<Vec<u8>> = const { RefCell::new(Vec::new()) };
+        }
+        LINE.with_borrow_mut(|line| {
+            line.clear();
+            write_line(line, message, fields, self.sink.format());
+            self.sink.write(line);
+        });
+    }
 }
 
 /// How an exchange ended.
@@ -64,21 +131,50 @@ impl End {
 
 /// What the line of an exchange says of its request.
 #[derive(Debug)]
-pub struct LoggedRequest {
+pub struct LoggedRequest<'a> {
     /// The method.
-    pub method: Method,
+    pub method: &'a str,
     /// The authority; its port is not logged.
-    pub host: Option<HeaderValue>,
+    pub host: Option<&'a str>,
     /// The path; its query is not logged.
-    pub path: Option<PathAndQuery>,
+    pub path: &'a str,
     /// Whether the request asks for an upgrade.
     pub is_upgrade: bool,
     /// The request's id, as the upstream gets it.
-    pub request_id: Option<HeaderValue>,
+    pub request_id: Option<&'a HeaderValue>,
     /// The trace that the request belongs to.
     pub trace: Option<TraceParent>,
     /// The platform client's address, if it is known.
     pub peer: Option<IpAddr>,
+}
+
+/// The fields of an exchange's line that are known before its end, written out, so that the line keeps no buffer of
+/// the request.
+#[derive(Debug)]
+struct Begun {
+    log: AccessLog,
+    fields: Fields,
+    /// Where the fields that come at the end are to be inserted.
+    split: usize,
+}
+
+impl Begun {
+    fn new(log: AccessLog, request: &LoggedRequest<'_>) -> Self {
+        let path = request.path;
+        let path = path.split_once('?').map_or(path, |(path, _)| path);
+        let mut fields = Fields::new(log.sink.format(), LINE_BYTES + path.len());
+        fields.text("method", Some(request.method));
+        fields.text("host", request.host.map(without_port));
+        fields.text("path", Some(path));
+        fields.plain("upgrade", Some(request.is_upgrade));
+        let split = fields.len();
+        let id = request.request_id.and_then(|id| id.to_str().ok());
+        fields.text("request_id", id);
+        let trace = request.trace.as_ref();
+        fields.text("trace_id", trace.map(TraceParent::trace_id));
+        fields.word("peer", request.peer);
+        Self { log, fields, split }
+    }
 }
 
 /// Where a request was forwarded, for its line.
@@ -100,7 +196,7 @@ pub struct ExchangeRecord {
     response_bytes: u64,
     end: End,
     /// `None` without an access log.
-    request: Option<Box<LoggedRequest>>,
+    line: Option<Begun>,
 }
 
 impl ExchangeRecord {
@@ -112,19 +208,19 @@ impl ExchangeRecord {
             status: None,
             response_bytes: 0,
             end: End::Cancelled,
-            request: None,
+            line: None,
         }
     }
 
-    /// Has a line written at the end.
-    pub fn log(&mut self, request: LoggedRequest) {
-        self.request = Some(Box::new(request));
+    /// Has a line about this request written to `log` at the end, if it is on.
+    pub fn log(&mut self, log: &AccessLog, request: &LoggedRequest<'_>) {
+        self.line = log.is_on().then(|| Begun::new(log.clone(), request));
     }
 
     /// Whether a line is written at the end.
     #[must_use]
     pub fn is_logged(&self) -> bool {
-        self.request.is_some()
+        self.line.is_some()
     }
 
     /// The time since the exchange began.
@@ -182,29 +278,20 @@ impl ExchangeRecord {
 
     /// Writes the line, if one is to be written.
     pub fn write(&self, forwarded: Forwarded<'_>) {
-        let Some(request) = self.request.as_deref() else {
+        let Some(Begun { log, fields, split }) = &self.line else {
             return;
         };
-        let id = request.request_id.as_ref();
-        tracing::info!(
-            target: "access",
-            method = request.method.as_str(),
-            host = request.host.as_ref().and_then(without_port),
-            path = request.path.as_ref().map(PathAndQuery::path),
-            upgrade = request.is_upgrade,
-            runtime = forwarded.runtime,
-            route = forwarded.route,
-            status = self.status.map(|status| status.as_u16()),
-            end = self.end.name(),
-            detail = self.end.problem().map(Problem::detail),
-            request_bytes = forwarded.request_bytes,
-            response_bytes = self.response_bytes,
-            duration_ms = milliseconds(self.elapsed()),
-            request_id = id.and_then(|id| id.to_str().ok()),
-            trace_id = request.trace.as_ref().map(TraceParent::trace_id),
-            peer = request.peer.map(tracing::field::display),
-            "exchange"
-        );
+        let (first, last) = fields.as_ref().split_at(*split);
+        let mut end = Fields::new(log.sink.format(), LINE_BYTES);
+        end.text("runtime", forwarded.runtime);
+        end.text("route", forwarded.route);
+        end.plain("status", self.status.map(|status| status.as_u16()));
+        end.text("end", Some(self.end.name()));
+        end.text("detail", self.end.problem().map(Problem::detail));
+        end.plain("request_bytes", Some(forwarded.request_bytes));
+        end.plain("response_bytes", Some(self.response_bytes));
+        end.milliseconds("duration_ms", self.elapsed());
+        log.write("exchange", &[first, end.as_ref(), last]);
     }
 }
 
@@ -237,16 +324,11 @@ pub trait Observer<E> {
 }
 
 /// The host of an authority.
-fn without_port(authority: &HeaderValue) -> Option<&str> {
-    let text = authority.to_str().ok()?;
-    let length = host_length(text.as_bytes()).unwrap_or(text.len());
-    text.get(..length)
-}
-
-/// A time in milliseconds, of whole microseconds: a line has no digits that are noise of a float.
-#[must_use]
-pub fn milliseconds(time: Duration) -> f64 {
-    time.as_micros() as f64 / 1_000.0
+fn without_port(authority: &str) -> &str {
+    let length = host_length(authority.as_bytes());
+    length
+        .and_then(|length| authority.get(..length))
+        .unwrap_or(authority)
 }
 
 /// The trace that a head names, if it is a valid one.
@@ -254,31 +336,6 @@ pub fn milliseconds(time: Duration) -> f64 {
 pub fn trace(head: &Parts) -> Option<TraceParent> {
     let trace = head.headers.get(TRACE_PARENT)?;
     TraceParent::parse(trace.as_bytes())
-}
-
-/// Writes the line of a request that was refused before there was an exchange. `head` is what was received of it,
-/// `None` if that could not be read; `problem` is the response.
-pub fn log_refused(head: Option<&Parts>, peer: IpAddr, problem: &Problem) {
-    if !is_enabled() {
-        return;
-    }
-    let host = head.and_then(unchecked_host);
-    let request_id = head.and_then(|head| head.headers.get(X_REQUEST_ID));
-    let request_id = request_id.and_then(|id| id.to_str().ok());
-    let trace = head.and_then(trace);
-    tracing::info!(
-        target: "access",
-        method = head.map(|head| beginning(head.method.as_str())),
-        host = host.as_deref().map(beginning),
-        path = head.map(|head| beginning(head.uri.path())),
-        status = problem.status().as_u16(),
-        end = problem.reason().name(),
-        detail = problem.detail(),
-        request_id = request_id.map(beginning),
-        trace_id = trace.as_ref().map(TraceParent::trace_id),
-        %peer,
-        "request refused"
-    );
 }
 
 /// The host that an unchecked head names, without the user information that may precede it.
@@ -336,22 +393,8 @@ mod tests {
             ("[::1]:80", "[::1]"),
             ("no host", "no host"),
         ] {
-            let authority = HeaderValue::from_static(authority);
-            assert_eq!(without_port(&authority), Some(host));
+            assert_eq!(without_port(authority), host);
         }
-    }
-
-    #[test]
-    fn a_time_is_written_without_noise() {
-        for micros in [0, 1, 7, 1_234, 299_999, 1_000_003, 86_400_000_001] {
-            let text = milliseconds(Duration::from_nanos(micros * 1_000 + 999)).to_string();
-            let digits = text.split_once('.').map_or(0, |(_, digits)| digits.len());
-            assert!(digits <= 3, "{text}");
-        }
-        assert_eq!(
-            milliseconds(Duration::from_micros(1_234)).to_string(),
-            "1.234"
-        );
     }
 
     #[test]

@@ -1,9 +1,11 @@
 //! Logs, and the ids that correlate the logs of several programs.
 //!
 //! In: the configured format and filter. Out: one line per event on standard error, written by a separate
-//! thread, so that a stalled reader never blocks a connection. The filter can be replaced at run time.
+//! thread, so that a stalled reader never blocks a connection. The filter can be replaced at run time. The access log
+//! is no event of tracing: its lines are made elsewhere, and go whole into a [`LineSink`].
 //! [`RequestId`] and [`TraceParent`] are values only: the programs decide which messages carry them.
 
+mod line_sink;
 mod line_writer;
 mod live_filter;
 mod request_id;
@@ -17,7 +19,9 @@ use tracing_subscriber::filter::{LevelFilter, Targets};
 use tracing_subscriber::prelude::*;
 use tracing_subscriber::util::TryInitError;
 
-use self::line_writer::LineWriter;
+use self::line_sink::LineOutput;
+pub use self::line_sink::{AccessLogError, AccessLogTarget, LineSink};
+use self::line_writer::{LineWriter, LostLines};
 use self::live_filter::LiveFilter;
 pub use self::request_id::RequestId;
 pub use self::trace_parent::{TRACE_PARENT, TraceParent};
@@ -52,18 +56,56 @@ pub struct LogFilter {
     targets: Targets,
 }
 
-/// The guard of the log. Dropping it writes the last lines and stops the log.
+/// The guard of the log and of the access log. Dropping it writes the last lines and stops both.
 #[derive(Debug)]
 #[must_use = "the last lines are written when this is dropped"]
 pub struct Telemetry {
-    _writer: LineWriter,
+    access_log: LineSink,
+    stderr: LineWriter,
     filter: LiveFilter,
 }
+
+/// An access log's target that is open and not yet in use.
+#[derive(Debug)]
+#[must_use = "it is in use only after `Telemetry::set_access_log`"]
+pub struct OpenedAccessLog(Option<LineOutput>);
 
 impl Telemetry {
     /// Replaces the filter. Open spans are not affected.
     pub fn set_filter(&self, filter: &LogFilter) {
         self.filter.set(filter.targets.clone());
+    }
+
+    /// Takes the lines of the access log, which has no target at first.
+    #[must_use]
+    pub fn access_log(&self) -> LineSink {
+        self.access_log.clone()
+    }
+
+    /// Opens another target of the access log.
+    ///
+    /// # Errors
+    /// When the file cannot be opened, or the thread that writes it cannot be started.
+    pub fn open_access_log(
+        &self,
+        target: &AccessLogTarget,
+    ) -> Result<OpenedAccessLog, AccessLogError> {
+        let stderr = self.stderr.queue();
+        self.access_log.open(target, stderr).map(OpenedAccessLog)
+    }
+
+    /// Writes the access log to this target from now on. The lines before are written to the target before.
+    pub fn set_access_log(&self, opened: OpenedAccessLog) {
+        if let Some(output) = opened.0 {
+            self.access_log.replace(output);
+        }
+    }
+}
+
+impl Drop for Telemetry {
+    fn drop(&mut self) {
+        // Before the log, in which its losses are reported.
+        self.access_log.close();
     }
 }
 
@@ -82,9 +124,9 @@ pub enum TelemetryError {
 /// Starts the process's log on standard error.
 pub fn init(format: LogFormat, filter: &LogFilter) -> Result<Telemetry, TelemetryError> {
     let terminal = io::stderr().is_terminal();
-    let writer = LineWriter::start(io::stderr())?;
-    let lines = writer.lines();
-    let make_lines = move || lines.clone();
+    let stderr = LineWriter::start(io::stderr(), report_lost)?;
+    let queue = stderr.queue().clone();
+    let make_lines = move || queue.clone();
     let filter = LiveFilter::new(filter.targets.clone());
     let registry = tracing_subscriber::registry().with(filter.clone());
     match format {
@@ -106,9 +148,20 @@ pub fn init(format: LogFormat, filter: &LogFilter) -> Result<Telemetry, Telemetr
         }
     }
     Ok(Telemetry {
-        _writer: writer,
+        access_log: LineSink::new(format, LineOutput::Off),
+        stderr,
         filter,
     })
+}
+
+/// Reports lines that standard error did not take in time. Its own failure cannot be reported anywhere.
+fn report_lost(lines: &LostLines) {
+    if lines.error.is_none() {
+        tracing::error!(
+            lost = lines.count,
+            "log lines were lost: their reader is too slow"
+        );
+    }
 }
 
 crate::word_value!(LogFormat {

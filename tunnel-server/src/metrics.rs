@@ -65,6 +65,8 @@ pub struct Metrics {
     round_trip: Histogram,
     configuration: Configuration,
     read: Read,
+    /// Lines of the access log that were lost.
+    pub access_log_lost: IntCounter,
     /// Runtimes that a newer instance took over.
     pub takeovers: IntCounter,
     runtimes: Mutex<HashMap<RuntimeLabel, Weak<RuntimeMetrics>>>,
@@ -183,6 +185,10 @@ impl Metrics {
             )?,
             configuration: Configuration::new(new)?,
             read: Read::new(new)?,
+            access_log_lost: new.counter(
+                "access_log_lost_lines_total",
+                "Access-log lines that their target did not take, or not in time",
+            )?,
             takeovers: new.counter(
                 "takeovers_total",
                 "Runtimes that a newer instance took over",

@@ -29,7 +29,7 @@ use tokio::{
 };
 use tokio_rustls::TlsAcceptor;
 use tunnel_http::{
-    access_log::log_refused,
+    access_log::AccessLog,
     listener::{accept, set_options},
     outgoing::ViaName,
     permits::{Exhausted, Permit, Permits},
@@ -57,6 +57,7 @@ pub(crate) struct PublicListener {
     pub(crate) config: Arc<LiveConfig>,
     pub(crate) router: Arc<Router>,
     pub(crate) metrics: Arc<Metrics>,
+    pub(crate) access_log: AccessLog,
     pub(crate) lifecycle: Arc<Lifecycle>,
     pub(crate) permits: Arc<Permits<Usage>>,
     /// `None` when the listener is plain.
@@ -76,9 +77,7 @@ impl PublicListener {
     /// Writes the access-log line of a request that was refused before it was known where it goes. `head` is what
     /// could be read of it.
     fn log_refusal(&self, peer: IpAddr, head: Option<&Parts>, problem: &Problem) {
-        if self.config().settings.access_log {
-            log_refused(head, peer, problem);
-        }
+        self.access_log.refused(head, peer, problem);
     }
 }
 

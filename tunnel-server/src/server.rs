@@ -13,7 +13,10 @@ mod tls;
 use std::{io, net::SocketAddr, sync::Arc, time::Duration};
 
 use tokio::{runtime::Handle, time::interval};
-use tunnel_http::listener::{self, Bound};
+use tunnel_http::{
+    access_log::AccessLog,
+    listener::{self, Bound},
+};
 use tunnel_ops::{
     admin::{AdminBindError, AdminListener, BearerFileError},
     signals::Shutdown,
@@ -102,12 +105,12 @@ pub struct Server {
 }
 
 impl Server {
-    /// Binds all listeners; nothing is served before [`Server::run`].
+    /// Binds all listeners; nothing is served before [`Server::run`]. What is served is in `access_log`.
     ///
     /// # Errors
     /// When an address cannot be bound, or something in the configuration cannot be used.
-    pub async fn bind(config: Config) -> Result<Self, BindError> {
-        let parts = Arc::new(Parts::new(config)?);
+    pub async fn bind(config: Config, access_log: AccessLog) -> Result<Self, BindError> {
+        let parts = Arc::new(Parts::new(config, access_log)?);
         let config = parts.config.load_full();
         let count = shard_count(config.settings.shards as usize);
         let tunnel = listen("tunnel", config.settings.tunnel_listen, count)?;
@@ -142,7 +145,7 @@ impl Server {
     /// # Errors
     /// When something in it cannot be used.
     pub fn check(config: &Config) -> Result<Effective, BindError> {
-        Ok(Parts::new(config.clone())?.effective())
+        Ok(Parts::new(config.clone(), AccessLog::off())?.effective())
     }
 
     /// Its parts, for the reload of the configuration.

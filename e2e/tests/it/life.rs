@@ -257,7 +257,7 @@ impl Life {
         .await;
         let options = Options::to(&plain)
             .server_flags(&["--offline-wait", "10ms", "--drain-spread", "100ms"])
-            .server_flags(&["--access-log=false", "--ping-interval", "2s"])
+            .server_flags(&["--access-log=off", "--ping-interval", "2s"])
             .server_flags(&["--auth-url", &platform.url()])
             .client_flags(&["--redial-base", "20ms", "--redial-cap", "200ms"])
             .client_flags(&["--grace-period", "50ms"])
@@ -270,7 +270,7 @@ impl Life {
             .and("demo", EXTRA, &h2c);
         let mut system = System::with(options).await;
         let mut steady = system.client_options("demo-steady").clone();
-        let flags = ["--upstream-idle-pool", "0", "--access-log=false"];
+        let flags = ["--upstream-idle-pool", "0", "--access-log=off"];
         steady.flags.extend(flags.map(str::to_owned));
         let steady = Client::start(&steady).await;
         steady.admin().wait_ready(true).await;

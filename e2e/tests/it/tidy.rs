@@ -54,11 +54,25 @@ const ARROWS: [(&str, &[&str]); 11] = [
             "tunnel-routing",
         ],
     ),
-    ("demo", &["tunnel-server", "tunnel-client", "tunnel-ops"]),
+    (
+        "demo",
+        &[
+            "tunnel-server",
+            "tunnel-client",
+            "tunnel-http",
+            "tunnel-ops",
+        ],
+    ),
     ("testkit", &["tunnel-ops"]),
     (
         "e2e",
-        &["tunnel-server", "tunnel-client", "tunnel-ops", "testkit"],
+        &[
+            "tunnel-server",
+            "tunnel-client",
+            "tunnel-http",
+            "tunnel-ops",
+            "testkit",
+        ],
     ),
     ("loadtest", &["tunnel-proto"]),
     (

@@ -12,13 +12,15 @@ use crate::config::Given;
 /// body, so that many would delay new requests.
 const TASKS_BETWEEN_EVENTS: u32 = 16;
 
-/// Starts logging as configured, until the result is dropped.
+/// Starts the log and the access log as configured, until the result is dropped.
 pub(super) fn begin(given: &Given) -> Result<Telemetry, Failure> {
     let source = given.clone().merge().map_err(Failure::configuration)?;
     let settings = source.settings();
     // First, so that later steps can log.
     let telemetry =
         telemetry::init(settings.log_format, &settings.log_level).map_err(Failure::running)?;
+    let opened = telemetry.open_access_log(&settings.access_log);
+    telemetry.set_access_log(opened.map_err(Failure::running)?);
     descriptors::raise_limit();
     Ok(telemetry)
 }

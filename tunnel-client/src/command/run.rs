@@ -1,5 +1,6 @@
 //! `tunnel-client run`: runs a client until it has stopped.
 
+use tunnel_http::access_log::AccessLog;
 use tunnel_ops::signals::Shutdown;
 
 use super::{Failure, program};
@@ -7,16 +8,17 @@ use crate::client::{Client, ClientError};
 use crate::config::Given;
 
 pub(super) fn run(given: Given) -> Result<(), Failure> {
-    let _telemetry = program::begin(&given)?;
-    program::block_on(serve(given))
+    let telemetry = program::begin(&given)?;
+    let access_log = AccessLog::new(telemetry.access_log());
+    program::block_on(serve(given, access_log))
 }
 
-async fn serve(given: Given) -> Result<(), Failure> {
+async fn serve(given: Given, access_log: AccessLog) -> Result<(), Failure> {
     // First: as process 1 of a container, the program ignores signals without a handler.
     let shutdown = Shutdown::on_signals()
         .map_err(|error| Failure::running(format_args!("cannot listen for signals: {error}")))?;
     // Reports all faults of the configuration before the first dial.
-    let client = Client::with_reload(given).map_err(|error| match error {
+    let client = Client::with_reload(given, access_log).map_err(|error| match error {
         ClientError::Config(error) => Failure::configuration(error),
         other => Failure::running(other),
     })?;

@@ -1,5 +1,6 @@
 //! `tunnel-client serve`: runs a listener until it has stopped.
 
+use tunnel_http::access_log::AccessLog;
 use tunnel_ops::signals::Shutdown;
 
 use super::{Failure, program};
@@ -7,15 +8,16 @@ use crate::config::Given;
 use crate::serving::{Serving, ServingError};
 
 pub(super) fn serve(given: Given) -> Result<(), Failure> {
-    let _telemetry = program::begin(&given)?;
-    program::block_on(run(given))
+    let telemetry = program::begin(&given)?;
+    let access_log = AccessLog::new(telemetry.access_log());
+    program::block_on(run(given, access_log))
 }
 
-async fn run(given: Given) -> Result<(), Failure> {
+async fn run(given: Given, access_log: AccessLog) -> Result<(), Failure> {
     // First: as process 1 of a container, the program ignores signals without a handler.
     let shutdown = Shutdown::on_signals()
         .map_err(|error| Failure::running(format_args!("cannot listen for signals: {error}")))?;
-    let serving = Serving::with_reload(given).map_err(|error| match error {
+    let serving = Serving::with_reload(given, access_log).map_err(|error| match error {
         ServingError::Config(error) => Failure::configuration(error),
         other => Failure::running(other),
     })?;

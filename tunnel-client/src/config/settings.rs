@@ -16,7 +16,7 @@ use tunnel_ops::config_value::{
     PositiveDuration, SizeFrom,
 };
 use tunnel_ops::settings::{self, OneOrMorePaths};
-use tunnel_ops::telemetry::{LogFilter, LogFormat};
+use tunnel_ops::telemetry::{AccessLogTarget, LogFilter, LogFormat};
 use tunnel_routing::config::{CONNECT_TIMEOUT, HEAD_TIMEOUT, RawRoute};
 use tunnel_routing::url::UpstreamUrl;
 
@@ -197,8 +197,10 @@ tunnel_ops::settings! {
         // 5 s less than Kubernetes gives.
         /// How long exchanges may take to end when the client stops
         grace_period: DurationText = Duration::from_secs(25), "TIME", Restart;
-        /// Log a line for each exchange
-        access_log: bool = true, "BOOL", Restart;
+        /// Where a line for each exchange is written: stderr, the absolute path of a file, or off
+        ///
+        /// A file is opened again after it was moved or deleted, as a rotation of logs does
+        access_log: AccessLogTarget = AccessLogTarget::Stderr, "TARGET", Restart;
         /// How log lines are written
         log_format: LogFormat = LogFormat::Text, "FORMAT", Restart;
         /// What is logged: off, error, warn, info, debug or trace, or by part: info,tunnel_client=debug

@@ -152,7 +152,7 @@ tell_routes = "full"
 refusal_wait = "10m"
 upstream_idle_pool = 0
 max_buffered_size = "7MiB"
-access_log = false
+access_log = "off"
 "#;
 
 #[test]
@@ -191,7 +191,7 @@ fn a_file_says_the_same_as_flags() {
         "--refusal-wait=10m",
         "--upstream-idle-pool=0",
         "--max-buffered-size=7MiB",
-        "--access-log=false",
+        "--access-log=off",
     ]);
     assert_eq!(
         format!("{from_file:?}"),

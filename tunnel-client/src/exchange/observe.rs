@@ -7,7 +7,7 @@ use std::time::Duration;
 use http::StatusCode;
 use http::header::HOST;
 use http::request::Parts;
-use tunnel_http::access_log::{self, ExchangeRecord, Forwarded, LoggedRequest};
+use tunnel_http::access_log::{self, AccessLog, ExchangeRecord, Forwarded, LoggedRequest};
 use tunnel_proto::exchange::Protocol;
 use tunnel_proto::fields::X_REQUEST_ID;
 use tunnel_proto::problem::Problem;
@@ -39,17 +39,19 @@ impl Observation {
 
     /// Writes a line of the access log at the end, if it is enabled. `peer` is the platform client's address, which is known
     /// only without a tunnel.
-    pub(super) fn log(&mut self, request: &Parts, peer: Option<IpAddr>) {
-        if access_log::is_enabled() {
-            self.record.log(LoggedRequest {
-                method: request.method.clone(),
-                host: request.headers.get(HOST).cloned(),
-                path: request.uri.path_and_query().cloned(),
+    pub(super) fn log(&mut self, log: &AccessLog, request: &Parts, peer: Option<IpAddr>) {
+        if log.is_on() {
+            let host = request.headers.get(HOST);
+            let request = LoggedRequest {
+                method: request.method.as_str(),
+                host: host.and_then(|host| host.to_str().ok()),
+                path: request.uri.path(),
                 is_upgrade: request.extensions.get::<Protocol>().is_some(),
-                request_id: request.headers.get(X_REQUEST_ID).cloned(),
+                request_id: request.headers.get(X_REQUEST_ID),
                 trace: access_log::trace(request),
                 peer,
-            });
+            };
+            self.record.log(log, &request);
         }
     }
 

@@ -5,6 +5,7 @@ use std::path::Path;
 use tokio::time::timeout;
 use tunnel_client::client::Client;
 use tunnel_client::config::{Given, Source};
+use tunnel_http::access_log::AccessLog;
 use tunnel_proto::problem::Reason;
 
 use crate::routes::telling;
@@ -46,7 +47,10 @@ impl Reloading {
             ..Source::default()
         };
         let given = Given::new(Some(path("client.toml")), source);
-        let client = Running::begin(Client::with_reload(given).unwrap(), folder);
+        let client = Running::begin(
+            Client::with_reload(given, AccessLog::off()).unwrap(),
+            folder,
+        );
         let session = server.welcome().await;
         Self {
             client,

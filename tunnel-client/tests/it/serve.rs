@@ -12,6 +12,7 @@ use tokio::sync::oneshot;
 use tokio::time::timeout;
 use tunnel_client::config::ServeConfig;
 use tunnel_client::serving::{Serving, ServingError};
+use tunnel_http::access_log::AccessLog;
 use tunnel_ops::signals::{Shutdown, Trigger};
 use tunnel_ops::task::Owned;
 
@@ -36,7 +37,7 @@ impl Served {
         config.settings.listen = "127.0.0.1:0".parse().unwrap();
         config.settings.admin_listen = Some("127.0.0.1:0".parse().unwrap());
         change(&mut config);
-        let serving = Serving::new(config).unwrap();
+        let serving = Serving::new(config, AccessLog::off()).unwrap();
         let addresses = serving.addresses();
         let (trigger, shutdown) = Shutdown::manual();
         Self {

@@ -10,6 +10,7 @@ use tokio::sync::mpsc;
 use tokio::time::{Instant, timeout};
 use tunnel_client::client::Client;
 use tunnel_client::config::Config;
+use tunnel_http::access_log::AccessLog;
 use tunnel_proto::close::CloseReason;
 use tunnel_proto::control::Control;
 use tunnel_proto::exchange::{ExchangeError, RecvBody, exchange};
@@ -486,7 +487,7 @@ fn with_clock(
     let config = Running::config(server, upstream, folder.path(), change);
     let hands = Hands::default();
     let clock = hands.clone();
-    let client = Client::new(config).unwrap();
+    let client = Client::new(config, AccessLog::off()).unwrap();
     let client = Running::begin(client.with_wall_clock(move || clock.read()), folder);
     (client, hands)
 }

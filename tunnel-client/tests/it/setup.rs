@@ -17,6 +17,7 @@ use tokio::sync::mpsc;
 use tokio_stream::wrappers::ReceiverStream;
 use tunnel_client::client::{Client, ClientError};
 use tunnel_client::config::Config;
+use tunnel_http::access_log::AccessLog;
 use tunnel_ops::signals::{Shutdown, Trigger};
 use tunnel_ops::task::Owned;
 
@@ -67,7 +68,7 @@ impl Running {
     ) -> Self {
         let folder = tempfile::tempdir().unwrap();
         let config = Self::config(server, upstream, folder.path(), change);
-        Self::begin(Client::new(config).unwrap(), folder)
+        Self::begin(Client::new(config, AccessLog::off()).unwrap(), folder)
     }
 
     /// What a client is told, with a token in a file of this folder.

@@ -1,7 +1,7 @@
-//! Writes log lines to standard error from a separate thread.
+//! Writes log lines to an output from a separate thread.
 //!
 //! In: whole lines from any thread. Out: the lines in order, many in one system call. The queue is bounded:
-//! a stalled reader causes the loss of lines, which are counted, and never blocks a connection.
+//! an output that stalls or fails causes the loss of lines, which are reported, and never blocks a connection.
 
 use std::io::{self, Write};
 use std::mem;
@@ -11,29 +11,45 @@ use std::time::Duration;
 
 use parking_lot::{Condvar, Mutex};
 
-/// Most bytes in the queue: some thousand lines, enough for a burst, and few enough to lose.
-const MAX_WAITING_BYTES: usize = 1 << 20;
+/// Most bytes in the queue: a tenth of a second of some 100,000 access-log lines each second.
+const MAX_QUEUED_BYTES: usize = 4 << 20;
 
-/// Longest time that the exit of the program waits for the last lines, so that a stalled reader cannot keep
+/// Bytes in the queue at which gathered lines are written without waiting for [`GATHERING`].
+const FULL_BATCH_BYTES: usize = MAX_QUEUED_BYTES / 16;
+
+/// Longest time that a gathered line waits for others: a person who follows the log does not notice it, and a busy
+/// program wakes the writing thread ten times a second instead of once for each line.
+const GATHERING: Duration = Duration::from_millis(100);
+
+/// Longest time that the end of the program waits for the last lines, so that a stalled reader cannot keep
 /// it alive.
 const CLOSE_TIME: Duration = Duration::from_secs(1);
 
 /// The owner of the writing thread. Dropping it writes the queued lines.
 #[derive(Debug)]
 pub(super) struct LineWriter {
+    queue: LineQueue,
+}
+
+/// The lines that the thread writes next. As [`Write`], each `write` is one whole line, written as soon as possible.
+#[derive(Debug, Clone)]
+pub(super) struct LineQueue {
     shared: Arc<Shared>,
 }
 
-/// The writer for log events. Each `write` is one whole line.
-#[derive(Debug, Clone)]
-pub(super) struct Lines {
-    shared: Arc<Shared>,
+/// Lines that were not written.
+#[derive(Debug)]
+pub(super) struct LostLines {
+    /// How many.
+    pub(super) count: u64,
+    /// The failure of the output; `None` if the queue was full.
+    pub(super) error: Option<io::Error>,
 }
 
 #[derive(Debug, Default)]
 struct Shared {
     state: Mutex<State>,
-    /// Notified when lines are queued, or the writer is closing.
+    /// Notified when the thread has to act before [`GATHERING`] has passed.
     work: Condvar,
     /// Notified when the writing thread has ended.
     ended: Condvar,
@@ -41,58 +57,81 @@ struct Shared {
 
 #[derive(Debug, Default)]
 struct State {
-    waiting: Vec<u8>,
-    lost_lines: u64,
+    queued: Vec<u8>,
+    /// Lines that found the queue full, since the last report.
+    lost: u64,
+    /// Whether a queued line is to be written as soon as possible.
+    urgent: bool,
     closing: bool,
     ended: bool,
 }
 
 impl LineWriter {
-    pub(super) fn start(output: impl Write + Send + 'static) -> io::Result<Self> {
+    /// Starts the thread. `report` is called on it after lines were lost.
+    pub(super) fn start(
+        output: impl Write + Send + 'static,
+        report: impl FnMut(&LostLines) + Send + 'static,
+    ) -> io::Result<Self> {
         let shared = Arc::new(Shared::default());
         let writing = Arc::clone(&shared);
         thread::Builder::new()
             .name("log".to_owned())
             .spawn(move || {
-                writing.write_all_lines(output);
+                writing.write_until_closed(output, report);
                 writing.state.lock().ended = true;
                 writing.ended.notify_all();
             })?;
-        Ok(Self { shared })
+        let queue = LineQueue { shared };
+        Ok(Self { queue })
     }
 
-    pub(super) fn lines(&self) -> Lines {
-        Lines {
-            shared: Arc::clone(&self.shared),
-        }
+    pub(super) fn queue(&self) -> &LineQueue {
+        &self.queue
     }
 }
 
 impl Drop for LineWriter {
     fn drop(&mut self) {
-        let mut state = self.shared.state.lock();
+        let shared = &self.queue.shared;
+        let mut state = shared.state.lock();
         state.closing = true;
-        self.shared.work.notify_one();
-        self.shared
+        shared.work.notify_one();
+        shared
             .ended
             .wait_while_for(&mut state, |state| !state.ended, CLOSE_TIME);
     }
 }
 
-impl Write for Lines {
-    fn write(&mut self, line: &[u8]) -> io::Result<usize> {
+impl LineQueue {
+    /// Queues a whole line, to be written together with others within [`GATHERING`]. Returns whether there was room
+    /// for it.
+    pub(super) fn gather(&self, line: &[u8]) -> bool {
+        self.push(line, false)
+    }
+
+    fn push(&self, line: &[u8], urgent: bool) -> bool {
         let mut state = self.shared.state.lock();
-        if state.waiting.len() + line.len() > MAX_WAITING_BYTES {
-            state.lost_lines += 1;
-            return Ok(line.len());
+        let before = state.queued.len();
+        let length = before + line.len();
+        if length > MAX_QUEUED_BYTES || state.ended {
+            state.lost += 1;
+            return false;
         }
-        // If the queue was not empty, the thread was notified before.
-        let idle = state.waiting.is_empty();
-        state.waiting.extend_from_slice(line);
+        state.queued.extend_from_slice(line);
+        let becomes_urgent = urgent && !state.urgent;
+        state.urgent |= urgent;
+        let fills_a_batch = before < FULL_BATCH_BYTES && length >= FULL_BATCH_BYTES;
         drop(state);
-        if idle {
+        if becomes_urgent || fills_a_batch || before == 0 {
             self.shared.work.notify_one();
         }
+        true
+    }
+}
+
+impl Write for LineQueue {
+    fn write(&mut self, line: &[u8]) -> io::Result<usize> {
+        self.push(line, true);
         Ok(line.len())
     }
 
@@ -102,47 +141,66 @@ impl Write for Lines {
 }
 
 impl Shared {
-    fn write_all_lines(&self, mut output: impl Write) {
-        let mut taken = Vec::new();
-        loop {
-            let mut state = self.state.lock();
-            self.work.wait_while(&mut state, |state| {
-                state.waiting.is_empty() && !state.closing
-            });
-            if state.waiting.is_empty() {
-                return;
-            }
-            mem::swap(&mut state.waiting, &mut taken);
-            let lost = mem::take(&mut state.lost_lines);
-            drop(state);
-            // A failure of standard error cannot be reported anywhere.
-            let _ = output.write_all(&taken);
+    fn write_until_closed(&self, mut output: impl Write, mut report: impl FnMut(&LostLines)) {
+        let mut batch = Vec::new();
+        while let Some(lost) = self.next_batch(&mut batch) {
             if lost > 0 {
-                let _ = writeln!(
-                    output,
-                    "{lost} log lines were lost: their reader is too slow"
-                );
+                report(&LostLines {
+                    count: lost,
+                    error: None,
+                });
             }
-            taken.clear();
+            if let Err(error) = output.write_all(&batch) {
+                report(&LostLines {
+                    count: batch.iter().filter(|byte| **byte == b'\n').count() as u64,
+                    error: Some(error),
+                });
+            }
+            batch.clear();
+            batch.shrink_to(FULL_BATCH_BYTES);
         }
+    }
+
+    /// Waits for lines, and moves them into `batch`, which is empty. Returns how many were lost since the last batch;
+    /// `None` when the writer is closing and no line is left.
+    fn next_batch(&self, batch: &mut Vec<u8>) -> Option<u64> {
+        let mut state = self.state.lock();
+        self.work.wait_while(&mut state, |state| {
+            state.queued.is_empty() && !state.closing
+        });
+        self.work.wait_while_for(
+            &mut state,
+            |state| !state.urgent && !state.closing && state.queued.len() < FULL_BATCH_BYTES,
+            GATHERING,
+        );
+        if state.queued.is_empty() {
+            return None;
+        }
+        mem::swap(&mut state.queued, batch);
+        state.urgent = false;
+        Some(mem::take(&mut state.lost))
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use std::sync::mpsc;
+    use std::fs;
+    use std::sync::mpsc::{Receiver, Sender, channel};
+    use std::time::Instant;
 
     use super::*;
 
     /// An output that reports each write, and blocks it until the test allows it.
     struct Gate {
-        seen: mpsc::Sender<Vec<u8>>,
-        allowed: mpsc::Receiver<()>,
+        written: Sender<Vec<u8>>,
+        allowed: Receiver<()>,
     }
 
     impl Write for Gate {
         fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-            self.seen.send(bytes.to_vec()).map_err(io::Error::other)?;
+            self.written
+                .send(bytes.to_vec())
+                .map_err(io::Error::other)?;
             let _ = self.allowed.recv();
             Ok(bytes.len())
         }
@@ -152,55 +210,95 @@ mod tests {
         }
     }
 
-    fn gated() -> (LineWriter, mpsc::Receiver<Vec<u8>>, mpsc::Sender<()>) {
-        let ((seen, shown), (allow, allowed)) = (mpsc::channel(), mpsc::channel());
-        (
-            LineWriter::start(Gate { seen, allowed }).unwrap(),
-            shown,
+    struct Gated {
+        writer: LineWriter,
+        written: Receiver<Vec<u8>>,
+        allow: Sender<()>,
+        lost: Receiver<u64>,
+    }
+
+    fn gated() -> Gated {
+        let ((sender, written), (allow, allowed)) = (channel(), channel());
+        let (report, lost) = channel();
+        let gate = Gate {
+            written: sender,
+            allowed,
+        };
+        let report = move |lost: &LostLines| report.send(lost.count).unwrap();
+        Gated {
+            writer: LineWriter::start(gate, report).unwrap(),
+            written,
             allow,
-        )
+            lost,
+        }
     }
 
     #[test]
     fn queued_lines_are_written_together_and_in_order() {
-        let (writer, shown, allow) = gated();
-        let mut lines = writer.lines();
-        lines.write_all(b"one\n").unwrap();
-        assert_eq!(shown.recv().unwrap(), b"one\n");
-        lines.write_all(b"two\n").unwrap();
-        lines.clone().write_all(b"three\n").unwrap();
-        allow.send(()).unwrap();
-        assert_eq!(shown.recv().unwrap(), b"two\nthree\n");
-        drop(allow);
+        let gated = gated();
+        let mut queue = gated.writer.queue().clone();
+        queue.write_all(b"one\n").unwrap();
+        assert_eq!(gated.written.recv().unwrap(), b"one\n");
+        assert!(queue.gather(b"two\n"));
+        queue.clone().write_all(b"three\n").unwrap();
+        gated.allow.send(()).unwrap();
+        assert_eq!(gated.written.recv().unwrap(), b"two\nthree\n");
+        drop(gated.allow);
+    }
+
+    #[test]
+    fn gathered_lines_wait_for_others_and_not_for_ever() {
+        let gated = gated();
+        drop(gated.allow);
+        let begun = Instant::now();
+        assert!(gated.writer.queue().gather(b"one\n"));
+        assert!(gated.writer.queue().gather(b"two\n"));
+        assert_eq!(gated.written.recv().unwrap(), b"one\ntwo\n");
+        assert!(begun.elapsed() >= GATHERING / 2);
+        // An urgent line takes along what was gathered before it.
+        assert!(gated.writer.queue().gather(b"three\n"));
+        gated.writer.queue().clone().write_all(b"four\n").unwrap();
+        assert_eq!(gated.written.recv().unwrap(), b"three\nfour\n");
     }
 
     #[test]
     fn lines_lost_to_a_stalled_reader_are_counted() {
-        let (writer, shown, allow) = gated();
-        let mut lines = writer.lines();
-        lines.write_all(b"one\n").unwrap();
-        shown.recv().unwrap();
-        let long = vec![b'x'; MAX_WAITING_BYTES / 2];
-        for _ in 0..5 {
-            lines.write_all(&long).unwrap();
-        }
-        drop(allow);
-        assert_eq!(shown.recv().unwrap().len(), MAX_WAITING_BYTES);
-        lines.write_all(b"next\n").unwrap();
-        let rest: Vec<u8> = {
-            drop(writer);
-            shown.iter().flatten().collect()
+        let gated = gated();
+        let mut queue = gated.writer.queue().clone();
+        queue.write_all(b"one\n").unwrap();
+        gated.written.recv().unwrap();
+        let long = vec![b'x'; MAX_QUEUED_BYTES / 2];
+        let taken: Vec<_> = (0..5).map(|_| queue.gather(&long)).collect();
+        assert_eq!(taken, [true, true, false, false, false]);
+        drop(gated.allow);
+        assert_eq!(gated.written.recv().unwrap().len(), MAX_QUEUED_BYTES);
+        queue.write_all(b"next\n").unwrap();
+        assert_eq!(gated.written.recv().unwrap(), b"next\n");
+        drop(gated.writer);
+        assert_eq!(gated.lost.iter().collect::<Vec<_>>(), [3]);
+    }
+
+    #[test]
+    fn lines_that_cannot_be_written_are_counted() {
+        let (report, lost) = channel();
+        let full = fs::File::options().write(true).open("/dev/full").unwrap();
+        let report = move |lost: &LostLines| {
+            let kind = lost.error.as_ref().map(io::Error::kind);
+            report.send((lost.count, kind)).unwrap();
         };
-        let reported = "3 log lines were lost: their reader is too slow\nnext\n";
-        assert_eq!(rest, reported.as_bytes(), "the loss is reported once");
+        let writer = LineWriter::start(full, report).unwrap();
+        assert!(writer.queue().gather(b"one\n"));
+        assert!(writer.queue().gather(b"two\n"));
+        let full = Some(io::ErrorKind::StorageFull);
+        assert_eq!(lost.recv().unwrap(), (2, full));
     }
 
     #[test]
     fn the_last_lines_are_written() {
-        let (writer, shown, allow) = gated();
-        drop(allow);
-        writer.lines().write_all(b"last\n").unwrap();
-        drop(writer);
-        assert_eq!(shown.recv().unwrap(), b"last\n");
+        let gated = gated();
+        drop(gated.allow);
+        assert!(gated.writer.queue().gather(b"last\n"));
+        drop(gated.writer);
+        assert_eq!(gated.written.recv().unwrap(), b"last\n");
     }
 }

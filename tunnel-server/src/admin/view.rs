@@ -4,10 +4,12 @@
 //! own commands read. This is the only file of the API that uses registry, tunnels and sessions. No view contains a
 //! secret: a credential is shown by its kind and its public id.
 
-use std::{sync::Arc, time::SystemTime};
+use std::{
+    sync::Arc,
+    time::{Duration, SystemTime},
+};
 
 use serde::{Deserialize, Serialize};
-use tunnel_http::access_log::milliseconds;
 use tunnel_proto::control::RouteSummary;
 
 use crate::{
@@ -499,4 +501,8 @@ fn is_named(credential: &SessionCredential, id: &str) -> bool {
 fn known(registry: &Registry, label: &str) -> Result<Arc<Slot>, OperationError> {
     let unknown = || OperationError::RuntimeUnknown(label.to_owned());
     registry.slot(label).ok_or_else(unknown)
+}
+/// A time in milliseconds, of whole microseconds: it has no digits that are noise of a float.
+fn milliseconds(time: Duration) -> f64 {
+    time.as_micros() as f64 / 1_000.0
 }

@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use tunnel_http::access_log::AccessLog;
 use tunnel_ops::descriptors;
 use tunnel_ops::signals::Shutdown;
 use tunnel_ops::telemetry::{self, Telemetry};
@@ -45,7 +46,11 @@ async fn serve(given: Given, telemetry: Arc<Telemetry>) -> Result<(), Failure> {
             "the limit of open files leaves fewer connections than max-connections on each listener"
         );
     }
-    let server = Server::bind(config).await.map_err(Failure::binding)?;
+    let opened = telemetry.open_access_log(&config.settings.access_log);
+    telemetry.set_access_log(opened.map_err(Failure::running)?);
+    let access_log = AccessLog::new(telemetry.access_log());
+    let server = Server::bind(config, access_log).await;
+    let server = server.map_err(Failure::binding)?;
     let _reloading = reloader.start(server.parts(), telemetry);
     server.run(shutdown).await.map_err(Failure::running)
 }

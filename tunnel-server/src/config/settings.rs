@@ -13,7 +13,7 @@ use tunnel_ops::config_value::{
     SizeFrom, SizeText,
 };
 use tunnel_ops::settings;
-use tunnel_ops::telemetry::{LogFilter, LogFormat};
+use tunnel_ops::telemetry::{AccessLogTarget, LogFilter, LogFormat};
 
 use super::credentials::{HttpUrl, JwksSource};
 use super::origin::Origin;
@@ -200,8 +200,10 @@ settings! {
     "Process and log" {
         /// Threads that carry traffic; 0 means one for each core
         shards: Count<0, 1024> = 0, "NUMBER", Restart;
-        /// Log a line for each exchange
-        access_log: bool = true, "BOOL", AtOnce;
+        /// Where a line for each exchange is written: stderr, the absolute path of a file, or off
+        ///
+        /// A file is opened again after it was moved or deleted, as a rotation of logs does
+        access_log: AccessLogTarget = AccessLogTarget::Stderr, "TARGET", AtOnce;
         /// How log lines are written
         log_format: LogFormat = LogFormat::Text, "FORMAT", Restart;
         /// What is logged: off, error, warn, info, debug or trace, or by part: info,tunnel_server=debug

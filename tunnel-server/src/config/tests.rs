@@ -131,7 +131,7 @@ fn a_file_and_flags_give_equal_configurations() {
         cors_origin = ["https://a.example", "https://b.example"]
         max_connections = 5
         max_head_size = "64KiB"
-        access_log = false
+        access_log = "off"
         log_format = "json"
         log_level = "warn,tunnel_server=debug"
         "#,
@@ -152,7 +152,7 @@ fn a_file_and_flags_give_equal_configurations() {
         "--cors-origin=https://b.example",
         "--max-connections=5",
         "--max-head-size=64KiB",
-        "--access-log=false",
+        "--access-log=off",
         "--log-format=json",
         "--log-level=warn,tunnel_server=debug",
     ]);
@@ -330,7 +330,7 @@ const FULL: [&str; 59] = [
     "--limit-waiting=7",
     "--limit-waiting-size=7MiB",
     "--shards=7",
-    "--access-log=false",
+    "--access-log=off",
     "--log-format=json",
     "--log-level=warn",
 ];

@@ -7,7 +7,7 @@ use std::sync::{
 
 use http::StatusCode;
 use prometheus::IntCounter;
-use tunnel_http::access_log::{ExchangeRecord, Forwarded, LoggedRequest, Observer};
+use tunnel_http::access_log::{AccessLog, ExchangeRecord, Forwarded, LoggedRequest, Observer};
 use tunnel_proto::{
     exchange::BodyError,
     problem::{Fault, Hop, Problem},
@@ -60,8 +60,8 @@ impl Observation {
     }
 
     /// Has a line written at the end.
-    pub(super) fn log(&mut self, request: LoggedRequest) {
-        self.record.log(request);
+    pub(super) fn log(&mut self, log: &AccessLog, request: &LoggedRequest<'_>) {
+        self.record.log(log, request);
     }
 
     /// Whether a line is written at the end.

@@ -7,11 +7,9 @@ use std::{convert::Infallible, future::Future, sync::Arc};
 
 use http::{
     HeaderMap, HeaderValue, Method, Request, Response, StatusCode, Version, header, request::Parts,
-    uri::PathAndQuery,
 };
 use http_body::Body;
 use tunnel_http::access_log::{self, LoggedRequest};
-use tunnel_http::check::CheckedRequest;
 use tunnel_http::{
     ends::{Form, is_grpc, reconnects},
     http1::InFlight,
@@ -163,8 +161,17 @@ fn accept(
         &node.via,
         node.config().settings.via,
     )?;
-    if node.config().settings.access_log && access_log::is_enabled() {
-        observation.log(logged(connection, parts, &checked, id.clone()));
+    if node.access_log.is_on() {
+        let request = LoggedRequest {
+            method: parts.method.as_str(),
+            host: Some(&checked.host),
+            path: &checked.path,
+            is_upgrade: checked.upgrade.is_some(),
+            request_id: Some(&id),
+            trace: access_log::trace(parts),
+            peer: Some(connection.origin.address),
+        };
+        observation.log(&node.access_log, &request);
     }
     let route = node
         .router
@@ -282,26 +289,5 @@ fn upgraded(
     ForwardedResponse {
         response: ResponseBody::switching_protocols(parts.headers, is_http2),
         upgrade: Some(Box::new((upload, download, session))),
-    }
-}
-
-/// What the access log says of a request. Host and path are copied, so that the line does not keep the buffer that
-/// the head was read into.
-fn logged(
-    connection: &Connection,
-    parts: &Parts,
-    checked: &CheckedRequest<'_>,
-    request_id: HeaderValue,
-) -> LoggedRequest {
-    let path = &*checked.path;
-    let path = path.split_once('?').map_or(path, |(path, _)| path);
-    LoggedRequest {
-        method: parts.method.clone(),
-        host: HeaderValue::from_str(&checked.host).ok(),
-        path: PathAndQuery::try_from(path).ok(),
-        is_upgrade: checked.upgrade.is_some(),
-        request_id: Some(request_id),
-        trace: access_log::trace(parts),
-        peer: Some(connection.origin.address),
     }
 }

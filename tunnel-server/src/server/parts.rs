@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use arc_swap::{ArcSwap, ArcSwapOption};
 use std::time::Duration;
-use tunnel_http::{outgoing::ViaName, permits::Permits};
+use tunnel_http::{access_log::AccessLog, outgoing::ViaName, permits::Permits};
 use tunnel_ops::{
     admin::{BearerFileError, BearerGuard},
     descriptors,
@@ -42,6 +42,7 @@ pub(crate) struct Parts {
     pub(super) registry: Arc<Registry>,
     pub(super) router: Arc<Router>,
     pub(super) metrics: Arc<Metrics>,
+    pub(super) access_log: AccessLog,
     pub(super) events: Arc<Events>,
     pub(super) lifecycle: Arc<Lifecycle>,
     pub(super) tls: ListenerTls,
@@ -59,8 +60,9 @@ impl Parts {
     ///
     /// # Errors
     /// When something in the configuration cannot be used.
-    pub(super) fn new(config: Config) -> Result<Self, BindError> {
+    pub(super) fn new(config: Config, access_log: AccessLog) -> Result<Self, BindError> {
         let metrics = Metrics::new()?;
+        access_log.count_lost(metrics.access_log_lost.clone());
         let events = Events::new(&RequestId::new().as_str()[..8]);
         let registry = Registry::new(metrics.clone(), events.clone());
         let settings = &config.settings;
@@ -77,6 +79,7 @@ impl Parts {
             router: Arc::new(router),
             authenticator,
             metrics,
+            access_log,
             events,
             lifecycle: Arc::new(Lifecycle::new()),
             tls,
@@ -102,6 +105,7 @@ impl Parts {
             config: self.config.clone(),
             router: self.router.clone(),
             metrics: self.metrics.clone(),
+            access_log: self.access_log.clone(),
             lifecycle: self.lifecycle.clone(),
             permits: self.public_permits.clone(),
             tls: self.tls.public.clone(),

@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 use tunnel_ops::admin::BearerFileError;
 use tunnel_ops::task::Owned;
-use tunnel_ops::telemetry::Telemetry;
+use tunnel_ops::telemetry::{AccessLogError, Telemetry};
 use tunnel_ops::tls_files::TlsFilesError;
 use tunnel_ops::watch::{Change, FileWatch, WatchError};
 
@@ -36,6 +36,9 @@ pub(crate) enum ReloadError {
     /// A file cannot be read or is not valid.
     #[error(transparent)]
     Config(#[from] ConfigError),
+    /// The access log's file cannot be opened.
+    #[error(transparent)]
+    AccessLog(#[from] AccessLogError),
     /// The configuration cannot be applied.
     #[error(transparent)]
     Apply(#[from] ApplyError),
@@ -125,12 +128,14 @@ impl Reloader {
         let source = self.given.clone().merge().map_err(ConfigError::from)?;
         let config = Config::check(&source)?;
         let log_level = config.settings.log_level.clone();
+        let access_log = telemetry.open_access_log(&config.settings.access_log)?;
         let emptied = match is_requested {
             true => Emptied::Apply,
             false => Emptied::Refuse,
         };
         let differences = parts.apply(config, emptied)?;
         telemetry.set_filter(&log_level);
+        telemetry.set_access_log(access_log);
         Ok(differences)
     }
 }

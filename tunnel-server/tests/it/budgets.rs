@@ -14,9 +14,9 @@ use testkit::{
 use tokio::{net::TcpSocket, task::JoinSet, time::Instant};
 
 use crate::{
+    access_lines::PANIC_PATH,
     fake::{FakeClient, Feed, collect, data, fed, full, random_instance, status},
     http2_client::{self, Http2},
-    panics::{self, set_the_fuse},
     rig::{DEV, DEV_HOST, PROD, PROD_HOST, Rig},
     sessions::{answering, get},
     upgrade::granting,
@@ -348,7 +348,6 @@ async fn one_address_leaves_half_of_the_places_to_wait_to_others() {
 /// One place in all, and each way in which an exchange can end: the next one finds the place free.
 #[tokio::test]
 async fn the_place_of_an_exchange_comes_back_however_that_ends() {
-    set_the_fuse();
     let rig = Rig::with(|config| {
         config.settings.limit_exchanges = 1;
         config.settings.limit_websockets = 1;
@@ -376,7 +375,7 @@ async fn the_place_of_an_exchange_comes_back_however_that_ends() {
     raw.rest().await;
     is_served(&rig).await;
     // A fault of our own.
-    rig.raw().await.send(get(panics::PATH)).await;
+    rig.raw().await.send(get(PANIC_PATH)).await;
     let feed = soon("the request", feeds.recv()).await.unwrap();
     drop(feed);
     is_served(&rig).await;

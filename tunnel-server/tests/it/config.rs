@@ -104,7 +104,7 @@ fn everything_can_come_from_the_environment() {
         ("TRUSTED_PROXIES", "10.0.0.0/8,192.0.2.1"),
         ("PROXY_PROTOCOL", "true"),
         ("CORS_ORIGIN", "https://a.example,https://b.example"),
-        ("ACCESS_LOG", "false"),
+        ("ACCESS_LOG", "off"),
         ("MAX_HEAD_SIZE", "64KiB"),
     ] {
         command.env(format!("TUNNEL_SERVER_{name}"), value);

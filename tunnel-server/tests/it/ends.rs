@@ -19,9 +19,9 @@ use tokio_tungstenite::{
 use tunnel_proto::{close::CloseReason, handshake};
 
 use crate::{
+    access_lines::logged,
     fake::{FakeClient, Feed, data, fed},
     http2_client::{self, Http2},
-    panics::{logged, set_the_fuse},
     rig::{PROD, PROD_HOST, Rig, connect},
     sessions::get,
     upgrade::Upstream,
@@ -388,7 +388,6 @@ async fn whatever_has_no_end_of_its_own_is_cut() {
 
 #[tokio::test]
 async fn the_access_log_tells_that_a_stream_has_moved_and_what_went_each_way() {
-    set_the_fuse();
     let rig = Rig::start().await;
     let (client, mut upstreams) = streaming(&rig).await;
     let path = "/text/event-stream;logged";

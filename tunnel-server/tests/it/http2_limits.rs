@@ -14,9 +14,9 @@ use tunnel_proto::control::Control;
 use tunnel_proto::limits;
 
 use crate::{
+    access_lines::logged,
     fake::{BodyEnd, FakeClient, Feed, collect, data, empty, endings, fed, full, status},
     http2_client::{Http2, get, read},
-    panics::{logged, set_the_fuse},
     rig::{DEV, DEV_HOST, PROD, Rig},
 };
 
@@ -194,7 +194,6 @@ async fn answers_that_nobody_reads_keep_to_the_memory_of_their_runtime() {
 /// Over HTTP/1 the kernel sees it; here a peer answers pings, and gives a stream no window.
 #[tokio::test]
 async fn an_answer_that_nobody_reads_is_given_up() {
-    set_the_fuse();
     let rig = Rig::with(|config| config.settings.body_idle_timeout = SHORT).await;
     let (client, mut feeds) = handing(&rig).await;
     let mut http2 = Http2::reading_nothing(&rig).await;

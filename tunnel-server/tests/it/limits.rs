@@ -14,12 +14,12 @@ use tokio::{
 };
 
 use crate::{
+    access_lines::logged,
     fake::{
         BodyEnd, FakeClient, collect, data, dial_over, endings, full, random_instance,
         session_request, status,
     },
     http2_limits::handing,
-    panics::{logged, set_the_fuse},
     program::Folder,
     rig::{PROD, PROD_HOST, Rig, connect, identity, tls, try_tls},
 };
@@ -233,7 +233,6 @@ async fn a_body_may_be_silent_once_the_answer_has_begun() {
 /// The session is well, whatever becomes of the request.
 #[tokio::test]
 async fn a_body_that_breaks_behind_the_head_of_its_answer_is_named_as_what_it_is() {
-    set_the_fuse();
     let rig = Rig::start().await;
     let (client, mut feeds) = handing(&rig).await;
     let mut raw = rig.raw().await;

@@ -6,6 +6,8 @@
     reason = "a test may"
 )]
 
+mod access_lines;
+mod access_log;
 mod admin;
 mod admin_commands;
 mod allowed;

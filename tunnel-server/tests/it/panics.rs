@@ -1,12 +1,11 @@
 //! Faults of our own: a panic costs the connection or session in which it happens, and nothing else.
 //!
 //! There is nothing in the server that can be made to panic from outside, so these tests bring the
-//! fault in by the one way that leads everywhere: what is told to the log.
+//! fault in by a way that leads everywhere: the log, and the access log.
 
 use std::{
-    collections::HashMap,
     fmt::Debug,
-    sync::{LazyLock, Mutex, Once},
+    sync::{LazyLock, Once},
 };
 
 use testkit::{deadline::soon, http1::RawConnection};
@@ -18,35 +17,23 @@ use tracing::{
 use tunnel_proto::handshake::InstanceSecret;
 
 use crate::{
+    access_lines::PANIC_PATH,
     fake::{FakeClient, dial, session_request},
     rig::{PROD, PROD_HOST, Rig},
 };
 
-/// What makes the log panic: a path, and an instance.
-pub(crate) const PATH: &str = "/panic-on-purpose";
+/// The secret of the instance whose lines make the log panic.
 const SECRET: &str = "badbadbadbadbadbadbadbadbadbad00";
 /// The id of the instance with that secret.
 static INSTANCE: LazyLock<String> =
     LazyLock::new(|| InstanceSecret::parse(SECRET).unwrap().id().to_string());
 
-/// What the access log has said last of each path, by field.
-static LOGGED: LazyLock<Mutex<HashMap<String, Line>>> = LazyLock::new(Mutex::default);
-
-/// One line, by field.
-pub(crate) type Line = HashMap<&'static str, String>;
-
-/// The last line of the access log about a path.
-pub(crate) fn logged(path: &str) -> Option<Line> {
-    LOGGED.lock().unwrap().get(path).cloned()
-}
-
-/// A log that is kept by path, and panics when it is asked to.
+/// A log that panics at the lines of one instance.
 struct Fuse;
 
 impl Subscriber for Fuse {
     fn enabled(&self, metadata: &Metadata<'_>) -> bool {
-        metadata.is_event()
-            && (metadata.target() == "access" || metadata.target().contains("session"))
+        metadata.is_event() && metadata.target().contains("session")
     }
 
     fn new_span(&self, _: &span::Attributes<'_>) -> span::Id {
@@ -58,12 +45,7 @@ impl Subscriber for Fuse {
     fn record_follows_from(&self, _: &span::Id, _: &span::Id) {}
 
     fn event(&self, event: &Event<'_>) {
-        let mut spark = Spark::default();
-        event.record(&mut spark);
-        if let Some(path) = spark.0.get("path") {
-            let mut logged = LOGGED.lock().unwrap();
-            logged.insert(path.clone(), spark.0);
-        }
+        event.record(&mut Spark);
     }
 
     fn enter(&self, _: &span::Id) {}
@@ -71,24 +53,17 @@ impl Subscriber for Fuse {
     fn exit(&self, _: &span::Id) {}
 }
 
-#[derive(Default)]
-struct Spark(Line);
+struct Spark;
 
 impl Visit for Spark {
     fn record_debug(&mut self, field: &Field, value: &dyn Debug) {
-        let is_cause = match field.name() {
-            "path" => format!("{value:?}").contains(PATH),
-            "instance" => format!("{value:?}").contains(INSTANCE.as_str()),
-            _ => false,
-        };
+        let is_cause =
+            field.name() == "instance" && format!("{value:?}").contains(INSTANCE.as_str());
         assert!(!is_cause, "on purpose");
-        let value = format!("{value:?}");
-        self.0
-            .insert(field.name(), value.trim_matches('"').to_owned());
     }
 }
 
-pub(crate) fn set_the_fuse() {
+fn set_the_fuse() {
     static ONCE: Once = Once::new();
     ONCE.call_once(|| tracing::subscriber::set_global_default(Fuse).unwrap());
 }
@@ -99,7 +74,6 @@ fn get(path: &str) -> String {
 
 #[tokio::test]
 async fn a_panic_in_a_connection_costs_that_connection() {
-    set_the_fuse();
     let rig = Rig::start().await;
     let client = FakeClient::describing(&rig, PROD).await;
     let mut neighbours = [rig.raw().await, rig.raw().await, rig.raw().await];
@@ -108,7 +82,7 @@ async fn a_panic_in_a_connection_costs_that_connection() {
     }
     for _ in 0..4 {
         let mut raw = rig.raw().await;
-        raw.send(get(PATH)).await;
+        raw.send(get(PANIC_PATH)).await;
         raw.rest().await;
     }
     for raw in &mut neighbours {

@@ -26,6 +26,8 @@ use tunnel_server::{
     token::Token,
 };
 
+use crate::access_lines::access_log;
+
 /// A runtime, and the host under which it is reached.
 pub(crate) const PROD: &str = "acme-prod";
 pub(crate) const PROD_HOST: &str = "acme-prod.tunnels.test";
@@ -64,7 +66,7 @@ impl Rig {
         change: impl FnOnce(&mut Config),
     ) -> Self {
         let (config, tokens) = configuration(edit, change);
-        let server = Server::bind(config).await.unwrap();
+        let server = Server::bind(config, access_log()).await.unwrap();
         let addresses = server.addresses();
         let (trigger, shutdown) = Shutdown::manual();
         Self {
@@ -77,7 +79,7 @@ impl Rig {
 
     /// Why a second server cannot be started with this configuration.
     pub(crate) async fn second(&self, change: impl FnOnce(&mut Config)) -> BindError {
-        Server::bind(configuration(|listed| listed, change).0)
+        Server::bind(configuration(|listed| listed, change).0, access_log())
             .await
             .err()
             .expect("it could")

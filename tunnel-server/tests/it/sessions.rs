@@ -297,7 +297,7 @@ pub(crate) async fn answering_on(
     let client = FakeClient::on(connected, move |request| {
         let (handed, name) = (handed.clone(), name.clone());
         async move {
-            if request.uri().path() == "/now" {
+            if request.uri().path().starts_with("/now") {
                 return Ok(status(200, full(name)));
             }
             drop(request);
