@@ -133,7 +133,7 @@ async fn a_bad_token_is_told_at_once_and_shown_again_until_it_is_replaced() {
     let mut options = system.client_options(APP).clone();
     options.token = token;
     let client = Client::start(&options).await;
-    let told = "put a good one into its file";
+    let told = "put a valid one into its file";
     client.program().wait_for_line(told, SOON).await;
     assert!(!client.program().log().is_closed());
     fs::write(&options.token, &good).unwrap();
