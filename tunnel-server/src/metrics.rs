@@ -185,10 +185,7 @@ impl Metrics {
             )?,
             configuration: Configuration::new(new)?,
             read: Read::new(new)?,
-            access_log_lost: new.counter(
-                "access_log_lost_lines_total",
-                "Access-log lines that their target did not take, or not in time",
-            )?,
+            access_log_lost: access_log_lost(new)?,
             takeovers: new.counter(
                 "takeovers_total",
                 "Runtimes that a newer instance took over",
@@ -394,6 +391,13 @@ impl Read {
             )?,
         })
     }
+}
+
+fn access_log_lost(new: &mut Families) -> prometheus::Result<IntCounter> {
+    new.counter(
+        "access_log_lost_lines_total",
+        "Access-log lines that their target did not take, or not in time",
+    )
 }
 
 fn tls_handshakes(new: &mut Families) -> prometheus::Result<[IntCounter; 2]> {

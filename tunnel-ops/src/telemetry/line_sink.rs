@@ -11,10 +11,11 @@ use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
 use std::sync::{Arc, OnceLock};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use arc_swap::ArcSwap;
 use prometheus::IntCounter;
+use tokio::time::Instant;
 
 use super::LogFormat;
 use super::line_writer::{LineQueue, LineWriter, LostLines};
@@ -59,12 +60,15 @@ struct Shared {
     lost: Arc<OnceLock<IntCounter>>,
 }
 
+/// Takes a whole line.
+type LineFunction = Box<dyn Fn(&[u8]) + Send + Sync>;
+
 /// An opened target.
 pub(super) enum LineOutput {
     Off,
     Stderr(LineQueue),
     File(PathBuf, LineWriter),
-    Function(Box<dyn Fn(&[u8]) + Send + Sync>),
+    Function(LineFunction),
 }
 
 impl LineSink {

@@ -186,7 +186,7 @@ impl Shared {
 mod tests {
     use std::fs;
     use std::sync::mpsc::{Receiver, Sender, channel};
-    use std::time::Instant;
+    use tokio::time::Instant;
 
     use super::*;
 
