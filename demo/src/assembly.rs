@@ -1,4 +1,4 @@
-//! All parts of the demo in one process, started in the order of who needs whom and stopped
+//! All parts of the demo in one process, started in the order of their dependencies and stopped
 //! together.
 //!
 //! A throw-away authority and a throw-away token are made for the occasion. Only the token touches
@@ -38,13 +38,13 @@ use crate::{cli::Cli, display::Display};
 const ACCOUNT: &str = "demo";
 const RUNTIME: &str = "app";
 
-/// A port that nobody else has.
+/// A free port.
 const FREE: SocketAddr = SocketAddr::V4(std::net::SocketAddrV4::new(
     std::net::Ipv4Addr::LOCALHOST,
     0,
 ));
 
-/// How long open streams may last when the demo ends: whoever pressed Ctrl-C means it.
+/// How long open streams may last when the demo ends: short, since a person has pressed Ctrl-C.
 const GRACE: Duration = Duration::from_secs(1);
 
 /// How long the first request may take before it is called a failure.

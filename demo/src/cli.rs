@@ -4,7 +4,7 @@ use std::net::SocketAddr;
 
 use clap::Parser;
 
-/// Where browsers and curl find the demo, unless told otherwise; the port that examples use.
+/// Default address of the demo for browsers and curl; its port is that of the examples.
 const PUBLIC_LISTEN: SocketAddr = SocketAddr::V4(std::net::SocketAddrV4::new(
     std::net::Ipv4Addr::LOCALHOST,
     8080,

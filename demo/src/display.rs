@@ -98,7 +98,7 @@ pub(crate) fn complain(text: &str) {
     drop(writeln!(stderr().lock(), "{text}"));
 }
 
-/// What to try, and what it shows.
+/// Examples to try, and what each shows.
 fn commands(url: &str, is_sample: bool) -> [(String, &'static str); 3] {
     if is_sample {
         [

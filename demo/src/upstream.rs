@@ -34,7 +34,7 @@ use tokio::{
 /// The page, with its style and script: nothing is fetched from elsewhere.
 const PAGE: &str = include_str!("page.html");
 
-/// The page may load nothing but itself, and talk to nobody but this host.
+/// The page may load only itself, and connect only to this host.
 const PAGE_POLICY: &str = "default-src 'none'; style-src 'unsafe-inline'; \
     script-src 'unsafe-inline'; connect-src 'self' ws: wss:; img-src data:";
 

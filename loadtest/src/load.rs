@@ -85,7 +85,7 @@ impl LoadArgs {
     }
 }
 
-/// What a target is asked over and over: how to connect, and one request and its answer.
+/// The repeated request to a target: how to connect, and one request and its response.
 pub trait Client: Send + Sync + 'static {
     /// A connection; it stays on its thread.
     type Connection: 'static;

@@ -182,7 +182,7 @@ impl Collector {
         &self.total
     }
 
-    /// The last interval that all threads have told about.
+    /// The last interval that all threads have reported.
     pub fn last(&self) -> Option<&Interval> {
         self.timeline.last()
     }

@@ -32,7 +32,7 @@ pub struct TargetArgs {
     /// Connect to this address, whatever the URL's host is
     #[arg(long, value_name = "IP:PORT")]
     pub connect_to: Option<SocketAddr>,
-    /// How it is asked.
+    /// How requests are sent to it.
     #[command(flatten)]
     pub manner: Manner,
     /// Account the processor time and memory of this process, and of its children, under a role;
@@ -44,7 +44,7 @@ pub struct TargetArgs {
     pub stack: StackArgs,
 }
 
-/// A target that is ready to be asked. The programs it started end when it is dropped.
+/// A target that is ready for requests. The programs it started end when it is dropped.
 #[derive(Debug)]
 pub struct Target {
     /// For people: the URL, or `self-contained`.
@@ -186,7 +186,7 @@ impl Target {
         })
     }
 
-    /// The URL that is asked.
+    /// The URL of the requests.
     pub fn uri(&self) -> &Uri {
         &self.uri
     }

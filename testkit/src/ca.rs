@@ -11,7 +11,7 @@ use tunnel_ops::tls_files::{Identity, Roots};
 
 use crate::secrets;
 
-/// A certificate authority that nobody else trusts.
+/// A certificate authority that only the test trusts.
 #[derive(Debug)]
 pub struct Authority(CertifiedIssuer<'static, KeyPair>);
 

@@ -7,7 +7,7 @@ use std::time::Duration;
 use tokio::time::{Instant, sleep, timeout_at};
 
 /// How long a test waits for what should happen at once: long, because the machine may be busy,
-/// and nobody waits for it when all is well.
+/// and a test that passes never waits for it.
 pub const SOON: Duration = Duration::from_secs(20);
 
 /// How often [`eventually`] asks again where nothing announces itself.

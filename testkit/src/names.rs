@@ -1,4 +1,4 @@
-//! A name server that knows what a test tells it, and can be told otherwise while it runs.
+//! A name server whose answers a test sets, and can change while it runs.
 //!
 //! It answers questions for `A` and `AAAA` over UDP. A name that it does not know does not exist;
 //! what else it says of a name is a [`Reply`]. Every question is in its record.
@@ -35,7 +35,7 @@ pub struct NameServer {
 type Zone = Arc<Mutex<HashMap<String, Reply>>>;
 
 /// What, put before a program and its arguments, has the system's own look-ups ask a name server at
-/// this address, port 53, and nobody else. It needs root.
+/// this address, port 53, and no other server. It needs root.
 pub fn looked_up_at(server: IpAddr, directory: &Path) -> Vec<String> {
     let file = directory.join("resolv.conf");
     let text = format!("nameserver {server}\noptions attempts:1 timeout:2\n");
@@ -135,7 +135,7 @@ impl NameServer {
         &self.questions
     }
 
-    /// How often the IPv4 addresses of a name were asked for.
+    /// The number of queries for the IPv4 addresses of a name.
     pub fn asked(&self, name: &str) -> usize {
         let questions = self.questions.all();
         let wanted = |question: &&Question| question.name == name && question.kind == A;
@@ -145,7 +145,7 @@ impl NameServer {
 
 async fn serve(socket: UdpSocket, zone: Zone, questions: Arc<Record<Question>>) {
     let mut buffer = [0; 1500];
-    // An error here is word of an answer that nobody took.
+    // An error here reports an answer that was not received.
     loop {
         let Ok((length, from)) = socket.recv_from(&mut buffer).await else {
             continue;
@@ -170,7 +170,7 @@ async fn serve(socket: UdpSocket, zone: Zone, questions: Arc<Record<Question>>) 
 pub struct Question {
     /// The name, in lower case without the last dot.
     pub name: String,
-    /// The type that is asked for: 1 is `A`, 28 is `AAAA`.
+    /// The queried type: 1 is `A`, 28 is `AAAA`.
     pub kind: u16,
     /// Where the question ends in its message.
     end: usize,

@@ -1,7 +1,7 @@
 //! A record of what happened, in order, that can be read at any time and awaited.
 //!
 //! Program output, requests seen by an upstream and hang-ups are all records. What was written
-//! before somebody waits is found as well, so that a test cannot miss an event by being late.
+//! before the test waits for it is found as well, so that a test cannot miss an event by being late.
 
 use std::{fmt::Debug, time::Duration};
 

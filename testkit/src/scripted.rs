@@ -237,7 +237,7 @@ impl ScriptedUpstream {
     }
 }
 
-/// An upstream that answers each time that it is told to, and reports each request.
+/// An upstream that reports each request, and answers it when the test says so.
 pub async fn slow() -> (ScriptedUpstream, mpsc::Receiver<()>, mpsc::Sender<()>) {
     let (asked_in, asked) = mpsc::channel(8);
     let (answer, answers) = mpsc::channel::<()>(8);

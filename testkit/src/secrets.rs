@@ -6,7 +6,7 @@
 //!
 //! Whoever makes a secret keeps it here, and whoever has something that a program of ours said searches it
 //! with [`assert_hidden`]: what one test makes must not be in anything that a program says in another
-//! either. A hit ends the test; should that happen where nobody notices, all tests after it end too.
+//! either. A hit ends the test; if that happens in a task whose panic is not noticed, all later tests end as well.
 
 use std::sync::Arc;
 
@@ -34,7 +34,7 @@ struct Secrets {
     hit: Option<String>,
 }
 
-/// Keeps a secret, whole and by the part of it that nobody could guess; `what` is for messages.
+/// Keeps a secret, whole and by its part that cannot be guessed; `what` is for messages.
 ///
 /// # Panics
 /// When it is so short that finding it would mean nothing.

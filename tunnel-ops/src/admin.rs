@@ -43,7 +43,7 @@ use self::permits::{ConnectionPermit, ConnectionPermits};
 use self::refusal::Refusal;
 use crate::socket::set_user_timeout;
 
-/// Streams served at once beside them: people who watch. More are told to come back.
+/// Streams served at once beside them: for people who watch. More are refused for now.
 const MAX_STREAMS: usize = 32;
 
 /// A connection's whole life, since each carries one request: a peer that stalls returns its permit by
@@ -81,7 +81,7 @@ pub enum Readiness {
 /// What the operator decides about the listener.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct AdminSettings {
-    /// Names by which it may be asked, beside `localhost` and any IP address: the name of a service, say.
+    /// Host names of the listener, besides `localhost` and any IP address: the name of a service, for example.
     pub allowed_hosts: Vec<AdminHost>,
 }
 
@@ -256,7 +256,7 @@ async fn serve_connection(
             connection.await
         }
         () = permit.evicted() => {
-            tracing::debug!("an admin connection that asked nothing makes room for another");
+            tracing::debug!("closing an idle admin connection for a new one");
             return;
         }
         () = sleep(CONNECTION_DEADLINE) => {

@@ -70,7 +70,7 @@ mod tests {
         interval: LIMIT,
     };
 
-    /// An address that nobody listens on.
+    /// An address without a listener.
     async fn refusing() -> SocketAddr {
         TcpListener::bind("127.0.0.1:0")
             .await

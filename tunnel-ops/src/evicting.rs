@@ -4,7 +4,7 @@
 //!   newcomer ──enter──▶ holder ──secure──▶ secure holder
 //!                         │ evicted, when the caller's rule says so
 //!                         ▼
-//!                       evicted: the holder is told, and its permit counts no more
+//!                       evicted: the holder is notified, and its permit counts no more
 //! ```
 //!
 //! In: a key for each holder (an address, an account), and the caller's rule on who has room. Out: a permit, or
@@ -33,7 +33,7 @@ pub struct Holders<K> {
 #[derive(Debug)]
 struct Holder<K> {
     key: K,
-    /// How the holder is told that it is evicted; `None` once it is secure.
+    /// Notifies the holder that it is evicted; `None` once it is secure.
     eviction: Option<Arc<Notify>>,
 }
 

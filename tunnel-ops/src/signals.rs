@@ -20,7 +20,7 @@ enum ShutdownStage {
     Forced,
 }
 
-/// A handle to wait until the program is asked, or forced, to stop.
+/// A handle to wait for a graceful or forced shutdown.
 #[derive(Debug, Clone)]
 pub struct Shutdown {
     stage: watch::Receiver<ShutdownStage>,
@@ -75,7 +75,7 @@ impl Shutdown {
         )
     }
 
-    /// Returns once the program is asked to stop; at once when it already is.
+    /// Waits for the shutdown; returns at once if it has begun.
     pub async fn asked(&self) {
         self.reached(ShutdownStage::Asked).await;
     }
@@ -85,7 +85,7 @@ impl Shutdown {
         self.reached(ShutdownStage::Forced).await;
     }
 
-    /// Whether the program is asked to stop.
+    /// Whether the shutdown has begun.
     pub fn is_asked(&self) -> bool {
         *self.stage.borrow() >= ShutdownStage::Asked
     }
@@ -100,7 +100,7 @@ impl Shutdown {
 }
 
 impl Trigger {
-    /// Asks for a graceful shutdown; false if it was asked before.
+    /// Begins a graceful shutdown; returns false if it has begun before.
     pub fn ask(&self) -> bool {
         self.advance(ShutdownStage::Asked)
     }

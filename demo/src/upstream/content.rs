@@ -1,6 +1,6 @@
 //! Contents that are made or read piece by piece: events, downloads, digests.
 //!
-//! Nothing here holds more than one piece of a content, and everything stops when nobody takes it.
+//! Nothing here holds more than one piece of a content, and everything stops when the reader is gone.
 
 use std::{
     io,
@@ -24,7 +24,7 @@ const EVENT_INTERVAL: Duration = Duration::from_secs(1);
 /// Length of a download's pieces: large enough that their number does not count.
 pub(super) const PIECE: usize = 64 * 1024;
 
-/// An event at once and each second, for as long as somebody reads.
+/// An event at once and each second, until the reader is gone.
 pub(super) fn events() -> Response<Body> {
     let mut ticks = interval(EVENT_INTERVAL);
     // A reader that stalls gets no burst of events later: each is about the time it was made.
@@ -47,7 +47,7 @@ pub(super) fn events() -> Response<Body> {
     response
 }
 
-/// So many bytes, all of them dots, with their length told before.
+/// So many bytes, all of them dots, with their length declared.
 pub(super) fn download(bytes: u64) -> Response<Body> {
     let piece = Bytes::from(vec![b'.'; PIECE]);
     let frames = stream::iter((0..bytes).step_by(PIECE).map(move |start| {

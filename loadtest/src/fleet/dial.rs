@@ -85,7 +85,7 @@ pub(super) async fn upgrade(
 
 async fn refused(answer: Response<Incoming>, mut connection: Connection) -> NoSession {
     let (head, content) = answer.into_parts();
-    // Content that breaks off says as much as content that is none of the server's.
+    // Incomplete content is handled as content that is not the server's.
     let text = connection.collect(content, REFUSAL_BYTES).await;
     let refusal = serde_json::from_slice::<Refusal>(&text.unwrap_or_default());
     NoSession {

@@ -34,7 +34,7 @@ impl Redial {
     /// The wait after a dial that came to nothing; `random` is any number.
     pub(super) fn after_failure(&mut self, retry_after: Option<Duration>, random: u64) -> Duration {
         let wait = self.wait(random);
-        // Later than asked, never earlier, and not all at once.
+        // After the requested time, and not all at once.
         retry_after.unwrap_or_default().min(RETRY_AFTER_MAX) + wait
     }
 

@@ -1,4 +1,4 @@
-//! How a fleet stands: counted by its threads, told to its parent in one line of JSON every tenth of a second.
+//! The status of a fleet: counted by its threads, reported to its parent in one line of JSON every tenth of a second.
 
 use std::{collections::BTreeMap, time::Duration};
 
@@ -25,7 +25,7 @@ pub struct Status {
     pub connected_at: f64,
     /// Welcomed sessions that ended.
     pub lost: u64,
-    /// Clients that were told to stay away, and do.
+    /// Clients that a final refusal has stopped.
     pub stopped: u64,
     /// Dials that came to nothing, by kind.
     pub failures: BTreeMap<String, u64>,
@@ -109,16 +109,19 @@ mod tests {
         let second = counters.on_connected(Duration::from_millis(3));
         drop(first);
         counters.on_failure(Kind::Status(503));
-        let told = counters.next();
-        assert_eq!((told.seq, told.up, told.connected, told.lost), (0, 1, 2, 1));
-        assert_eq!(told.took_us, [2000, 3000]);
-        assert_eq!(told.failures["status_503"], 1);
-        assert!(told.connected_at > 0.0 && told.at >= told.connected_at);
+        let status = counters.next();
+        assert_eq!(
+            (status.seq, status.up, status.connected, status.lost),
+            (0, 1, 2, 1)
+        );
+        assert_eq!(status.took_us, [2000, 3000]);
+        assert_eq!(status.failures["status_503"], 1);
+        assert!(status.connected_at > 0.0 && status.at >= status.connected_at);
         drop(second);
-        // What was told is not told again.
-        let told = counters.next();
-        assert_eq!((told.seq, told.up, told.lost), (1, 0, 2));
-        assert!(told.took_us.is_empty());
+        // A value is reported once.
+        let status = counters.next();
+        assert_eq!((status.seq, status.up, status.lost), (1, 0, 2));
+        assert!(status.took_us.is_empty());
     }
 
     #[test]

@@ -270,9 +270,12 @@ mod tests {
         let both = async { tokio::join!(serving, client) };
         let (waited, ()) = LocalSet::new().run_until(both).await;
         assert!(waited >= Duration::from_secs(1), "{waited:?}");
-        let told = counters.next();
-        assert_eq!((told.handshakes, told.connected, told.stopped), (2, 0, 1));
+        let status = counters.next();
+        assert_eq!(
+            (status.handshakes, status.connected, status.stopped),
+            (2, 0, 1)
+        );
         let expected = [("status_401".to_owned(), 1), ("status_503".to_owned(), 1)];
-        assert_eq!(told.failures, expected.into());
+        assert_eq!(status.failures, expected.into());
     }
 }

@@ -23,7 +23,7 @@ use crate::{
 /// Points of a curve, and intervals of a run, that a report shows at most.
 const POINTS: usize = 100;
 
-/// A fleet that has told nothing for so long is not coming back.
+/// A fleet without a report for this time has failed.
 const SILENCE: Duration = Duration::from_secs(60);
 
 /// What a fleet consists of.
@@ -49,7 +49,7 @@ pub struct Watch {
 /// The fleet at one moment, and the server at very nearly that moment.
 #[derive(Clone, Debug)]
 pub struct Sample {
-    /// What the fleet told.
+    /// The reports of the fleet.
     pub status: Status,
     /// What the server used; none while there is no server.
     pub server: Option<ServerUse>,
@@ -128,7 +128,7 @@ impl Watch {
     /// The next sample. There is one every tenth of a second, and none is left out.
     ///
     /// # Errors
-    /// The fleet has ended or is silent for too long, or some of its clients were told to stay away.
+    /// The fleet has ended or is silent for too long, or some of its clients were stopped by a final refusal.
     pub async fn next(&mut self) -> anyhow::Result<&Status> {
         let beginning = Status::beginning(self.next);
         let find = |line: &str| {
@@ -251,7 +251,7 @@ impl Samples {
         self.0.last().map(|sample| &sample.status)
     }
 
-    /// A line over time since `start`, by the fleet's clock, of what it told.
+    /// A line over time since `start`, by the fleet's clock, of its reports.
     pub fn over_time(&self, start: f64, value: impl Fn(&Status) -> u64) -> Vec<(f64, f64)> {
         let point = |status: &Status| (status.at - start, value(status) as f64);
         self.0.iter().map(|sample| point(&sample.status)).collect()

@@ -1,7 +1,7 @@
 //! Workers that send requests over a connection each, in closed or in open loop.
 //!
 //! **Closed loop**: the next request goes out when the last one has ended. It shows what a target can do with so many
-//! clients that wait for it, and hides queueing: a target that stalls is asked less.
+//! clients that wait for it, and hides queueing: a target that stalls gets fewer requests.
 //!
 //! **Open loop**: requests are due at planned instants, whatever the target does. A request that is due waits for a free
 //! connection, and its latency counts from when it was due. So a stall of the target shows in all requests that it

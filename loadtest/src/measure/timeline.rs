@@ -42,7 +42,7 @@ impl Timeline {
     }
 
     /// Takes one thread's slice of the interval with this number. Threads tell their intervals in
-    /// order, so an interval is over when each has told it.
+    /// order, so an interval is complete when each has reported it.
     pub fn add(&mut self, interval: usize, slice: &Slice) {
         let Some(place) = interval.checked_sub(self.done.len()) else {
             return;
@@ -50,13 +50,13 @@ impl Timeline {
         while self.pending.len() <= place {
             self.pending.push((0, Slice::default()));
         }
-        let (told, sum) = &mut self.pending[place];
-        *told += 1;
+        let (reported, sum) = &mut self.pending[place];
+        *reported += 1;
         sum.merge(slice);
         while self
             .pending
             .first()
-            .is_some_and(|(told, _)| *told >= self.threads)
+            .is_some_and(|(reported, _)| *reported >= self.threads)
         {
             self.close_first();
         }
@@ -128,8 +128,8 @@ mod tests {
         // What ends after the window is part of no interval.
         timeline.add(2, &slice(9));
         let intervals = timeline.finish(1.0);
-        let told: Vec<_> = intervals.iter().map(|one| (one.at, one.rate)).collect();
-        assert_eq!(told, [(0.5, 14.0), (1.0, 20.0)]);
+        let reported: Vec<_> = intervals.iter().map(|one| (one.at, one.rate)).collect();
+        assert_eq!(reported, [(0.5, 14.0), (1.0, 20.0)]);
     }
 
     #[test]
@@ -143,7 +143,7 @@ mod tests {
             timeline.add(interval, &slice);
         }
         let intervals = timeline.finish(0.75);
-        let told: Vec<_> = intervals.iter().map(|one| (one.at, one.rate)).collect();
-        assert_eq!(told, [(0.5, 4.0), (0.75, 8.0)]);
+        let reported: Vec<_> = intervals.iter().map(|one| (one.at, one.rate)).collect();
+        assert_eq!(reported, [(0.5, 4.0), (0.75, 8.0)]);
     }
 }

@@ -6,7 +6,7 @@ use hdrhistogram::Histogram;
 
 use crate::report::Latency;
 
-/// The unit of the histogram, nanoseconds: what differs by less is not told apart.
+/// The unit of the histogram, nanoseconds: smaller differences are lost.
 const LOWEST: u64 = 1_000;
 
 /// The longest latency that is recorded as it is: twice the longest usual time limit of a request.

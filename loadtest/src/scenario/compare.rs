@@ -9,8 +9,8 @@
 //!   NAME     load ─▶ whatever --target names ──────────▶ upstream
 //! ```
 //!
-//! `preset` and `started` start what is compared, `sample` measures one of them once. A target that fails is told,
-//! never dropped. All share one machine, so what else happened on it is told too (`noise`).
+//! `preset` and `started` start what is compared, `sample` measures one of them once. A target that fails is reported,
+//! never dropped. All share one machine, so other activity on it is reported as well (`noise`).
 
 pub mod named;
 mod noise;

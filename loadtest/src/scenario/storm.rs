@@ -27,7 +27,7 @@ use crate::{
     stack::{self, ProgramArgs, files::Files},
 };
 
-/// Connections over which each runtime is asked once in the end.
+/// Connections over which each runtime gets one request at the end.
 const ASKING: usize = 32;
 
 /// Flags of `loadtest storm`.

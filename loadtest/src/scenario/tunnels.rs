@@ -177,7 +177,7 @@ async fn real_client(
     server: &Server,
     runtimes: &Runtimes,
 ) -> anyhow::Result<u64> {
-    // Nothing is asked of it, so its upstream need not be there.
+    // It gets no requests, so its upstream need not exist.
     let (token, upstream) = (runtimes.single_token(), "http://127.0.0.1:9");
     let client = stack::start_client(stack, files, server.tunnel, token, upstream).await?;
     client

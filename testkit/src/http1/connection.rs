@@ -75,7 +75,7 @@ impl RawResponse {
     }
 }
 
-/// What the listener at `address` answers to a `GET` for `path`, asked by the name `host`.
+/// The response of the listener at `address` to a `GET` for `path` with the host `host`.
 ///
 /// # Panics
 /// When there is no answer.
@@ -88,7 +88,7 @@ impl RawConnection {
     /// Connects to `address`, without TLS.
     ///
     /// # Panics
-    /// When nobody listens there.
+    /// When there is no listener.
     pub async fn connect(address: SocketAddr) -> Self {
         let socket = soon("a connection", TcpStream::connect(address)).await;
         let socket = socket.unwrap_or_else(|error| panic!("{address}: {error}"));

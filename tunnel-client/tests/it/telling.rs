@@ -1,4 +1,4 @@
-//! What the server is told of the client's routes.
+//! The report of the client's routes to the server.
 
 use std::time::Duration;
 

@@ -1,4 +1,4 @@
-//! Whether a request is meant for this listener, by the host name that it was asked under.
+//! Checks by its host name whether a request is meant for this listener.
 //!
 //! A web page can have its own host name resolve to this listener's address (DNS rebinding), and then read
 //! and send whatever it likes: to the browser all is of one origin. The browser still says the page's
@@ -18,7 +18,7 @@ use crate::config_value::ValueError;
 /// The longest name that DNS can hold.
 const MAX_NAME: usize = 253;
 
-/// A host name by which the admin listener may be asked, without a port.
+/// A host name of the admin listener, without a port.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct AdminHost(String);
 

@@ -93,7 +93,7 @@ mod tests {
         assert!(!is_evicted(&taken[0]) && is_evicted(&taken[1]));
         assert!(!is_evicted(&taken[2]) && !is_evicted(&newcomer));
         assert_eq!(permits.0.held(), MAX_CONNECTIONS);
-        // What was evicted leaves later, and takes nobody else's permit with it.
+        // What was evicted leaves later, and does not release the permit of another connection.
         drop(taken.remove(1));
         assert_eq!(permits.0.held(), MAX_CONNECTIONS);
     }

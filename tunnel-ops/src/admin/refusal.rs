@@ -1,4 +1,4 @@
-//! What the listener itself refuses, before any program's handler is asked.
+//! Requests that the listener refuses before it calls the program's handler.
 //!
 //! In comes a path; out comes the refusal in the language spoken there: JSON with a stable name below
 //! `/api`, where programs ask, and a line of text elsewhere, where people and probes do.
@@ -19,7 +19,7 @@ pub(super) struct Refusal {
 }
 
 impl Refusal {
-    /// It was asked under a name that is not its own.
+    /// The request's host is not a name of the listener.
     pub(super) const HOST: Self = Self::new(
         StatusCode::MISDIRECTED_REQUEST,
         "host_unknown",

@@ -1,4 +1,4 @@
-//! What else happened on the machine while targets were measured. It is told, never corrected for.
+//! What else happened on the machine while targets were measured. It is reported, never corrected for.
 
 use std::fs;
 

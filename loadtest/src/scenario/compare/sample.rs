@@ -24,7 +24,7 @@ const WARM: u64 = 64 << 20;
 /// How many of the bytes of a whole transfer go before it at most: one of so many.
 const WARM_SHARE: u64 = 8;
 
-/// How much is asked of a target.
+/// The load on a target.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Level {
     /// Small requests over so many connections.

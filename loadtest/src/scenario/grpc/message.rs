@@ -9,7 +9,7 @@ use crate::measure::errors::Kind;
 /// A flag for compression, and four bytes of length.
 pub(super) const PREFIX: usize = 5;
 
-/// Longer messages are not taken: gRPC libraries stop at 4 MiB unless told otherwise.
+/// Longest message: the default limit of gRPC libraries is 4 MiB.
 const LONGEST: usize = 64 * 1024 * 1024;
 
 /// Where a call's status is, in trailers or in the head of a call that failed at once.
@@ -28,7 +28,7 @@ pub(super) fn with_prefix(message: &[u8]) -> anyhow::Result<Bytes> {
     Ok(bytes.freeze())
 }
 
-/// A message that cannot be read: compressed, which was not asked for, or too long.
+/// A message that cannot be read: compressed, which was not requested, or too long.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct Unreadable;
 

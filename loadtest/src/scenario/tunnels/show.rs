@@ -154,7 +154,7 @@ fn notes(report: &mut Report, measured: &Measured, alone: &[Connected], own: Opt
     }
     if measured.lost > 0 {
         let lost = count(measured.lost as f64);
-        report.warn(format!("{lost} sessions ended though nobody asked"));
+        report.warn(format!("{lost} sessions ended unexpectedly"));
     }
     if connected.run.generator_bound {
         report.warn(

@@ -12,7 +12,7 @@ use tokio::time::sleep;
 use super::*;
 use testkit::scripted::{ScriptedConnection, ScriptedUpstream};
 
-/// An address that nobody listens on.
+/// An address without a listener.
 async fn closed() -> SocketAddr {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     listener.local_addr().unwrap()
