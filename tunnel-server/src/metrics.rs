@@ -1,8 +1,8 @@
 //! Every metric family of the tunnel server, and the series of single runtimes.
 //!
-//! Labels come from the configuration and from our own tables only, never from a request. A
-//! runtime's series begin with its first exchange and end with its tunnel: their handles are in a
-//! [`RuntimeMetrics`] that takes its series away when the last holder lets go.
+//! Labels come from the configuration and from the program's tables only, never from a request. A runtime's series begin
+//! with its first exchange and end with its tunnel: a [`RuntimeMetrics`] has their handles, and removes the series when its
+//! last holder is dropped.
 
 use std::{
     collections::HashMap,
@@ -55,9 +55,9 @@ pub struct Metrics {
     pub connections_refused: IntCounterVec,
     /// Answers made by the tunnel itself, by reason and hop.
     problems: IntCounterVec,
-    /// From the checked request until it is on its way through a session.
+    /// Time from the checked request until it is sent through a session.
     pub own_duration: Histogram,
-    /// From the checked request to the end of the response.
+    /// Time from the checked request to the end of the response.
     pub duration: Histogram,
     exchanges: IntCounterVec,
     bytes: IntCounterVec,
@@ -72,7 +72,7 @@ pub struct Metrics {
     runtimes: Mutex<HashMap<RuntimeLabel, Weak<RuntimeMetrics>>>,
 }
 
-/// What is in force, and how the last reloads went.
+/// The configuration in force, and the results of reloads.
 struct Configuration {
     /// Reloads, by result.
     reloads: IntCounterVec,
@@ -94,7 +94,7 @@ struct Read {
 pub struct RuntimeMetrics {
     label: RuntimeLabel,
     metrics: Arc<Metrics>,
-    /// Made when first counted: most runtimes are quiet most of the time.
+    /// Made with the first exchange, since most runtimes are idle most of the time.
     classes: [OnceLock<IntCounter>; 5],
     traffic: OnceLock<Traffic>,
 }
@@ -105,11 +105,11 @@ pub struct Traffic {
     pub bytes_in: IntCounter,
     /// Bytes of response bodies received from it.
     pub bytes_out: IntCounter,
-    /// Open exchanges, upgraded connections among them.
+    /// Open exchanges, including upgraded connections.
     pub open: IntGauge,
 }
 
-/// One open connection. Dropped when its task ends, however that comes about.
+/// Counts one open connection until it is dropped.
 #[derive(Debug)]
 pub struct OpenConnection(IntGauge);
 
@@ -123,7 +123,7 @@ impl Metrics {
     /// Registers all families.
     ///
     /// # Errors
-    /// Never with the names that stand here; the library wants it handled.
+    /// Never with the names here; the library returns a `Result`.
     pub fn new() -> prometheus::Result<Arc<Self>> {
         let mut families = Families::new("tunnel_server");
         let new = &mut families;
@@ -196,20 +196,20 @@ impl Metrics {
         Ok(metrics)
     }
 
-    /// Every family that there can be. `platform_away` and `jwks_keys` are registered only where the configuration
-    /// asks the platform or checks JSON Web Tokens.
+    /// Every family. `platform_away` and `jwks_keys` are registered only if the configuration accepts tokens of the platform
+    /// or JSON Web Tokens.
     #[must_use]
     pub fn families(&self) -> &[Family] {
         self.families.list()
     }
 
-    /// What `/metrics` shows.
+    /// The registry that `/metrics` is made from.
     #[must_use]
     pub fn registry(&self) -> &Registry {
         self.families.registry()
     }
 
-    /// Counts an open connection of a listener until what is returned is dropped.
+    /// Counts an open connection of a listener until the returned guard is dropped.
     #[must_use]
     pub fn connection(&self, listener: &'static str) -> OpenConnection {
         let gauge = self.connections.with_label_values(&[listener]);
@@ -217,8 +217,7 @@ impl Metrics {
         OpenConnection(gauge)
     }
 
-    /// Counts a connection that has passed the gate, until its handshake is over and what is returned
-    /// is dropped.
+    /// Counts a connection that has passed the gate, until the returned guard is dropped at the end of its handshake.
     #[must_use]
     pub fn handshake(&self) -> OpenConnection {
         self.handshakes_open.inc();
@@ -232,13 +231,13 @@ impl Metrics {
         done.inc();
     }
 
-    /// Records the round-trip time of a session. Of all runtimes together: buckets for each of
-    /// thousands would be more than anybody stores.
+    /// Records the round-trip time of a session, for all runtimes together: a histogram for each of thousands of runtimes
+    /// would be too many series.
     pub fn observe_round_trip(&self, time: Duration) {
         self.round_trip.observe(time.as_secs_f64());
     }
 
-    /// The configuration was read again.
+    /// Counts a reload.
     pub fn on_reload(&self, is_good: bool) {
         let result = if is_good { "taken" } else { "refused" };
         self.configuration
@@ -253,8 +252,8 @@ impl Metrics {
         }
     }
 
-    /// Shows until when a listener's certificate is good.
-    pub fn show_certificate(&self, listener: &'static str, not_after: SystemTime) {
+    /// Sets the expiry of a listener's certificate.
+    pub fn set_certificate_expiry(&self, listener: &'static str, not_after: SystemTime) {
         let seconds = not_after.duration_since(SystemTime::UNIX_EPOCH);
         let seconds = i64::try_from(seconds.unwrap_or_default().as_secs());
         let ends = &self.configuration.certificate_ends;
@@ -262,27 +261,30 @@ impl Metrics {
             .set(seconds.unwrap_or(i64::MAX));
     }
 
-    /// Shows the state of the platform and of the issuer's keys, where credentials are checked by them.
+    /// Registers the gauges of the platform and of the issuer's keys, if credentials are checked with them.
     ///
     /// # Errors
     /// When it is called twice.
-    pub fn show_credentials(&self, authenticator: &Arc<Authenticator>) -> prometheus::Result<()> {
+    pub fn register_credentials(
+        &self,
+        authenticator: &Arc<Authenticator>,
+    ) -> prometheus::Result<()> {
         if authenticator.is_platform_away().is_some() {
             let authenticator = authenticator.clone();
             let is_away = move || i64::from(authenticator.is_platform_away() == Some(true));
-            self.show(&self.read.platform_away, is_away)?;
+            self.register(&self.read.platform_away, is_away)?;
         }
         if authenticator.key_count().is_some() {
             let authenticator = authenticator.clone();
             let count = move || authenticator.key_count().unwrap_or_default();
             let count = move || i64::try_from(count()).unwrap_or(i64::MAX);
-            self.show(&self.read.jwks_keys, count)?;
+            self.register(&self.read.jwks_keys, count)?;
         }
         Ok(())
     }
 
-    /// Registers a gauge whose value is looked up whenever it is read.
-    fn show(
+    /// Registers a gauge whose value is computed whenever it is read.
+    fn register(
         &self,
         gauge: &IntGauge,
         value: impl Fn() -> i64 + Send + Sync + 'static,
@@ -292,8 +294,8 @@ impl Metrics {
             .register(Box::new(ComputedGauge { gauge, value }))
     }
 
-    /// Shows what a server holds. `count` is called whenever the metrics are read, and gives `None` when the server is
-    /// gone.
+    /// Registers the gauges of a server. `count` is called whenever the metrics are read, and returns `None` when the server
+    /// has stopped.
     ///
     /// # Errors
     /// When it is called twice.
@@ -310,19 +312,19 @@ impl Metrics {
         self.registry().register(Box::new(families))
     }
 
-    /// Counts the configurations taken over since the start, from 1.
+    /// The number of configurations applied since the start, from 1.
     #[must_use]
     pub fn config_version(&self) -> u64 {
         u64::try_from(self.configuration.version.get()).unwrap_or_default()
     }
 
-    /// Counts a failure that the tunnel answers itself.
+    /// Counts a problem that the tunnel itself responds with.
     pub fn count_problem(&self, problem: &Problem) {
         let labels = [problem.reason().name(), problem.hop().name()];
         self.problems.with_label_values(&labels).inc();
     }
 
-    /// The series of a runtime, made if it has none.
+    /// The series of a runtime, which are made if it has none.
     #[must_use]
     pub fn runtime(self: &Arc<Self>, label: &RuntimeLabel) -> Arc<RuntimeMetrics> {
         let mut runtimes = self.runtimes.lock();
@@ -341,7 +343,7 @@ impl Metrics {
 }
 
 impl Configuration {
-    /// The first configuration, which was good.
+    /// The gauges at the start, with the first configuration in force.
     fn new(new: &mut Families) -> prometheus::Result<Self> {
         let families = Self {
             reloads: new.counters(
@@ -406,7 +408,7 @@ fn tls_handshakes(new: &mut Families) -> prometheus::Result<[IntCounter; 2]> {
     Ok(["full", "resumed"].map(|kind| family.with_label_values(&[kind])))
 }
 
-/// A gauge that is set whenever it is read.
+/// A gauge whose value is computed whenever it is read.
 struct ComputedGauge<F> {
     gauge: IntGauge,
     value: F,
@@ -430,7 +432,7 @@ impl RuntimeMetrics {
         &self.label
     }
 
-    /// What it carries.
+    /// The series of its traffic, which are made if there are none.
     pub fn traffic(&self) -> &Traffic {
         self.traffic.get_or_init(|| {
             let name = self.label.as_str();
@@ -442,7 +444,7 @@ impl RuntimeMetrics {
         })
     }
 
-    /// What it carries; `None` for a runtime that has carried nothing yet, which gets no series by this.
+    /// The series of its traffic; `None` if it had none yet.
     pub fn traffic_so_far(&self) -> Option<&Traffic> {
         self.traffic.get()
     }

@@ -1,8 +1,7 @@
-//! The public listener: where platform clients come in.
+//! The public listener: where platform clients connect.
 //!
-//! It accepts, holds the caps on connections in all and per address, and gives each connection a task
-//! of its own (`protocol`). What one platform client does never holds up another, and no error
-//! of accepting ends the listener.
+//! It accepts connections, enforces the limits on their number in all and per address, and serves each in its own task
+//! (`protocol`). No platform client delays another, and no error of `accept` ends the listener.
 
 pub mod answer;
 mod body;
@@ -46,7 +45,7 @@ use crate::{
     router::Router,
 };
 
-/// What a platform client may send ahead on one HTTP/2 stream: as much as the session's own streams take.
+/// The receive window of one HTTP/2 stream of a platform client: that of a session's streams.
 const STREAM_WINDOW_BYTES: u32 = 256 * 1024;
 
 /// A connection of the public listener.
@@ -60,16 +59,16 @@ pub(crate) struct PublicListener {
     pub(crate) access_log: AccessLog,
     pub(crate) lifecycle: Arc<Lifecycle>,
     pub(crate) permits: Arc<Permits<Usage>>,
-    /// `None` when the listener is plain.
+    /// `None` if the listener is plain HTTP.
     pub(crate) tls: Option<Arc<LiveServerConfig>>,
-    /// Pages that may read our own answers.
+    /// The origins whose pages may read the server's own responses.
     pub(crate) cors: Arc<ArcSwap<Cors>>,
-    /// Our name in `Tunnel-Via` and `Via`.
+    /// This server's name in `Tunnel-Via` and `Via`.
     pub(crate) via: ViaName,
 }
 
 impl PublicListener {
-    /// The configuration as it is now.
+    /// The current configuration.
     fn config(&self) -> Guard<Arc<Config>> {
         self.config.load()
     }
@@ -89,7 +88,7 @@ pub(crate) fn exhausted_cause(exhausted: Exhausted) -> &'static str {
     }
 }
 
-/// Accepts platform clients until the server drains, then waits for those that are there.
+/// Accepts platform clients until the server drains, then waits for the open connections.
 pub(crate) async fn serve_all(node: Arc<PublicListener>, listener: TcpListener) {
     let mut connections = JoinSet::new();
     loop {

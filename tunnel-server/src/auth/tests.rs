@@ -1,4 +1,4 @@
-//! The whole authenticator, without anybody to ask.
+//! The authenticator without a platform.
 
 use std::sync::LazyLock;
 

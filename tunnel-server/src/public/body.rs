@@ -13,7 +13,7 @@ use tunnel_proto::problem::Problem;
 
 use super::{observe::Upload, pace::Paced};
 
-/// The bytes that a platform client sends to the runtime.
+/// The content of a platform client's request.
 pub(super) struct RequestBody {
     pub(super) body: ListenerBody<Paced<ReceivedContent>>,
     /// Counts them; `None` of a request without content.

@@ -1,5 +1,5 @@
-//! The strict check of what platform clients send, and the head that goes on to the tunnel client: what
-//! both programs do alike, with this one's names.
+//! The strict check of requests of platform clients, and the head that is forwarded to the tunnel client. Both are those of
+//! `tunnel-http`, with this server's names.
 
 use http::{HeaderValue, request::Parts};
 use tunnel_http::outgoing;
@@ -18,16 +18,16 @@ const CHECKER: Checker = Checker {
 /// Checks a request.
 ///
 /// # Errors
-/// With the answer to one that is refused.
+/// With the response to a refused request.
 pub fn check(parts: &Parts) -> Result<CheckedRequest<'_>, Problem> {
     let protocol = parts.extensions.get::<hyper::ext::Protocol>();
     CHECKER.check(parts, protocol.map(AsRef::as_ref))
 }
 
-/// The head to send on, and the id that the request has in all logs.
+/// The head to forward, and the id of the request in all logs.
 ///
 /// # Errors
-/// When the request was here before.
+/// When the request has been forwarded by this server before.
 pub fn outgoing(
     checked: &CheckedRequest<'_>,
     origin: &Origin,

@@ -1,14 +1,14 @@
-//! Cookies that a runtime would set for the hosts of all others.
+//! Removes cookies that a runtime sets for the hosts of all runtimes.
 //!
 //! In: the fields of an upstream's response. Out: those without each `Set-Cookie` whose `Domain` is the domain under
-//! which runtimes have their hosts, or a parent of it. A browser would send such a cookie to every runtime: by it
+//! which runtimes have their hosts, or a parent of it. A browser would send such a cookie to every runtime: with it
 //! one customer could choose another one's session, or fill every request with fields until it is too large.
 
 use http::{HeaderMap, HeaderValue, header};
 
 use super::PublicListener;
 
-/// Removes the cookies for hosts of others, unless the configuration lets them through.
+/// Removes the cookies for hosts of other runtimes, unless the configuration allows them.
 pub(super) fn keep_apart(node: &PublicListener, headers: &mut HeaderMap) {
     if headers.contains_key(header::SET_COOKIE) && !node.config().settings.allow_shared_cookies {
         remove_shared(headers, node.router.domain().as_str());
@@ -40,7 +40,7 @@ fn is_shared(cookie: &[u8], domain: &[u8]) -> bool {
     domains.any(|value| covers(value, domain))
 }
 
-/// Whether `value` is `domain` or a parent of it. Dots around it count for nothing.
+/// Whether `value` is `domain` or a parent of it. Leading and trailing dots are ignored.
 fn covers(value: &[u8], domain: &[u8]) -> bool {
     let value = value.strip_prefix(b".").unwrap_or(value);
     let value = value.strip_suffix(b".").unwrap_or(value);

@@ -1,4 +1,4 @@
-//! Sessions as carriers of long streams, which end in order when a session leaves on purpose.
+//! Sessions as carriers of long streams, which end in order when a session is closed on purpose.
 
 use tunnel_http::ends::Carrier;
 use tunnel_proto::{close::CloseReason, exchange::BodyError, session::Session};
@@ -20,7 +20,7 @@ impl Carrier<BodyError> for SessionCarrier {
     }
 }
 
-/// Whether a session with this close reason was ended by one of its two sides, and did not break.
+/// Whether one of the two sides has closed the session on purpose, rather than because of an error.
 fn is_on_purpose(reason: CloseReason) -> bool {
     match reason {
         CloseReason::Left
@@ -62,7 +62,7 @@ mod tests {
     use super::*;
     use crate::{budget::shaper::Shaper, public::pace::Paced};
 
-    /// What comes, and how it ends. Without an end nothing more comes.
+    /// The frames of a body, and its end; without one the body stays open.
     struct Scripted {
         frames: std::vec::IntoIter<&'static str>,
         end: Option<BodyError>,

@@ -1,9 +1,9 @@
-//! A checked request through a session: routed, sent, and the head of its response received.
+//! Forwards a checked request through a session, and receives the head of its response.
 //!
-//! What a session has lost before anything was heard of it is sent once more, as far as that is safe
-//! (RFC 9110 section 9.2.2), so that a runtime which changes its session loses little; so is what waits on a
-//! session that has become suspect, as soon as there is another one. A body that was begun cannot be sent
-//! twice, and is not; before that, any request can go elsewhere.
+//! A request whose session ends before anything of the response was received is sent once more, if that is safe
+//! (RFC 9110 section 9.2.2), so that a change of sessions loses few requests; so is a request that waits on a session that
+//! has become suspect, as soon as there is another one. A request whose body has begun cannot be sent twice; one of which
+//! nothing has been sent can always use another session.
 
 use std::{future::pending, time::Duration};
 
@@ -30,7 +30,7 @@ use crate::{
     tunnel::Tunnel,
 };
 
-/// What `Retry-After` says when a session carries as many exchanges as it may: they end all the time.
+/// `Retry-After` for a session with the greatest number of exchanges, which end frequently.
 const LIMIT_RETRY: Duration = Duration::from_secs(1);
 
 /// Estimate of the bytes that a request over HTTP/2 without a declared length holds, as all gRPC calls are: a quarter of
@@ -38,11 +38,11 @@ const LIMIT_RETRY: Duration = Duration::from_secs(1);
 /// four times the estimate; the connection's window bounds what one connection holds.
 const UNDECLARED_BYTES: u64 = STREAM_WINDOW_BYTES as u64 / 4;
 
-/// Sessions on which an exchange may fail to be opened: each may just have ended.
+/// Most sessions on which opening an exchange is attempted, since each may just have ended.
 const OPENINGS: u32 = 3;
 
-/// What is known of a request once its outgoing head is made, which is all that is kept of it: so the
-/// memory that it was read into is free for what the connection reads next.
+/// The properties of a request that are kept once its outgoing head is made, so that the connection can reuse the memory
+/// of the received head.
 pub(super) struct RoutedRequest {
     /// `CONNECT` for an upgrade.
     pub(super) method: Method,
@@ -51,7 +51,7 @@ pub(super) struct RoutedRequest {
     pub(super) expects_continue: bool,
     /// It is a gRPC call.
     pub(super) is_grpc: bool,
-    /// The platform client sends the request again when an event stream in answer to it ends.
+    /// The platform client repeats the request when the event stream in its response ends.
     pub(super) reconnects: bool,
     /// The route to its runtime.
     pub(super) route: Route,
@@ -61,7 +61,7 @@ pub(super) struct RoutedRequest {
 pub(super) struct ForwardedExchange {
     /// The head of the response, with its body.
     pub(super) response: Response<RecvBody>,
-    /// Takes the platform client's bytes if an upgrade was requested.
+    /// Receives the platform client's bytes if an upgrade was requested.
     pub(super) upload: Option<UpgradeSender>,
     /// The session that carries it.
     pub(super) session: Session,
@@ -70,7 +70,7 @@ pub(super) struct ForwardedExchange {
 /// Why a request was not forwarded.
 struct Failure {
     problem: Problem,
-    /// The session has ended, and nothing was heard of the exchange: the tunnel client may have had it.
+    /// The session has ended before anything of the response was received; the tunnel client may have had the request.
     is_unheard: bool,
 }
 
@@ -82,11 +82,11 @@ impl RoutedRequest {
     }
 }
 
-/// What may still be tried for one request.
+/// The attempts that are left for one request.
 struct Attempts {
-    /// Sessions on which it may fail to be opened.
+    /// How many more sessions may be tried.
     openings: u32,
-    /// It may be sent once more, as far as the request itself is concerned.
+    /// The request may be sent once more.
     may_repeat: bool,
 }
 
@@ -98,13 +98,13 @@ impl Attempts {
         }
     }
 
-    /// The exchange was not opened; whether another session may be tried.
+    /// The exchange was not opened. Returns whether another session may be tried.
     fn on_not_opened(&mut self) -> bool {
         self.openings = self.openings.saturating_sub(1);
         self.openings > 0
     }
 
-    /// It was opened, and lost; whether it may be sent once more.
+    /// The exchange was opened and lost. Returns whether it may be sent once more.
     fn on_lost(&mut self) -> bool {
         std::mem::take(&mut self.may_repeat)
     }
@@ -122,7 +122,7 @@ pub(super) async fn forward(
     observation: &mut Observation,
 ) -> Result<ForwardedExchange, Problem> {
     let mut attempts = Attempts::new(routed.is_upgrade || incoming.is_none());
-    // What a session that was lost has left to say, should there be no other.
+    // The problem of a lost session, reported if there is no other session.
     let mut lost: Option<Problem> = None;
     let mut waits_until = None;
     loop {
@@ -132,7 +132,7 @@ pub(super) async fn forward(
             Ok(found) => found,
             Err(problem) => return Err(lost.unwrap_or(problem)),
         };
-        // The list may have come with the session that was waited for, or have changed meanwhile.
+        // The list belongs to the tunnel, which may be another one after waiting.
         if waits_until.is_some()
             && let Some(budget) = routed.route.budget()
         {
@@ -149,7 +149,7 @@ pub(super) async fn forward(
         };
         let opened = match opened {
             Ok(opened) => opened,
-            // Nothing has left this server: whatever it is, it can go elsewhere.
+            // Nothing has been sent, so that any request can use another session.
             Err(OpenError::Closed) if attempts.on_not_opened() => continue,
             Err(error) => return Err(lost.unwrap_or_else(|| not_opened(error))),
         };
@@ -188,8 +188,8 @@ async fn elsewhere(tunnel: &Tunnel, session: &Session, may_repeat: bool) {
     }
 }
 
-/// What a request holds while it waits for its runtime, in bytes: its head, and what may come of its body
-/// before it is read.
+/// The memory of a request while it waits for its runtime, in bytes: its head, and the part of its body that may be
+/// received before it is read.
 fn waiting_weight(
     connection: &Connection,
     head: &EncodedHead,
@@ -211,7 +211,7 @@ fn waiting_weight(
     waiting::weight(head.bytes(), content as usize)
 }
 
-/// The body to send, what takes an upgraded connection's bytes, and what takes informational heads.
+/// The body to send, and the receivers of an upgraded connection's bytes and of informational heads.
 fn request_body(
     connection: &Connection,
     routed: &RoutedRequest,
@@ -220,8 +220,8 @@ fn request_body(
     observation: &mut Observation,
 ) -> (RequestBody, Option<UpgradeSender>, ListenerInformational) {
     let config = || connection.gateway.config();
-    // Over HTTP/1 the connection's guard keeps the time. The response to a gRPC call may begin at any time,
-    // or never: budgets and the shares of addresses bound how many are open.
+    // Over HTTP/1 the connection's guard has the timer. The response to a gRPC call may begin at any time,
+    // or never: budgets and the shares of addresses limit how many are open.
     let has_idle_limit = connection.is_http2() && !routed.is_grpc;
     let options = BodyOptions {
         hop: Hop::Server,

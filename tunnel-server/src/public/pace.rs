@@ -1,8 +1,8 @@
 //! Delays a body to its runtime's rate.
 //!
-//! In: the frames of a body as they come. Out: their bytes, in pieces that each wait for their turn. While a piece
-//! waits nothing more is taken from the body, so that the sender of the body is slowed down, and never the session.
-//! What is released waits no more. Without a rate there is no timer and nothing is delayed.
+//! In: the frames of a body. Out: their bytes, in pieces that each wait for their turn. While a piece waits, the body is
+//! not polled, so that its sender is slowed down and not the session. Released bytes wait no more. Without a rate there is
+//! no timer and no delay.
 
 use std::{
     pin::Pin,
@@ -23,14 +23,14 @@ pub(crate) struct Paced<B> {
     body: B,
     /// `None` without a budget.
     shaper: Option<Arc<Shaper>>,
-    /// `None` until there was something to wait for.
+    /// `None` until bytes were delayed.
     delayed: Option<Box<DelayedContent>>,
 }
 
-/// Content that was taken from the body and may not go on yet.
+/// Content that was read from the body and is delayed.
 struct DelayedContent {
     content: Bytes,
-    /// For the first piece of the content.
+    /// The reservation of the first piece.
     ticket: Option<Ticket>,
     alarm: Alarm,
     is_released: bool,
@@ -51,14 +51,14 @@ impl<B> Paced<B> {
         &mut self.body
     }
 
-    /// Bytes that were taken from the body and are not on their way yet.
+    /// The bytes that were read from the body and are still delayed.
     fn length(&self) -> usize {
         self.delayed
             .as_ref()
             .map_or(0, |delayed| delayed.content.len())
     }
 
-    /// Holds a frame back, or gives it again when it may pass.
+    /// Delays a frame, or returns it if there is no rate.
     fn hold<E>(
         &mut self,
         frame: Option<Result<Frame<Bytes>, E>>,
@@ -142,10 +142,10 @@ impl DelayedContent {
         })
     }
 
-    /// The first piece, once it is its turn; all there is, if it is released.
+    /// Returns the first piece when it is its turn, or all content if it was released.
     fn poll(&mut self, cx: &mut Context<'_>, shaper: &Arc<Shaper>) -> Poll<Bytes> {
         if std::mem::take(&mut self.is_released) {
-            return Poll::Ready(self.let_go(shaper));
+            return Poll::Ready(self.release_all(shaper));
         }
         let length = self.content.len().min(PIECE_BYTES);
         let ticket = self.ticket.get_or_insert_with(|| shaper.reserve(length));
@@ -158,8 +158,8 @@ impl DelayedContent {
         Poll::Ready(self.content.split_to(length))
     }
 
-    /// All that is delayed. What comes later waits for it all the same, so that the rate holds.
-    fn let_go(&mut self, shaper: &Arc<Shaper>) -> Bytes {
+    /// Returns all delayed content. It still counts for the rate, so that later content is delayed accordingly.
+    fn release_all(&mut self, shaper: &Arc<Shaper>) -> Bytes {
         let mut rest = self.content.len();
         while rest > 0 {
             let length = rest.min(PIECE_BYTES);

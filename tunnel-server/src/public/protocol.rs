@@ -1,5 +1,5 @@
-//! From a platform client's socket to its requests: what of that is this server's own, the PROXY header and
-//! where a connection counts. The rest is [`tunnel_http::gateway`].
+//! Serves a platform client's socket: the PROXY header, and the permit of the connection. The rest is
+//! [`tunnel_http::gateway`].
 
 use std::{
     convert::Infallible,
@@ -39,7 +39,7 @@ use super::{
 };
 use crate::budget::usage::Usage;
 
-/// Serves a platform client until it is gone.
+/// Serves a platform client until its connection ends.
 pub(super) async fn run(
     node: Arc<PublicListener>,
     socket: TcpStream,
@@ -96,7 +96,7 @@ async fn begin(
         };
         is_trusted = match header {
             proxy_protocol::Header::Local => true,
-            // The address that the proxy names counts; what its client says does not.
+            // The permit is for the address that the proxy names, not for one in the client's fields.
             proxy_protocol::Header::Proxied { source, .. } => {
                 peer = source.ip();
                 node.config.is_trusted(peer)
@@ -116,7 +116,7 @@ async fn begin(
 }
 
 impl Gateway for PublicListener {
-    /// What is open for its address; `None` of a trusted proxy that speaks for many.
+    /// The usage of its address; `None` for a trusted proxy, which forwards for many clients.
     type Peer = Option<Arc<Usage>>;
     type Upgrade = GrantedUpgrade;
     type Body = ResponseBody;

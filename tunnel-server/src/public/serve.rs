@@ -1,7 +1,7 @@
-//! One request: checked, routed, forwarded, answered.
+//! Serves one request: checks, routes and forwards it, and makes the response.
 //!
-//! Everything that happens between hyper's call of the service and the answer that it gets stands
-//! here in order. How the bytes of the connection come and go is [`super::protocol`]'s business.
+//! The steps between hyper's call of the service and its response are here in order. [`super::protocol`] handles the bytes
+//! of the connection.
 
 use std::{convert::Infallible, future::Future, sync::Arc};
 
@@ -37,7 +37,7 @@ use super::{
 
 /// Why a request is not forwarded.
 enum NotForwarded {
-    /// Its `Max-Forwards` is 0, so that this server answers it (RFC 9110 section 7.6.2).
+    /// Its `Max-Forwards` is 0, so that this server responds itself (RFC 9110 section 7.6.2).
     LastHop,
     Problem(Problem),
 }
@@ -60,7 +60,7 @@ impl Requester {
         let page = || Box::new((parts.method.clone(), parts.headers.clone()));
         Self {
             page: parts.headers.contains_key(header::ORIGIN).then(page),
-            // Over HTTP/1 there is no gRPC, but there are connections to be closed after a refusal.
+            // Over HTTP/1 there is no gRPC, but the connection may have to be closed after a refusal.
             is_grpc: is_http2 && is_grpc(&parts.headers),
         }
     }
@@ -68,7 +68,7 @@ impl Requester {
 
 /// Serves one request of a connection.
 ///
-/// All that needs the received head happens at once, before there is a future.
+/// Everything that needs the received head is done before a future is returned.
 pub(super) fn serve(
     connection: &Arc<Connection>,
     mut request: Request<ReceivedBody>,
@@ -131,7 +131,7 @@ pub(super) fn serve(
             answer.headers_mut().entry(X_REQUEST_ID).or_insert(id);
         }
         if connection.gateway.lifecycle.is_draining() && !connection.is_http2() {
-            // Further requests are to go to another server, while this one still answers.
+            // Makes the client use another server for further requests.
             let close = HeaderValue::from_static("close");
             answer.headers_mut().insert(header::CONNECTION, close);
         }
@@ -210,7 +210,7 @@ fn head_bytes(parts: &Parts) -> usize {
 /// The response of a forwarded request.
 struct ForwardedResponse {
     response: Response<ResponseBody>,
-    /// There is one when the upgrade was granted, and the response has no body then. Boxed, since it
+    /// Present if the upgrade was granted; the response has no body then. Boxed, since it
     /// is rare.
     upgrade: Option<Box<(UpgradeSender, RecvBody, Session)>>,
 }

@@ -17,7 +17,7 @@ impl Download for Paced<RecvBody> {
     }
 }
 
-/// Moves the bytes until both directions have ended. The platform client's bytes go by the runtime's rate.
+/// Moves the bytes until both directions have ended. The platform client's bytes are delayed by the runtime's rate.
 pub(super) async fn join<IO>(
     io: IO,
     upgrade: GrantedUpgrade,

@@ -193,7 +193,7 @@ fn the_newest_claim_holds_the_runtime_and_late_leaves_do_not_touch_it() {
         });
         let mut joined: Vec<_> = joined.into_iter().flatten().collect();
         joined.sort_by_key(|joined| joined.membership.tunnel().claim().epoch);
-        let newest = joined.pop().expect("nobody has the runtime");
+        let newest = joined.pop().expect("no instance has the runtime");
         assert!(!scene.is_superseded(&newest));
         assert!(joined.iter().all(|older| scene.is_superseded(older)));
         let leaving = joined
@@ -218,7 +218,7 @@ fn sessions_of_one_instance_are_one_tunnel_while_one_of_them_is_there() {
         let scene = Scene::new();
         each(&scene, &[1, 1, 1], |scene, number| {
             for _ in 0..2 {
-                let joined = scene.newest(number).expect("nobody else wants it");
+                let joined = scene.newest(number).expect("no other instance claims it");
                 assert!(!scene.is_superseded(&joined));
                 assert!(scene.slot.online().is_some());
                 scene.precheck();
@@ -255,7 +255,7 @@ fn an_older_instance_that_is_kept_is_never_superseded() {
 fn a_superseded_session_is_notified() {
     check_often(|| {
         let scene = Scene::new();
-        let older = scene.newest(1).expect("nobody else wants it");
+        let older = scene.newest(1).expect("no other instance claims it");
         let leaving = thread::spawn(move || {
             let order = block_on(older.membership.directive(0));
             assert_eq!(order, Directive::Superseded { by: instance(2) });

@@ -69,7 +69,7 @@ impl Parts {
         let router = Router::new(&config.runtimes, &settings.domain, &registry)?;
         registry.set_limits(&config);
         let authenticator = Authenticator::new(&config)?;
-        metrics.show_credentials(&authenticator)?;
+        metrics.register_credentials(&authenticator)?;
         let tls = ListenerTls::new(&config, authenticator.client_auth())?;
         tls.show(&metrics);
         let all = connection_limit(&config);

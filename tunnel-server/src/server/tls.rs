@@ -57,9 +57,9 @@ impl ListenerTls {
 
     /// Updates the metrics of the certificates' expiry.
     pub(super) fn show(&self, metrics: &Metrics) {
-        metrics.show_certificate("tunnel", self.tunnel.not_after());
+        metrics.set_certificate_expiry("tunnel", self.tunnel.not_after());
         if let Some(public) = &self.public {
-            metrics.show_certificate("public", public.not_after());
+            metrics.set_certificate_expiry("public", public.not_after());
         }
     }
 }

@@ -226,7 +226,7 @@ async fn a_runtime_is_shown_with_its_sessions() {
 }
 
 #[tokio::test]
-async fn what_a_runtime_carries_is_shown() {
+async fn the_traffic_of_a_runtime_is_shown() {
     let rig = Rig::start().await;
     let _client = FakeClient::describing(&rig, PROD).await;
     let text = rig.raw().await.ask(get("/x")).await.text();
@@ -240,7 +240,7 @@ async fn what_a_runtime_carries_is_shown() {
 }
 
 #[tokio::test]
-async fn runtimes_are_listed_by_page_and_by_what_they_are() {
+async fn runtimes_are_listed_by_page_and_filter() {
     let rig = Rig::start().await;
     let _client = FakeClient::describing(&rig, DEV).await;
     let all = read(&rig, "/runtimes").await;
@@ -292,7 +292,7 @@ pub(crate) fn thousands(config: &Config) -> Runtimes {
 }
 
 #[tokio::test]
-async fn what_is_not_there_is_refused_by_name() {
+async fn unknown_paths_and_runtimes_are_refused_by_name() {
     let rig = Rig::start().await;
     for (path, reason) in [
         ("/runtimes/nobody-prod", "runtime_unknown"),
@@ -444,7 +444,7 @@ async fn from_elsewhere_nothing_is_read_where_there_is_no_token() {
 }
 
 #[tokio::test]
-async fn a_disconnected_client_is_told_so_and_may_dial_again() {
+async fn a_disconnected_client_gets_the_reason_and_may_dial_again() {
     let (rig, _file) = guarded().await;
     let mut client = FakeClient::describing(&rig, PROD).await;
     let other = FakeClient::describing(&rig, DEV).await;
@@ -463,7 +463,7 @@ async fn a_disconnected_client_is_told_so_and_may_dial_again() {
 }
 
 #[tokio::test]
-async fn a_drained_client_is_told_to_move() {
+async fn a_drained_client_gets_a_drain_message() {
     let (rig, _file) = guarded().await;
     let instance = random_instance();
     let good = |_| async { Ok(status(200, full("good"))) };
@@ -488,7 +488,7 @@ async fn a_drained_client_is_told_to_move() {
 }
 
 #[tokio::test]
-async fn a_revoked_client_is_cut_and_not_let_in_again() {
+async fn a_revoked_client_is_cut_and_refused_again() {
     let (rig, _file) = guarded().await;
     let mut client = FakeClient::describing(&rig, PROD).await;
     let other = FakeClient::describing(&rig, DEV).await;
@@ -508,7 +508,7 @@ async fn a_revoked_client_is_cut_and_not_let_in_again() {
 }
 
 #[tokio::test]
-async fn a_revocation_must_say_what_it_means() {
+async fn a_revocation_must_name_its_scope() {
     let (rig, _file) = guarded().await;
     let client = FakeClient::describing(&rig, PROD).await;
     for body in [
@@ -531,7 +531,7 @@ async fn a_revocation_must_say_what_it_means() {
 }
 
 #[tokio::test]
-async fn what_is_issued_after_all_was_revoked_is_good() {
+async fn credentials_issued_after_a_revocation_of_all_are_valid() {
     // Both say when they were made: long ago, and in a time to come.
     let made = |text: String, moment: &str| {
         text.replacen("id = ", &format!("created = {moment}\nid = "), 1)
@@ -624,7 +624,7 @@ async fn is_let_in(rig: &Rig, runtime: &str) -> bool {
 }
 
 #[tokio::test]
-async fn a_token_file_that_cannot_be_used_is_told_at_the_start() {
+async fn an_unusable_token_file_is_reported_at_the_start() {
     let rig = Rig::start().await;
     let error = rig
         .second(|config| config.settings.admin_token_file = Some("/nowhere/token".into()))

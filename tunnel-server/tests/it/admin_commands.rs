@@ -206,7 +206,7 @@ async fn one_runtime_is_shown() {
 }
 
 #[tokio::test]
-async fn a_runtime_is_shown_with_its_round_trip_and_what_went_wrong_last() {
+async fn a_runtime_is_shown_with_its_round_trip_and_last_problem() {
     let rig = Rig::with(|config| config.settings.ping_interval = Duration::from_millis(100)).await;
     let refusing = |_| async {
         let detail = "no such name";
@@ -252,7 +252,7 @@ async fn a_runtime_is_shown_with_its_round_trip_and_what_went_wrong_last() {
 }
 
 #[tokio::test]
-async fn what_changes_something_needs_the_token() {
+async fn changes_need_the_token() {
     let (rig, file) = guarded().await;
     let mut client = FakeClient::describing(&rig, PROD).await;
     let mut operator = Operator::new(&rig, None);
@@ -307,7 +307,7 @@ async fn runtimes_are_drained_and_revoked() {
 }
 
 #[tokio::test]
-async fn who_asks_where_no_server_is_learns_what_to_do() {
+async fn an_unreachable_server_is_reported_with_advice() {
     let rig = Rig::start().await;
     let mut operator = Operator::new(&rig, None);
     // Another listener of the same server: an answer, but not the admin API's.
@@ -325,7 +325,7 @@ async fn who_asks_where_no_server_is_learns_what_to_do() {
 }
 
 #[test]
-fn what_cannot_be_meant_is_bad_usage() {
+fn contradictory_flags_are_bad_usage() {
     let folder = Folder::new();
     for arguments in [
         &["status", "--admin=https://localhost"][..],
@@ -380,7 +380,7 @@ fn told(name: &str, to: &str) -> RouteSummary {
 }
 
 #[tokio::test]
-async fn a_runtimes_routes_are_shown_as_its_client_tells_them() {
+async fn a_runtimes_routes_are_shown_as_reported() {
     let rig = Rig::start().await;
     let client = FakeClient::describing(&rig, PROD).await;
     let operator = Operator::new(&rig, None);

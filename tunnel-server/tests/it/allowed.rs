@@ -49,7 +49,7 @@ fn is_denied(answer: &RawResponse, address: &str) {
 }
 
 #[tokio::test]
-async fn a_runtime_is_reached_only_from_where_its_list_says() {
+async fn a_runtime_is_reached_only_from_listed_networks() {
     let rig = listing("[\"10.0.0.0/8\", \"2001:db8::/32\"]", Duration::ZERO).await;
     let client = FakeClient::describing(&rig, PROD).await;
     let _other = FakeClient::describing(&rig, DEV).await;
@@ -73,13 +73,13 @@ async fn a_runtime_is_reached_only_from_where_its_list_says() {
 
 /// Nobody who may not come in learns whether anybody is there.
 #[tokio::test]
-async fn who_is_denied_does_not_wait_for_a_runtime_that_is_offline() {
+async fn a_denied_address_does_not_wait_for_an_offline_runtime() {
     let rig = listing("[\"10.0.0.0/8\"]", Duration::from_secs(600)).await;
     is_denied(&asking(&rig, "11.0.0.1", "", PROD_HOST).await, "11.0.0.1");
 }
 
 #[tokio::test]
-async fn an_empty_list_lets_nobody_in() {
+async fn an_empty_list_allows_no_address() {
     let rig = listing("[]", Duration::ZERO).await;
     let _client = FakeClient::describing(&rig, PROD).await;
     is_denied(&asking(&rig, "10.9.8.7", "", PROD_HOST).await, "10.9.8.7");
@@ -103,7 +103,7 @@ async fn the_tunnel_client_narrows_what_the_list_allows_and_widens_nothing() {
 }
 
 #[tokio::test]
-async fn a_tunnel_client_whose_list_cannot_be_read_is_not_let_in() {
+async fn a_tunnel_client_with_a_malformed_list_is_refused() {
     let rig = Rig::start().await;
     for bad in ["", "anybody", "10.0.0.0/8,", "10.0.0.0/33"] {
         let mut request = session_request(rig.token(PROD), random_instance());

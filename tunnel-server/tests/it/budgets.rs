@@ -171,7 +171,7 @@ async fn upgraded_connections_are_bounded_beside_that() {
 }
 
 #[tokio::test]
-async fn an_upgrade_that_is_refused_gives_its_place_back_at_once() {
+async fn a_refused_upgrade_returns_its_permit_at_once() {
     let rig = Rig::with(|config| {
         config.settings.limit_websockets = 1;
         config.settings.limit_exchanges = 2;
@@ -315,7 +315,7 @@ async fn those_that_wait_for_a_runtime_are_bounded() {
 }
 
 #[tokio::test]
-async fn one_address_leaves_half_of_the_places_to_wait_to_others() {
+async fn one_address_leaves_half_of_the_waiting_permits_to_others() {
     const MOST: usize = 64;
     let rig = Rig::with(|config| {
         config.settings.limit_waiting = MOST as u32;
@@ -347,7 +347,7 @@ async fn one_address_leaves_half_of_the_places_to_wait_to_others() {
 
 /// One place in all, and each way in which an exchange can end: the next one finds the place free.
 #[tokio::test]
-async fn the_place_of_an_exchange_comes_back_however_that_ends() {
+async fn an_exchange_returns_its_permit_however_it_ends() {
     let rig = Rig::with(|config| {
         config.settings.limit_exchanges = 1;
         config.settings.limit_websockets = 1;

@@ -111,7 +111,7 @@ async fn an_abandoned_exchange_is_no_answered_one() {
 
 /// What a slow reader does not take stops its own exchange and no other.
 #[tokio::test]
-async fn a_reader_that_reads_nothing_holds_up_nobody_else() {
+async fn a_stalled_reader_delays_no_other() {
     let rig = Rig::start().await;
     let client = FakeClient::new(&rig, PROD, |request| async move {
         Ok(status(

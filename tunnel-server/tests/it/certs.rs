@@ -74,7 +74,7 @@ fn a_server_takes_what_was_made() {
 }
 
 #[test]
-fn what_is_there_is_kept_and_what_lacks_is_made() {
+fn existing_files_are_kept_and_missing_ones_are_made() {
     let folder = Folder::new();
     let make = ["certs", "--out=c", "--name=localhost"];
     assert_eq!(folder.run(make).code, Some(0));
@@ -146,7 +146,7 @@ fn what_is_there_is_kept_and_what_lacks_is_made() {
 }
 
 #[test]
-fn what_cannot_be_made_to_fit_is_refused_and_nothing_is_written() {
+fn files_that_cannot_be_completed_are_refused_and_nothing_is_written() {
     let folder = Folder::new();
     let make = ["certs", "--out=c", "--name=localhost"];
     for (lacking, reason) in [
@@ -191,7 +191,7 @@ fn what_cannot_be_made_to_fit_is_refused_and_nothing_is_written() {
 }
 
 #[test]
-fn what_no_certificate_can_carry_is_bad_usage() {
+fn invalid_names_and_days_are_bad_usage() {
     let folder = Folder::new();
     for arguments in [
         &["--name=a b"][..],

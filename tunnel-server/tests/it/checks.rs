@@ -1,4 +1,4 @@
-//! Sessions that only check the way: let in as any other, and never the runtime's.
+//! Sessions that only check the path: authenticated as any other, and never the runtime's.
 
 use std::time::Duration;
 
@@ -35,7 +35,7 @@ async fn check(rig: &Rig) -> Connected {
     dial(rig, &check_request(rig)).await
 }
 
-/// A check that was let in, as a client that would answer requests if any came.
+/// A check that was accepted, as a client that would answer requests if any came.
 async fn let_in(connected: Connected) -> FakeClient {
     assert_eq!(
         connected.headers["sec-websocket-protocol"],
@@ -105,7 +105,7 @@ async fn a_check_does_not_make_a_runtime_online() {
 }
 
 #[tokio::test]
-async fn a_check_is_told_who_keeps_the_runtime() {
+async fn a_check_gets_the_holder_of_the_runtime() {
     let rig = Rig::with(|config| config.settings.on_conflict = OnConflict::Reject).await;
     let _client = FakeClient::describing(&rig, PROD).await;
     let checking = let_in(check(&rig).await).await;
@@ -125,7 +125,7 @@ async fn a_check_needs_the_credential_that_a_session_needs() {
 }
 
 #[tokio::test]
-async fn checks_of_a_runtime_are_few_and_give_their_places_back() {
+async fn checks_of_a_runtime_are_limited_and_return_their_permits() {
     let rig = Rig::start().await;
     let mut checks = Vec::new();
     for _ in 0..8 {

@@ -25,7 +25,7 @@ fn without_a_runtimes_file_it_does_not_start() {
 }
 
 #[test]
-fn a_good_configuration_is_said_to_be_good() {
+fn a_valid_configuration_is_reported_as_valid() {
     let folder = Folder::with_all_files();
     let ended = folder.run(["validate"].into_iter().chain(FILES));
     assert_eq!(
@@ -138,7 +138,7 @@ fn a_bad_value_says_that_the_environment_has_it() {
 }
 
 #[test]
-fn all_faults_are_told_at_once() {
+fn all_faults_are_reported_at_once() {
     let folder = Folder::with_all_files();
     folder.write("runtimes.toml", "[[runtime]]\naccount = \"a-b\"\nname = \"c\"\n[[runtime]]\naccount = \"a\"\nname = \"b-c\"\n");
     let ended = folder.run([
@@ -161,7 +161,7 @@ fn all_faults_are_told_at_once() {
 }
 
 #[test]
-fn bad_usage_has_the_exit_code_that_the_help_tells() {
+fn bad_usage_has_the_exit_code_in_the_help() {
     let folder = Folder::new();
     assert_eq!(folder.run(["run", "--no-such-flag"]).code, Some(2));
     assert_eq!(folder.run([""; 0]).code, Some(2));

@@ -135,7 +135,7 @@ async fn the_platform_is_asked_once_with_all_that_it_needs() {
 }
 
 #[tokio::test]
-async fn a_no_is_shown_as_the_platform_says_it() {
+async fn a_denial_has_the_platforms_reason() {
     let no = json!({ "reason": "unpaid", "detail": format!("{TOKEN} is of a closed account") });
     for status in [401, 403] {
         let asked = Asked::start(None, Reply::Answer(status, no.to_string())).await;
@@ -154,7 +154,7 @@ async fn a_no_is_shown_as_the_platform_says_it() {
 }
 
 #[tokio::test]
-async fn while_the_platform_is_away_known_tokens_go_on_and_strangers_wait() {
+async fn while_the_platform_is_unreachable_approved_tokens_stay_valid_and_others_wait() {
     let asked = Asked::start(Some(&CERTIFICATES), Reply::Answer(200, YES.into())).await;
     let folder = Folder::new();
     let authenticator = platform(&folder, |_| {}, &asked.url);
@@ -278,7 +278,7 @@ async fn an_answer_that_cannot_be_used_is_a_matter_of_its_token_alone() {
 }
 
 #[tokio::test]
-async fn strangers_whose_question_the_platform_dislikes_keep_nobody_out() {
+async fn rejected_queries_do_not_affect_other_tokens() {
     for status in [400, 404, 413, 422] {
         let asked = Asked::start(None, Reply::Answer(status, "{}".into())).await;
         let folder = Folder::new();
@@ -361,7 +361,7 @@ async fn questions_are_bounded_and_two_about_one_token_are_one() {
 }
 
 #[tokio::test]
-async fn who_hangs_up_takes_nobody_with_him() {
+async fn a_client_that_hangs_up_does_not_fail_other_waiters() {
     let permits = Arc::new(Semaphore::new(0));
     let asked = Asked::start(None, Reply::Held(permits.clone(), 200, YES.into())).await;
     let folder = Folder::new();
@@ -390,7 +390,7 @@ async fn who_hangs_up_takes_nobody_with_him() {
 }
 
 #[tokio::test]
-async fn a_platform_that_is_busy_keeps_nobody_waiting_for_long() {
+async fn a_busy_platform_delays_no_client_for_long() {
     let asked = Asked::start(None, Reply::Silence).await;
     let folder = Folder::new();
     let authenticator = platform(
@@ -470,7 +470,7 @@ async fn no_log_line_holds_a_secret() {
 }
 
 #[tokio::test]
-async fn strangers_cause_few_lines_about_a_platform_that_is_busy_or_unclear() {
+async fn log_lines_about_a_busy_or_unclear_platform_are_limited() {
     for reply in [
         Reply::Answer(429, String::new()),
         Reply::Answer(200, "<html>".into()),
@@ -498,7 +498,7 @@ async fn strangers_cause_few_lines_about_a_platform_that_is_busy_or_unclear() {
 }
 
 #[tokio::test]
-async fn a_client_that_is_refused_is_told_why_and_counted() {
+async fn a_refused_client_gets_the_reason_and_is_counted() {
     let asked = Asked::start(
         None,
         Reply::Made(|body| match body.contains(TOKEN) {
@@ -533,7 +533,7 @@ async fn a_client_that_is_refused_is_told_why_and_counted() {
 }
 
 #[tokio::test]
-async fn whether_the_platform_is_away_is_shown_where_it_is_asked() {
+async fn the_gauge_of_the_platform_exists_only_if_one_is_configured() {
     let asked = Asked::start(None, Reply::Answer(500, String::new())).await;
     let rig = Rig::with(|config| ask(&mut config.settings, &asked.url)).await;
     let series = "tunnel_server_platform_away";

@@ -290,7 +290,7 @@ async fn events_whose_tunnel_leaves_end_between_two_of_them() {
 }
 
 #[tokio::test]
-async fn events_of_who_does_not_come_again_are_cut() {
+async fn events_of_a_client_that_does_not_reconnect_are_cut() {
     let rig = Rig::start().await;
     let (client, mut upstreams) = streaming(&rig).await;
     let mut open = Vec::new();

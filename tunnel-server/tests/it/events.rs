@@ -110,7 +110,7 @@ async fn events_are_seen_as_they_happen() {
 }
 
 #[tokio::test]
-async fn who_comes_again_sees_what_has_happened_meanwhile() {
+async fn a_reader_that_reconnects_gets_the_events_in_between() {
     let rig = Rig::start().await;
     let mut watcher = Watcher::new(&rig, None).await;
     let _first = FakeClient::describing(&rig, PROD).await;
@@ -139,7 +139,7 @@ async fn a_runtime_comes_online_and_goes_offline() {
 }
 
 #[tokio::test]
-async fn who_takes_over_and_who_fights_is_told() {
+async fn takeovers_and_contests_are_reported() {
     let rig = Rig::start().await;
     let mut watcher = Watcher::new(&rig, None).await;
     let mut older: Option<(InstanceSecret, FakeClient)> = None;
@@ -161,7 +161,7 @@ async fn who_takes_over_and_who_fights_is_told() {
 }
 
 #[tokio::test]
-async fn a_credential_that_runs_out_is_told() {
+async fn an_expired_credential_is_reported() {
     let end = Moment::from(SystemTime::now() + Duration::from_secs(3));
     let edit = |text: String| text.replacen("id = ", &format!("expires = {end}\nid = "), 1);
     let rig = Rig::listing(edit, |config| {
@@ -218,7 +218,7 @@ impl Running {
 }
 
 #[tokio::test]
-async fn a_changed_file_is_told_good_or_not() {
+async fn a_reload_is_reported_valid_or_not() {
     let folder = Folder::with_all_files();
     let good = folder.read("runtimes.toml");
     let (_running, admin) = Running::start(&folder);

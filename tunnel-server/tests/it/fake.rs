@@ -140,7 +140,7 @@ impl FakeClient {
         Self::on(dial(rig, request).await, handler).await
     }
 
-    /// A client that was let in.
+    /// An accepted client.
     pub(crate) async fn on<H, F>(connected: Connected, handler: H) -> Self
     where
         H: Fn(Request<RecvBody>) -> F + Send + Sync + 'static,

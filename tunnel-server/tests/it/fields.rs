@@ -143,7 +143,7 @@ async fn the_response_has_nothing_of_the_upstreams_connection() {
 }
 
 #[tokio::test]
-async fn request_ids_are_taken_over_or_made_and_told_to_both_sides() {
+async fn request_ids_are_kept_or_made_and_sent_to_both_sides() {
     let rig = Rig::start().await;
     let client = FakeClient::describing(&rig, PROD).await;
     let mut raw = rig.raw().await;

@@ -282,7 +282,7 @@ async fn a_body_that_breaks_the_rules_is_cut() {
 
 /// What comes behind a whole response belongs to nobody: the stream is not used again for it.
 #[tokio::test]
-async fn bytes_behind_a_response_are_nobodys_answer() {
+async fn bytes_after_a_response_are_no_response() {
     let rig = Rig::start().await;
     let mut wire = Wire::connect(&rig, PROD).await;
     let ok = integer(200);
@@ -336,7 +336,7 @@ async fn a_stream_that_was_not_accepted_fails_its_request() {
 }
 
 #[tokio::test]
-async fn a_client_that_says_all_the_time_that_it_hears_nothing_does_not_fill_the_log() {
+async fn repeated_reports_of_silence_do_not_fill_the_log() {
     let files = Files::new();
     let token = files.add("acme", "prod");
     let serving = files.serve("").await;

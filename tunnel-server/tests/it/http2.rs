@@ -202,7 +202,7 @@ async fn a_response_that_breaks_is_reset() {
 }
 
 #[tokio::test]
-async fn an_early_answer_resets_a_body_that_nobody_wants() {
+async fn an_early_response_resets_the_unread_body() {
     let rig = Rig::start().await;
     let (endings, mut ends) = endings();
     let _client = FakeClient::new(&rig, PROD, move |request| {

@@ -50,7 +50,7 @@ pub(crate) async fn handing(rig: &Rig) -> (FakeClient, mpsc::Receiver<Feed>) {
 }
 
 #[tokio::test]
-async fn a_stream_that_nobody_reads_stops_no_other() {
+async fn an_unread_stream_delays_no_other() {
     let rig = Rig::start().await;
     let (_client, mut feeds) = handing(&rig).await;
     let mut http2 = Http2::new(&rig).await;
@@ -152,7 +152,7 @@ async fn a_grpc_call_may_be_silent_before_it_is_answered() {
 }
 
 #[tokio::test]
-async fn answers_that_nobody_reads_keep_to_the_memory_of_their_runtime() {
+async fn unread_responses_stay_within_their_runtimes_memory() {
     const BUFFERED: &str = "tunnel_server_buffered_bytes";
     const LIMIT: u64 = 2 * 1024 * 1024;
     // What one message brings is counted before streams are cut for it.
@@ -193,7 +193,7 @@ async fn answers_that_nobody_reads_keep_to_the_memory_of_their_runtime() {
 
 /// Over HTTP/1 the kernel sees it; here a peer answers pings, and gives a stream no window.
 #[tokio::test]
-async fn an_answer_that_nobody_reads_is_given_up() {
+async fn an_unread_response_is_cancelled() {
     let rig = Rig::with(|config| config.settings.body_idle_timeout = SHORT).await;
     let (client, mut feeds) = handing(&rig).await;
     let mut http2 = Http2::reading_nothing(&rig).await;

@@ -340,7 +340,7 @@ async fn floods_end_the_connection_and_nothing_else() {
 /// Requests that are taken back at once: the tunnel client sees few of them, and the next one on
 /// another connection is served.
 #[tokio::test]
-async fn a_rapid_reset_reaches_nobody() {
+async fn a_rapid_reset_reaches_no_runtime() {
     let rig = Rig::start().await;
     let client = FakeClient::new(&rig, PROD, |request| async move {
         if request.uri().path() == "/hold" {

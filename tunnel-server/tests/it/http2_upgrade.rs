@@ -121,7 +121,7 @@ async fn an_upgraded_stream_that_breaks_is_over_at_both_ends() {
 }
 
 #[tokio::test]
-async fn an_upgraded_stream_that_nobody_reads_is_given_up() {
+async fn an_unread_upgraded_stream_is_cancelled() {
     let rig = Rig::with(|config| config.settings.body_idle_timeout = SHORT).await;
     let (client, mut upstreams) = granting(&rig).await;
     let mut http2 = Http2::reading_nothing(&rig).await;

@@ -73,7 +73,7 @@ async fn a_100_comes_when_the_upstream_asks_for_the_body_and_not_before() {
 }
 
 #[tokio::test]
-async fn a_100_comes_after_a_while_when_the_upstream_says_nothing() {
+async fn a_100_is_sent_after_a_while_if_the_upstream_sends_none() {
     let wait = Duration::from_millis(300);
     let rig = Rig::with(|config| config.settings.expect_wait = wait).await;
     let _client = FakeClient::new(&rig, PROD, |request| async move {

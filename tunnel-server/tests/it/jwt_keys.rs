@@ -147,7 +147,7 @@ async fn a_new_key_is_found_and_the_last_good_ones_are_kept() {
 }
 
 #[tokio::test]
-async fn sessions_of_a_key_that_is_gone_are_told_to_look() {
+async fn sessions_of_a_removed_key_are_checked_again() {
     let (old, new) = (Issuer::new("old"), Issuer::new("new"));
     let asked = Asked::start(None, Reply::Answer(200, Issuer::keys(&[&old]))).await;
     let folder = Folder::new();
@@ -266,7 +266,7 @@ async fn fetching_ends_with_the_authenticator_and_outlives_a_runtime() {
 }
 
 #[tokio::test]
-async fn without_keys_nobody_is_let_in_and_the_client_is_to_come_back() {
+async fn without_keys_clients_are_refused_for_now() {
     let issuer = Issuer::new("k1");
     let good = Issuer::keys(&[&issuer]);
     let large = format!("{good}{}", " ".repeat(256 * 1024));

@@ -80,7 +80,7 @@ fn ended_as(end: &SessionEnd, reason: CloseReason) {
 }
 
 #[tokio::test]
-async fn the_platform_is_asked_again_before_its_answer_runs_out_and_a_no_cuts() {
+async fn the_platform_is_asked_again_before_its_answer_expires_and_a_denial_cuts() {
     let platform = Asked::start(None, yes(json!({}))).await;
     let rig = asking_rig(&platform).await;
     let (mut client, _feeds) = client(&rig).await;
@@ -107,7 +107,7 @@ async fn the_platform_is_asked_again_before_its_answer_runs_out_and_a_no_cuts() 
 }
 
 #[tokio::test]
-async fn while_the_platform_is_away_a_session_outlives_its_answer() {
+async fn while_the_platform_is_unreachable_a_session_outlives_its_answer() {
     let platform = Asked::start(None, yes(json!({}))).await;
     let rig = asking_rig(&platform).await;
     let (client, _feeds) = client(&rig).await;
@@ -132,7 +132,7 @@ async fn while_the_platform_is_away_a_session_outlives_its_answer() {
 }
 
 #[tokio::test]
-async fn that_nothing_goes_on_without_the_platform_any_more_is_told_ahead() {
+async fn the_end_of_the_outage_time_is_warned_of() {
     let platform = Asked::start(None, yes(json!({}))).await;
     let rig = with_outage(&platform, Duration::from_secs(30)).await;
     let (client, _feeds) = client(&rig).await;
@@ -145,7 +145,7 @@ async fn that_nothing_goes_on_without_the_platform_any_more_is_told_ahead() {
 }
 
 #[tokio::test]
-async fn where_nothing_goes_on_without_the_platform_the_end_is_told_and_comes() {
+async fn without_outage_time_a_session_is_warned_and_closed() {
     let platform = Asked::start(None, yes(json!({}))).await;
     let rig = with_outage(&platform, Duration::ZERO).await;
     let (mut client, _feeds) = client(&rig).await;
@@ -162,7 +162,7 @@ async fn where_nothing_goes_on_without_the_platform_the_end_is_told_and_comes() 
 }
 
 #[tokio::test]
-async fn what_the_platform_says_of_limits_and_addresses_counts_and_another_answer_at_once() {
+async fn the_platforms_limits_and_addresses_apply_and_change_at_once() {
     let one = json!({ "limits": { "exchanges": 1 } });
     let platform = Asked::start(None, yes(one)).await;
     let rig = asking_rig(&platform).await;
@@ -210,7 +210,7 @@ async fn what_the_platform_says_of_limits_and_addresses_counts_and_another_answe
 }
 
 #[tokio::test]
-async fn a_session_whose_token_runs_out_is_warned_and_closed_after_a_grace() {
+async fn a_session_whose_token_expires_is_warned_and_closed_after_a_grace() {
     let time = Duration::from_secs(2);
     let ends = humantime::format_rfc3339_millis(SystemTime::now() + time);
     let listed = |text: String| {

@@ -91,7 +91,7 @@ async fn a_tls_connection_without_a_first_byte_is_closed() {
 }
 
 #[tokio::test]
-async fn a_tls_handshake_that_stalls_is_ended_and_holds_up_nobody() {
+async fn a_stalled_tls_handshake_is_ended_and_delays_no_other() {
     let rig = Rig::with(|config| {
         config.settings.tls_handshake_timeout = SHORT;
         config.public_tls = Some(identity());
@@ -232,7 +232,7 @@ async fn a_body_may_be_silent_once_the_answer_has_begun() {
 
 /// The session is well, whatever becomes of the request.
 #[tokio::test]
-async fn a_body_that_breaks_behind_the_head_of_its_answer_is_named_as_what_it_is() {
+async fn a_body_cut_after_the_responses_head_is_reported_as_such() {
     let rig = Rig::start().await;
     let (client, mut feeds) = handing(&rig).await;
     let mut raw = rig.raw().await;
@@ -420,7 +420,7 @@ async fn connections_of_a_trusted_proxy_count_only_in_all() {
 }
 
 #[tokio::test]
-async fn whom_a_proxy_speaks_for_is_counted() {
+async fn the_client_that_a_proxy_names_is_counted() {
     let rig = Rig::with(|config| {
         config.settings.max_connections_per_address = 1;
         config.settings.proxy_protocol = true;

@@ -38,7 +38,7 @@ fn forwarded(node: &str, scheme: &str) -> String {
 }
 
 #[tokio::test]
-async fn a_trusted_peer_says_whom_it_speaks_for() {
+async fn a_trusted_peer_names_its_client() {
     let rig = Rig::with(|config| {
         config.settings.proxy_protocol = true;
         config.settings.trusted_proxies = vec!["127.0.0.0/8".parse().unwrap()];
@@ -77,7 +77,7 @@ async fn a_trusted_peer_says_whom_it_speaks_for() {
 }
 
 #[tokio::test]
-async fn a_trusted_peer_that_says_nothing_or_nonsense_is_dropped() {
+async fn a_trusted_peer_without_a_valid_header_is_dropped() {
     let rig = Rig::with(|config| {
         config.settings.proxy_protocol = true;
         config.settings.trusted_proxies = vec!["127.0.0.1/32".parse().unwrap()];
@@ -112,7 +112,7 @@ async fn a_trusted_peer_that_says_nothing_or_nonsense_is_dropped() {
 }
 
 #[tokio::test]
-async fn a_stranger_cannot_send_a_proxy_header() {
+async fn an_untrusted_peer_cannot_send_a_proxy_header() {
     for is_on in [true, false] {
         let rig = Rig::with(|config| {
             config.settings.proxy_protocol = is_on;

@@ -260,7 +260,7 @@ async fn shown(serving: &Serving) -> CertificateDer<'static> {
 }
 
 #[tokio::test]
-async fn a_certificate_that_is_swapped_by_symlink_is_shown_to_whoever_comes_then() {
+async fn a_certificate_replaced_by_symlink_is_served_to_new_connections() {
     let made = |days| certs::generate(&["localhost".to_owned()], days).unwrap();
     let (old, new) = (made(1), made(2));
     let files = Files::new();
@@ -298,7 +298,7 @@ async fn a_certificate_that_is_swapped_by_symlink_is_shown_to_whoever_comes_then
 }
 
 #[tokio::test]
-async fn a_certificate_that_has_run_out_takes_no_good_ones_place() {
+async fn an_expired_certificate_does_not_replace_a_valid_one() {
     let made = certs::generate(&["localhost".to_owned()], 1).unwrap();
     let files = Files::new();
     publish_first(&files.folder, &made);
@@ -384,7 +384,7 @@ async fn keys_of_tokens_are_taken_over_from_their_file() {
 }
 
 #[tokio::test]
-async fn what_the_list_of_revocations_names_is_cut_and_nothing_else() {
+async fn the_revocation_list_cuts_the_listed_sessions_only() {
     let files = Files::new();
     let (prod, dev) = (files.add("acme", "prod"), files.add("globex", "dev"));
     files.folder.write("revoked.toml", "");
@@ -403,7 +403,7 @@ async fn what_the_list_of_revocations_names_is_cut_and_nothing_else() {
 }
 
 #[tokio::test]
-async fn whom_the_issuer_revokes_is_cut_and_whom_he_does_not_goes_on() {
+async fn the_issuers_list_cuts_the_revoked_certificates_sessions_only() {
     let authority = Authority::new();
     let files = Files::new();
     files.folder.write("ca.pem", &authority.pem());

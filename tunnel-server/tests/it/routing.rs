@@ -89,7 +89,7 @@ async fn no_field_but_the_host_decides_which_runtime_answers() {
 }
 
 #[tokio::test]
-async fn a_target_and_a_host_that_differ_are_refused_whichever_way_round() {
+async fn a_target_and_a_host_that_differ_are_refused() {
     let rig = Rig::start().await;
     let prod = FakeClient::describing(&rig, PROD).await;
     let dev = FakeClient::describing(&rig, DEV).await;
@@ -109,7 +109,7 @@ async fn a_target_and_a_host_that_differ_are_refused_whichever_way_round() {
 }
 
 #[tokio::test]
-async fn a_host_that_is_nobodys_goes_to_nobody() {
+async fn an_unknown_host_is_forwarded_to_no_runtime() {
     let rig = Rig::start().await;
     let prod = FakeClient::describing(&rig, PROD).await;
     let mut raw = rig.raw().await;

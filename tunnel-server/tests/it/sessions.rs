@@ -1,4 +1,4 @@
-//! Sessions: who is let in, who is refused and how, and how they end.
+//! Sessions: which clients are accepted, how others are refused, and how sessions end.
 
 use std::time::Duration;
 
@@ -56,7 +56,7 @@ async fn refusal(rig: &Rig, change: impl FnOnce(&mut Request<()>)) -> (u16, Refu
 }
 
 #[tokio::test]
-async fn what_is_no_request_for_a_session_is_refused_by_name() {
+async fn malformed_session_requests_are_refused_by_name() {
     let rig = Rig::start().await;
     let set = |name: &'static str, value: &'static str| {
         move |request: &mut Request<()>| {
@@ -95,7 +95,7 @@ async fn what_is_no_request_for_a_session_is_refused_by_name() {
 }
 
 #[tokio::test]
-async fn only_a_token_of_the_runtime_lets_in() {
+async fn only_a_listed_token_authenticates() {
     let rig = Rig::start().await;
     let token = rig.token(PROD).to_owned();
     let other_secret = format!(
@@ -288,7 +288,7 @@ pub(crate) async fn answering(
     answering_on(dial(rig, &request).await, name).await
 }
 
-/// The same on a connection that was let in.
+/// As above, on an accepted connection.
 pub(crate) async fn answering_on(
     connected: Connected,
     name: String,
@@ -357,7 +357,7 @@ async fn a_newer_instance_takes_over_and_the_older_one_finishes_what_it_has() {
 
 /// The refusal of a second client tells which instance holds the runtime: whoever shows that is another one.
 #[tokio::test]
-async fn what_the_server_tells_of_an_instance_does_not_let_into_its_tunnel() {
+async fn an_instance_id_does_not_admit_to_its_tunnel() {
     let rig = Rig::with(|config| config.settings.on_conflict = OnConflict::Reject).await;
     let _holder = FakeClient::describing(&rig, PROD).await;
     let (code, why) = refusal(&rig, |_| {}).await;

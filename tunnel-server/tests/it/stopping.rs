@@ -137,7 +137,7 @@ async fn the_program_ends_before_the_grace_period_does_whatever_is_stuck() {
 }
 
 #[tokio::test]
-async fn http2_connections_are_told_to_go_and_their_streams_end_whole() {
+async fn http2_connections_get_a_goaway_and_their_streams_end_whole() {
     let rig = Rig::start().await;
     let (client, mut feeds) = answering(&rig, random_instance()).await;
     let mut frames = Frames::new(rig.raw().await).await;
@@ -191,7 +191,7 @@ async fn http2_connections_are_told_to_go_and_their_streams_end_whole() {
 
 /// As many sessions as two servers would make in two seconds are told to take that time.
 #[tokio::test]
-async fn clients_are_told_to_spread_when_there_are_many() {
+async fn the_drain_messages_to_many_clients_are_spread() {
     for (per_second, spread_ms) in [(1, Some(2_000)), (2, Some(1_000)), (3, None)] {
         let rig = Rig::with(|config| {
             config.leaving_per_second = per_second;

@@ -104,7 +104,7 @@ async fn upgraded(rig: &Rig, behind: &[u8]) -> RawConnection {
 }
 
 #[tokio::test]
-async fn an_upgrade_is_asked_for_as_it_was_and_carries_bytes_both_ways() {
+async fn an_upgrade_is_requested_unchanged_and_carries_bytes_both_ways() {
     let rig = Rig::start().await;
     let (client, mut upstreams) = granting(&rig).await;
     let mut raw = rig.raw().await;
@@ -233,7 +233,7 @@ async fn the_upstream_may_end_its_direction_first() {
 }
 
 #[tokio::test]
-async fn a_half_that_nobody_ends_is_ended_after_a_silence() {
+async fn an_open_half_is_ended_after_a_silence() {
     let rig =
         Rig::with(|config| config.settings.body_idle_timeout = Duration::from_millis(200)).await;
     let (_client, mut upstreams) = granting(&rig).await;
@@ -276,7 +276,7 @@ async fn a_reset_by_the_platform_client_is_not_laid_to_the_session() {
 /// A socket takes more only when a good part of its buffer is free again, which is much longer than the
 /// limit here; that bytes go all the time only the kernel sees.
 #[tokio::test]
-async fn who_reads_slowly_keeps_the_connection() {
+async fn a_slow_reader_keeps_the_connection() {
     const BYTES: usize = 16 * 1024 * 1024;
     const SLOW: usize = 32 * 1024;
     let rig = Rig::with(|config| config.settings.body_idle_timeout = Duration::from_secs(3)).await;
@@ -323,7 +323,7 @@ async fn no_idle_limit_ends_an_upgraded_connection() {
 }
 
 #[tokio::test]
-async fn what_stands_behind_a_refused_upgrade_is_the_next_request() {
+async fn bytes_after_a_refused_upgrade_are_the_next_request() {
     let rig = Rig::start().await;
     let client = FakeClient::new(&rig, PROD, |request| async move {
         Ok(if request.uri().path() == "/next" {
@@ -455,7 +455,7 @@ async fn an_upgrade_behind_other_requests_waits_for_its_turn() {
 }
 
 #[tokio::test]
-async fn a_hang_up_cancels_an_upgrade_that_nobody_has_decided() {
+async fn a_hang_up_cancels_an_undecided_upgrade() {
     let rig = Rig::start().await;
     let (endings, mut ends) = endings();
     let client = FakeClient::new(&rig, PROD, move |_request| {

@@ -54,7 +54,7 @@ fn every_file_that_is_named_is_read_by_both_commands() {
 }
 
 #[test]
-fn a_certificate_that_has_run_out_is_told_before_it_is_served() {
+fn an_expired_certificate_is_reported_before_it_is_served() {
     let folder = Folder::with_all_files();
     let (cert, key) = that_ran_out();
     folder.write("over.pem", &cert);
@@ -86,7 +86,7 @@ async fn validated(serving: &Serving, flags: &[&str]) -> Ended {
 }
 
 #[tokio::test]
-async fn what_would_change_is_told_before_it_does() {
+async fn changes_are_listed_before_they_are_applied() {
     let files = Files::new();
     let old = files.add("acme", "prod");
     files.folder.write("revoked.toml", "");

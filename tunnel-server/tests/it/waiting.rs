@@ -103,7 +103,7 @@ async fn upload(serving: &Serving) -> RawConnection {
 
 /// As where a platform's answer brings the list, which the server does not have while the runtime is offline.
 #[tokio::test]
-async fn who_waited_for_a_runtime_is_judged_by_the_list_that_it_has_then() {
+async fn a_request_that_waited_is_checked_against_the_current_list() {
     let files = Files::new();
     let token = files.add("acme", "prod");
     let serving = files.serve("offline_wait = \"10m\"\n").await;
@@ -180,7 +180,7 @@ async fn uploads_for_which_there_is_no_room_are_refused_and_hold_nothing() {
 }
 
 #[tokio::test]
-async fn calls_that_do_not_tell_their_length_have_as_many_places_as_others() {
+async fn calls_without_length_get_as_many_permits_as_others() {
     let serving = serving("").await;
     let mut connections = Vec::new();
     for _ in 0..256 / STREAMS {
@@ -198,7 +198,7 @@ async fn calls_that_do_not_tell_their_length_have_as_many_places_as_others() {
 }
 
 #[tokio::test]
-async fn those_who_do_not_tell_their_length_hold_four_times_of_what_they_weigh_at_most() {
+async fn requests_without_length_hold_at_most_four_times_their_weight() {
     // Hardly more than 256 of them weigh.
     let bound = 43 * MIB;
     let serving = serving("limit_waiting_size = \"43MiB\"").await;

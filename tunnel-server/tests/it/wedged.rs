@@ -61,7 +61,7 @@ async fn a_session_that_takes_nothing_is_evicted_and_the_others_of_its_tunnel_se
 }
 
 #[tokio::test]
-async fn a_request_that_may_not_be_repeated_is_told_that_its_session_was_wedged() {
+async fn a_request_that_may_not_be_repeated_fails_with_its_wedged_session() {
     let rig = Rig::start().await;
     let mut wire = Wire::connect(&rig, PROD).await;
     let wedged = Owned::spawn("wedged", async move { wire.end().await });
@@ -77,7 +77,7 @@ async fn a_request_that_may_not_be_repeated_is_told_that_its_session_was_wedged(
 }
 
 #[tokio::test]
-async fn a_session_that_gives_no_echo_joins_nothing_and_takes_nobodys_place() {
+async fn a_session_without_echo_does_not_join_and_supersedes_none() {
     let rig = Rig::start().await;
     let holder = FakeClient::describing(&rig, PROD).await;
     let mut mute = Wire::mute(&rig, PROD, random_instance()).await;

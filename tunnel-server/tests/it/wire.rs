@@ -59,7 +59,7 @@ impl Wire {
         wire
     }
 
-    /// One that was let in, and has not given the server's echo.
+    /// One that was accepted, and has not returned the server's echo.
     pub(crate) async fn mute(rig: &Rig, runtime: &str, instance: InstanceSecret) -> Self {
         let request = session_request(rig.token(runtime), instance);
         let connected = dial(rig, &request).await;
