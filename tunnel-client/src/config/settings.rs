@@ -136,8 +136,12 @@ tunnel_ops::settings! {
         upstream_connect_timeout: PositiveDuration = CONNECT_TIMEOUT, "TIME", AtOnce;
         /// Time for the head of the upstream's response
         upstream_head_timeout: PositiveDuration = HEAD_TIMEOUT, "TIME", AtOnce;
-        /// Idle connections to the upstream that are kept
-        upstream_idle_pool: Count<0, 4096> = 64, "NUMBER", Restart;
+        // As many as a busy client has exchanges at once. What a burst leaves is closed within 45 s, so that a high bound
+        // costs little, and a lower one would have connections made anew all the time.
+        /// Most idle connections that are kept to each upstream
+        ///
+        /// There are as many as the load needed in the last half minute
+        upstream_idle_pool: Count<0, 65_536> = 1_024, "NUMBER", Restart;
         // A quarter of the client's memory in `deploy/kubernetes/sidecar.yaml`.
         /// Memory for received bytes of requests and responses that are not sent on yet
         max_buffered_size: SizeFrom<1024> = 64 << 20, "SIZE", Restart;

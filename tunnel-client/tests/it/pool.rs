@@ -169,6 +169,22 @@ async fn exchanges_at_once_have_connections_of_their_own() {
 }
 
 #[tokio::test]
+async fn the_pool_is_as_large_as_the_load() {
+    const WORKERS: usize = 256;
+    let upstream = ScriptedUpstream::answering(HELLO).await;
+    let setup = Setup::new(&upstream.url()).await;
+    let worker = async || {
+        for _ in 0..10 {
+            assert_eq!(setup.session.fetch(get("/")).await.body(), "hello");
+        }
+    };
+    futures_util::future::join_all((0..WORKERS).map(|_| worker())).await;
+    // A few more: a connection is kept a moment after its response has reached the other end.
+    let made = upstream.connections();
+    assert!(made <= WORKERS + WORKERS / 8, "{made}");
+}
+
+#[tokio::test]
 async fn no_more_connections_rest_than_allowed() {
     let upstream = ScriptedUpstream::answering(HELLO).await;
     let setup = Setup::with(&upstream.url(), |config| {

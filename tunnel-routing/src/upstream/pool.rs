@@ -149,6 +149,24 @@ mod tests {
         (connection, theirs)
     }
 
+    #[tokio::test]
+    async fn connections_that_a_burst_needed_are_closed_after_it() {
+        let pool = Pool::new(8);
+        let mut upstreams = Vec::new();
+        for _ in 0..6 {
+            let (connection, theirs) = answered("x-other: 1").await;
+            pool.put(connection);
+            upstreams.push(theirs);
+        }
+        for sweep in 0..=SWEEPS {
+            assert_eq!(pool.idle.lock().connections.len(), 6, "{sweep}");
+            let connection = pool.take().unwrap();
+            pool.put(connection);
+            pool.sweep();
+        }
+        assert_eq!(pool.idle.lock().connections.len(), 1);
+    }
+
     #[tokio::test(start_paused = true)]
     async fn a_connection_is_not_used_near_the_end_of_what_the_upstream_announces() {
         let second = Duration::from_secs(1);
