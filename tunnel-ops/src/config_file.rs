@@ -97,7 +97,7 @@ impl TomlFile {
         Some(position(&self.text, found.span().start))
     }
 
-    /// Refuses unknown keys of the top-level table.
+    /// Refuses unknown keys of the top-level table. For the settings; other files rely on `deny_unknown_fields` of serde.
     ///
     /// # Errors
     /// Names the first unknown key, and the known one that was most likely meant.

@@ -27,7 +27,7 @@ const SAMPLES: u32 = 200;
 const SAMPLE_SIZE: u32 = 32;
 
 /// Initial capacity for a head, as at the two ends of an exchange.
-const HEAD_BYTES: usize = 1024;
+const HEAD_CAPACITY: usize = 1024;
 
 /// One byte of a slow stream, a small response, and a large read from a socket.
 const CONTENT_BYTES: [usize; 3] = [1, 1024, 64 * 1024];
@@ -158,7 +158,7 @@ impl Request {
 }
 
 fn write_request_head(fields: &HeaderMap) -> BytesMut {
-    let mut out = BytesMut::with_capacity(HEAD_BYTES);
+    let mut out = BytesMut::with_capacity(HEAD_CAPACITY);
     let authority = b"acme-prod.tunnel.example";
     encode::request_head(&mut out, "GET", "https", authority, b"/app/projects?page=2");
     encode::fields(&mut out, fields);
@@ -213,7 +213,7 @@ impl Response {
 }
 
 fn write_response_head(hints: Option<&HeaderMap>, fields: &HeaderMap) -> BytesMut {
-    let mut out = BytesMut::with_capacity(HEAD_BYTES);
+    let mut out = BytesMut::with_capacity(HEAD_CAPACITY);
     encode::response_start(&mut out);
     if let Some(hints) = hints {
         encode::informational(&mut out, 103);

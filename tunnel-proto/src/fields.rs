@@ -67,9 +67,10 @@ pub fn nominated(headers: &HeaderMap) -> HashSet<HeaderName> {
     nominated
 }
 
-/// Whether a field belongs to one connection only and is never forwarded.
+/// Whether a field belongs to one connection only (hop-by-hop) and is never forwarded.
 ///
-/// Includes `te`: the caller adds `te: trailers` again to the outgoing message.
+/// Without those that `Connection` lists: a caller removes them too, with [`nominated`]. Includes `te`: the
+/// caller adds `te: trailers` again to the outgoing message.
 #[must_use]
 pub fn is_connection_specific(name: &HeaderName) -> bool {
     matches!(

@@ -1,4 +1,5 @@
-//! Finds where each request on an HTTP/1 connection starts and ends, and whether it is valid.
+//! Finds where each request on an HTTP/1 connection starts and ends, and whether it is valid. The rules for one head
+//! are in `head.rs`.
 //!
 //! ```text
 //!            +--------------------------------------------------+

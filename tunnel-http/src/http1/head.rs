@@ -63,7 +63,8 @@ impl Head {
         }
     }
 
-    /// Ends the head, and returns the body that follows it.
+    /// Ends the head, and returns the body that follows it. Refuses what would allow request smuggling: two lengths, of
+    /// which another program may choose the other one.
     pub(super) fn end(&self) -> Result<Body, Violation> {
         if self.is_http11 && !self.has_host {
             return Err(Violation::HostMissing);

@@ -26,7 +26,7 @@ use crate::{
 };
 
 /// Room for a usual response head and a small content, in bytes.
-const HEAD_BYTES: usize = 1024;
+const HEAD_CAPACITY: usize = 1024;
 
 /// Serves the exchanges of one stream, one after another, until the stream ends.
 ///
@@ -340,7 +340,7 @@ impl Informational {
         // Informational responses are too late from now on.
         state.count = limits::INFORMATIONAL;
         let mut head = std::mem::take(&mut state.out);
-        head.reserve(HEAD_BYTES);
+        head.reserve(HEAD_CAPACITY);
         if !state.started {
             encode::response_start(&mut head);
         }

@@ -9,7 +9,7 @@ use super::{CONTENT, PROTOCOL, Protocol, UNKNOWN};
 use crate::bhttp::encode;
 
 /// Room for a usual head, in bytes.
-const HEAD_BYTES: usize = 768;
+const HEAD_CAPACITY: usize = 768;
 
 /// Bytes that follow the head of a request without content: the end of the content and of the trailers.
 const END_BYTES: usize = 2;
@@ -44,7 +44,7 @@ impl HeadEncoder {
         path: &str,
         protocol: Option<Protocol>,
     ) -> Self {
-        let mut out = BytesMut::with_capacity(HEAD_BYTES);
+        let mut out = BytesMut::with_capacity(HEAD_CAPACITY);
         let (authority, path) = (authority.as_bytes(), path.as_bytes());
         encode::request_head(&mut out, method.as_str(), scheme, authority, path);
         if let Some(protocol) = protocol {
@@ -121,7 +121,7 @@ impl EncodedHead {
     #[must_use]
     pub fn start(&self) -> BytesMut {
         let head = &self.out[..self.out.len() - END_BYTES];
-        let mut start = BytesMut::with_capacity(head.len() + HEAD_BYTES);
+        let mut start = BytesMut::with_capacity(head.len() + HEAD_CAPACITY);
         let (control, fields) = head.split_at(self.fields_at);
         start.extend_from_slice(control);
         if !self.declares_content {
