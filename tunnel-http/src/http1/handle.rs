@@ -115,7 +115,7 @@ impl GuardHandle {
 
     /// Writes a complete informational head (`HTTP/1.1 103 Early Hints`, fields, empty line) before the response to the
     /// current request. Returns whether it will be written: not after the response has begun, not while older bytes wait to
-    /// be written, and not beyond [`INFORMATIONAL_BYTES`]. The caller has checked that the client speaks HTTP/1.1.
+    /// be written, and not when more than 16 KiB would wait. The caller has checked that the client speaks HTTP/1.1.
     pub fn informational(&self, head: Bytes) -> bool {
         let mut state = self.shared.state.lock();
         let is_clean = !state.is_answering && !state.is_unflushed && self.shared.open() > 0;
