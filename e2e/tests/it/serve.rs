@@ -70,7 +70,7 @@ async fn what_is_in_flight_is_finished_and_connections_are_told_to_close() {
     upload.request("POST", "/upload", length, b"first").await;
     upstream.wait_request("/upload").await;
     served.program().signal(Signal::TERM);
-    let stops = "connections end with their requests";
+    let stops = "connections close after their open requests";
     served.program().wait_for_line(stops, SOON).await;
     let resting = resting.into_connection().wait_end(SOON).await;
     assert_eq!(resting, End::Clean);
