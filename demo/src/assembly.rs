@@ -1,8 +1,8 @@
 //! All parts of the demo in one process, started in the order of their dependencies and stopped
 //! together.
 //!
-//! A throw-away authority and a throw-away token are made for the occasion. Only the token touches
-//! the disk, in a directory that goes with the demo, because a tunnel client reads it from there.
+//! The demo makes a CA and a token of its own. Only the token is written to disk, since a tunnel client reads it from a
+//! file; its directory is removed when the demo ends.
 
 use std::{fs, net::SocketAddr, path::Path, time::Duration};
 
@@ -38,7 +38,7 @@ use crate::{cli::Cli, display::Display};
 const ACCOUNT: &str = "demo";
 const RUNTIME: &str = "app";
 
-/// A free port.
+/// A free port on loopback.
 const FREE: SocketAddr = SocketAddr::V4(std::net::SocketAddrV4::new(
     std::net::Ipv4Addr::LOCALHOST,
     0,
@@ -47,10 +47,10 @@ const FREE: SocketAddr = SocketAddr::V4(std::net::SocketAddrV4::new(
 /// How long open streams may last when the demo ends: short, since a person has pressed Ctrl-C.
 const GRACE: Duration = Duration::from_secs(1);
 
-/// How long the first request may take before it is called a failure.
+/// Time-out of the first request through the tunnel.
 const FIRST_REQUEST: Duration = Duration::from_secs(10);
 
-/// What client and server share for once.
+/// The credentials of server and client.
 struct Credentials {
     certificates: certs::Certificates,
     runtimes: Runtimes,
@@ -58,7 +58,7 @@ struct Credentials {
     directory: TempDir,
 }
 
-/// What is started, in this order: each needs the address of the one before.
+/// The parts of the demo, in the order in which they start: each needs the address of the one before.
 struct Parts {
     sample: Option<SampleUpstream>,
     server: Server,
@@ -80,7 +80,7 @@ pub(crate) async fn run(cli: &Cli, display: &Display) -> anyhow::Result<()> {
     let welcome = async {
         tokio::select! {
             result = first_request(addresses) => result?,
-            () = shutdown.asked() => return Ok(()),
+            () = shutdown.requested() => return Ok(()),
         }
         display.welcome(&host(), addresses.public, cli.upstream.as_deref());
         anyhow::Ok(())
@@ -88,7 +88,7 @@ pub(crate) async fn run(cli: &Cli, display: &Display) -> anyhow::Result<()> {
     let (tunnel_ended, end) = oneshot::channel::<()>();
     let tunnel = async {
         let _tunnel_ended = tunnel_ended;
-        // The client's future is a large one, and this one would hold it twice.
+        // Boxed, since the client's future is large, and this future would reserve space for it twice.
         let client = Box::pin(client.run(shutdown.clone()));
         tokio::try_join!(
             async {
@@ -101,7 +101,7 @@ pub(crate) async fn run(cli: &Cli, display: &Display) -> anyhow::Result<()> {
             welcome,
         )
     };
-    // The sample ends last: what the tunnel still carries while it drains needs its answer.
+    // The sample ends last, since it answers the requests that the tunnel still carries while it drains.
     let upstream = async {
         if let Some(sample) = sample {
             sample.run(async { drop(end.await) }).await;
@@ -152,7 +152,7 @@ impl Credentials {
     fn make(domain: &HostName) -> anyhow::Result<Self> {
         let names = ["localhost".to_owned(), "127.0.0.1".to_owned()];
         let certificates = certs::generate(&names, 1)?;
-        let token = Token::generate().context("no randomness to be had")?;
+        let token = Token::generate().context("cannot get random bytes for the token")?;
         let addition = TokenAddition {
             account: &ACCOUNT.parse()?,
             runtime: &RUNTIME.parse()?,
@@ -164,7 +164,7 @@ impl Credentials {
         };
         let file = TomlFile::from_text(Path::new("demo"), add_token("", &addition)?);
         let runtimes = Runtimes::parse(&file, domain)?;
-        let directory = tempfile::tempdir().context("no place for the token")?;
+        let directory = tempfile::tempdir().context("cannot make a directory for the token")?;
         let this = Self {
             certificates,
             runtimes,
@@ -218,8 +218,8 @@ fn host() -> String {
     format!("{ACCOUNT}-{RUNTIME}.{}", HostName::default_domain())
 }
 
-/// Asks for something through the tunnel, so that "it is up" has been seen to be true. Whatever
-/// the upstream says is good: it may be somebody's own, and down.
+/// Sends a request through the tunnel, which proves that the tunnel is up. Any response of the upstream is a success,
+/// since the user's own service may be down.
 async fn first_request(addresses: Addresses) -> anyhow::Result<()> {
     let mut port = addresses.public;
     if port.ip().is_unspecified() {
@@ -239,13 +239,13 @@ async fn first_request(addresses: Addresses) -> anyhow::Result<()> {
     let answer = answer
         .await
         .context("the tunnel did not come up in time")??;
-    // Only an answer of the server's own says that the request did not get through.
+    // Only a response of the tunnel server itself means that the request did not reach the client.
     let status = answer
         .lines()
         .next()
-        .unwrap_or("an answer without a status");
+        .unwrap_or("a response without a status");
     if !answer.starts_with("HTTP/1.1 ") || answer.contains("proxy-status: tunnel-server;") {
-        bail!("the tunnel did not come up, a request through it got: {status}");
+        bail!("the tunnel did not come up: a request through it got {status}");
     }
     Ok(())
 }

@@ -1,7 +1,7 @@
-//! Tunnel clients inside the test's own process: the real code, many at little cost.
+//! Tunnel clients inside the test's own process, which cost little.
 //!
-//! For tests about many clients, or about lives so short that starting a process would be most of
-//! them. What concerns signals, files at start or a process's end is [`crate::client::Client`]'s.
+//! For tests with many clients, or with clients that live shorter than a process takes to start. Tests of signals, of
+//! files at the start or of a process's end use [`crate::client::Client`].
 
 use std::time::Duration;
 
@@ -20,7 +20,7 @@ use tunnel_ops::{
 
 use crate::client::ClientOptions;
 
-/// A running tunnel client; dropped, it breaks off as if it were killed.
+/// A running tunnel client. Dropping it cuts its sessions, as a kill does.
 #[derive(Debug)]
 pub struct InsideClient {
     trigger: Trigger,
@@ -56,12 +56,12 @@ impl InsideClient {
         self.running.is_finished()
     }
 
-    /// Asks it to leave, as a SIGTERM would, and waits until it has.
+    /// Requests a shutdown, as SIGTERM does, and waits for the end.
     ///
     /// # Panics
-    /// When it does not within `limit`.
+    /// When it has not ended within `limit`.
     pub async fn leave(mut self, limit: Duration) {
-        self.trigger.ask();
+        self.trigger.request();
         let left = timeout(limit, &mut self.running).await;
         assert!(left.is_ok(), "a client did not leave within {limit:?}");
     }

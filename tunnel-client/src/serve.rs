@@ -152,7 +152,7 @@ impl Gateway for FrontState {
     }
 
     async fn silence_ended(&self) {
-        self.stopping.asked().await;
+        self.stopping.requested().await;
     }
 
     fn answer(
@@ -265,28 +265,28 @@ impl FrontListener {
         front.metrics.listening.set(1);
         tracing::info!(listener = "front", %address, tls = acceptor.is_some(), "listening");
         let mut connections = JoinSet::new();
-        let asked = async {
-            shutdown.asked().await;
+        let requested = async {
+            shutdown.requested().await;
             let at = Instant::now();
             front.metrics.listening.set(0);
             // Until the listener closes, an ingress controller has time to notice "not ready".
             sleep(leaving.delay.min(leaving.grace / 2)).await;
             at
         };
-        let asked_at = tokio::select! {
+        let requested_at = tokio::select! {
             never = accept_all(&listener, &front, acceptor.as_deref(), &mut connections) => match never {},
-            at = asked => at,
+            at = requested => at,
             () = shutdown.forced() => return Ok(()),
         };
         // Closes the socket, so that new connections are refused instead of waiting in the backlog.
         drop(listener);
-        stop.ask();
+        stop.request();
         tracing::info!(
             connections = connections.len(),
             "shutting down: connections close after their open requests"
         );
         tokio::select! {
-            () = finish(connections, &end, asked_at + leaving.grace, leaving.grace) => {}
+            () = finish(connections, &end, requested_at + leaving.grace, leaving.grace) => {}
             () = shutdown.forced() => {}
         }
         Ok(())
@@ -301,7 +301,7 @@ async fn finish(mut connections: JoinSet<()>, end: &Trigger, last: Instant, grac
         () = all_ended(&mut connections) => return,
         () = sleep_until(ending) => {}
     }
-    end.ask();
+    end.request();
     tracing::info!("shutting down: ending open streams as their protocol allows");
     if timeout_at(last, all_ended(&mut connections)).await.is_err() {
         let left = connections.len();

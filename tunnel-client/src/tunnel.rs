@@ -185,7 +185,7 @@ impl Tunnel {
                 Ok(()) = credential.changed() => {
                     tracing::info!("the credential has changed, or SIGHUP was received: dialling now");
                 }
-                () = shutdown.asked() => return Ok(()),
+                () = shutdown.requested() => return Ok(()),
             }
         }
     }
@@ -207,7 +207,7 @@ impl Shared {
         }
         let ending = tokio::select! {
             ending = self.ended() => ending,
-            () = shutdown.asked() => self.end(EndReason::Shutdown),
+            () = shutdown.requested() => self.end(EndReason::Shutdown),
             // A slot ends before the tunnel only by a panic.
             Some(Err(error)) = slots.join_next() => {
                 self.end(EndReason::Fault(format!("a slot for a session failed: {error}")))

@@ -107,10 +107,10 @@ pub struct Checker {
 }
 
 impl PresentFields {
-    /// Compares each name with those that are read here.
+    /// Looks for the names above in one pass.
     ///
     /// # Errors
-    /// When an upstream could read a name as another one.
+    /// When a name has a character for which an upstream could read another name.
     fn of(headers: &HeaderMap) -> Result<Self, Refused> {
         let mut present = Self::default();
         for name in headers.keys() {
@@ -182,7 +182,7 @@ fn check<'a>(
     }
     // Most requests repeat no field, which a comparison of two numbers shows.
     if headers.len() > headers.keys_len() && SINGLETONS.iter().any(|name| repeats(headers, name)) {
-        return Err(malformed("a field more than once that may stand only once"));
+        return Err(malformed("a field more than once that may occur only once"));
     }
     let upgrade = upgrade(method, version, headers, present, protocol)?;
     if upgrade.is_none() && matches!(*method, Method::CONNECT | Method::TRACE) {
@@ -411,7 +411,6 @@ mod tests {
 
     use super::*;
 
-    /// Of hosts it knows enough for these tests.
     fn checker() -> Checker {
         Checker {
             hop: Hop::Server,
@@ -440,7 +439,7 @@ mod tests {
         target: &str,
         fields: &[(&str, &str)],
     ) -> Result<CheckedRequest<'static>, Reason> {
-        kept(parts(Version::HTTP_11, method, target, fields))
+        check_leaked(parts(Version::HTTP_11, method, target, fields))
     }
 
     fn http2(
@@ -448,11 +447,11 @@ mod tests {
         target: &str,
         fields: &[(&str, &str)],
     ) -> Result<CheckedRequest<'static>, Reason> {
-        kept(parts(Version::HTTP_2, method, target, fields))
+        check_leaked(parts(Version::HTTP_2, method, target, fields))
     }
 
     /// The request is leaked, so that a test can hold what is borrowed from it.
-    fn kept(parts: http::request::Parts) -> Result<CheckedRequest<'static>, Reason> {
+    fn check_leaked(parts: http::request::Parts) -> Result<CheckedRequest<'static>, Reason> {
         let checked = checker().check(Box::leak(Box::new(parts)), None);
         checked.map_err(|problem| problem.reason())
     }
@@ -566,7 +565,7 @@ mod tests {
         );
     }
 
-    /// Fields that may stand more than once, for all that RFC 9110 and others say.
+    /// Fields that may occur more than once: lists (RFC 9110 section 5.3), and one that no RFC defines.
     const LISTS: [&str; 12] = [
         "accept",
         "accept-encoding",

@@ -56,8 +56,8 @@ const MAX_STREAMS: u32 = 256;
 /// What may be sent ahead on a whole HTTP/2 connection, in windows of a stream: many, so that uploads
 /// that are not read do not stop the others.
 const CONNECTION_WINDOWS: u32 = 16;
-/// What h2 may hold of one HTTP/2 answer that goes on: two pieces, so that one can be written while the
-/// next is made. With the piece that hyper holds, 256 streams have 12 MiB at most.
+/// Bytes of one HTTP/2 answer that h2 may hold: two pieces, so that one can be written while the next is
+/// made. With the piece that hyper holds, 256 streams have 12 MiB at most.
 const SEND_BUFFER_BYTES: usize = 32 * 1024;
 /// Time between HTTP/2 pings, and for each answer: finds peers that are gone.
 const HTTP2_PING: Duration = Duration::from_secs(20);
@@ -84,7 +84,7 @@ pub struct Bounds {
     pub body_idle_timeout: Duration,
 }
 
-/// What goes on with a socket once hyper is done with it: first what was read ahead.
+/// The socket after hyper has released it: reads begin with the bytes that were read ahead.
 pub type Rest<IO> = Prefixed<Prefixed<IO>>;
 
 /// A connection of HTTP/1 that is about to be answered.
@@ -150,7 +150,7 @@ where
             .serve_connection(TokioIo::new(self.guarded), service);
         async move {
             let served = {
-                let mut asked = pin!(stopping.asked());
+                let mut requested = pin!(stopping.requested());
                 let mut is_stopping = false;
                 // The waker that is registered with the stop. Registering it at each poll would cost more than the
                 // answer.
@@ -159,8 +159,8 @@ where
                     let is_registered = registered
                         .as_ref()
                         .is_some_and(|registered| registered.will_wake(cx.waker()));
-                    if !is_stopping && (!is_registered || stopping.is_asked()) {
-                        is_stopping = asked.as_mut().poll(cx).is_ready();
+                    if !is_stopping && (!is_registered || stopping.is_requested()) {
+                        is_stopping = requested.as_mut().poll(cx).is_ready();
                         registered = Some(cx.waker().clone());
                         if is_stopping {
                             // The request in progress is answered, and the connection ends with it.
@@ -257,14 +257,14 @@ where
                     }
                     is_leaving = is_idle;
                 }
-                () = stopping.asked() => {
+                () = stopping.requested() => {
                     serving.as_mut().graceful_shutdown();
                     let _ = serving.await;
                     break;
                 }
             }
         }
-        tasks.finish().await;
+        tasks.shutdown().await;
     }
 }
 

@@ -8,13 +8,14 @@
 //!                             ends: long streams are closed in order when the program stops
 //! ```
 //!
-//! - [`listener`], [`permits`], [`proxy_protocol`], [`detect`], [`prefixed`]: accept a socket within bounds, read who is
-//!   behind a proxy, and detect HTTP/1 or HTTP/2.
+//! - [`listener`], [`permits`], [`proxy_protocol`], [`detect`], [`prefixed`]: accept a socket within bounds, read the
+//!   address of a proxy's client, and detect HTTP/1 or HTTP/2.
 //! - [`gateway`]: from an accepted socket to its requests; the trait that a program implements for that.
-//! - [`connection`]: one connection to its last byte, driven by hyper.
+//! - [`connection`], [`tasks`]: one connection to its last byte, driven by hyper, and the tasks that it runs.
 //! - [`http1`]: the guard that reads HTTP/1 beside hyper and refuses what two parsers could read differently.
 //! - [`check`], [`outgoing`]: what a request has to be, and the fields with which it goes on.
-//! - [`received`], [`content`], [`trailers`]: contents as hyper gives them; a cut is never an end.
+//! - [`received`], [`content`], [`trailers`], [`listener_body`]: contents as hyper gives them, with their time-outs; a cut is
+//!   never an end.
 //! - [`answer`]: the head and content of a response or of a problem.
 //! - [`upgraded`], [`ends`]: upgraded connections, and how long streams are closed.
 //! - [`access_log`]: the record of an exchange, and its line.

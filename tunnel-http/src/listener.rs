@@ -24,7 +24,7 @@ pub struct Bound {
     pub sockets: Vec<std::net::TcpListener>,
 }
 
-/// Binds an address for so many shards; port 0 takes a free one.
+/// Binds an address, with one socket for each of `count` shards; port 0 takes a free port.
 ///
 /// # Errors
 /// When it cannot be bound, because another program listens there for example.

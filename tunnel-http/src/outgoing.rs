@@ -140,7 +140,7 @@ impl ViaName {
 
 /// Writes the fields to send on, except the host. Returns the id that the request has in all logs:
 /// its own, if that has visible ASCII characters only, or what `new_id` makes. `Via` (RFC 9110 section 7.6.3) is added only
-/// if `sends_via`; one that was received goes on in any case.
+/// if `sends_via`; a received one is sent on in any case.
 ///
 /// # Errors
 /// When the request has passed this program before.

@@ -25,8 +25,8 @@ impl Tasks {
         tasks.is_empty()
     }
 
-    /// Aborts the remaining tasks.
-    pub async fn finish(&self) {
+    /// Aborts the remaining tasks and waits until they have ended.
+    pub async fn shutdown(&self) {
         let mut left = std::mem::take(&mut *self.0.lock());
         left.shutdown().await;
     }

@@ -463,7 +463,7 @@ mod tests {
     async fn joined(is_ended: bool, is_stopping: bool) -> (End, UpgradedBytes, DuplexStream) {
         let (trigger, stage): (Trigger, Shutdown) = Shutdown::manual();
         if is_stopping {
-            trigger.ask();
+            trigger.request();
         }
         let (io, peer) = tokio::io::duplex(64);
         let (upload, bytes) = oneshot::channel();

@@ -92,9 +92,9 @@ pub struct AdminRoutes {
     settings: Arc<AdminSettings>,
 }
 
-/// Marks a response, as an extension, whose body goes on for as long as the peer listens: events, say. It gets
-/// one of the listener's few permits for streams, and may outlive the limit on a connection's time. A peer that is
-/// gone is noticed by what is sent to it, so the body has to send something now and then.
+/// Marks a response, as an extension, whose body has no end of its own, such as a stream of events. It gets one of the
+/// listener's few permits for streams, and the limit on a connection's time does not apply. Only sending shows that a
+/// peer is gone, so the body has to send something at intervals.
 #[derive(Debug, Clone, Copy)]
 pub struct Streaming;
 

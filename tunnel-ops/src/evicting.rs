@@ -122,7 +122,7 @@ impl<K> EvictingPermit<K> {
         }
     }
 
-    /// Returns the permit, though its holder goes on.
+    /// Returns the permit while its holder continues.
     pub fn release(&self) {
         let removed = self.permits.holders.lock().by_number.remove(&self.number);
         // An evicted holder's permit is another's by now.

@@ -1,6 +1,6 @@
 //! Shutdown by signals.
 //!
-//! The first SIGTERM or SIGINT asks for a graceful shutdown, so that work in progress can complete; the
+//! The first SIGTERM or SIGINT requests a graceful shutdown, so that work in progress can complete; the
 //! second forces an immediate one. A [`Shutdown`] is a cheap handle that every part can await, on any Tokio
 //! runtime.
 
@@ -16,7 +16,7 @@ use crate::task::Owned;
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 enum ShutdownStage {
     Running,
-    Asked,
+    Requested,
     Forced,
 }
 
@@ -46,7 +46,7 @@ impl Shutdown {
                     _ = terminate.recv() => "SIGTERM",
                     _ = interrupt.recv() => "SIGINT",
                 };
-                if trigger.ask() {
+                if trigger.request() {
                     tracing::info!(
                         signal = name,
                         "shutting down (send the signal again to stop immediately)"
@@ -76,8 +76,8 @@ impl Shutdown {
     }
 
     /// Waits for the shutdown; returns at once if it has begun.
-    pub async fn asked(&self) {
-        self.reached(ShutdownStage::Asked).await;
+    pub async fn requested(&self) {
+        self.reached(ShutdownStage::Requested).await;
     }
 
     /// Returns once the program is forced to stop, whatever is still in progress.
@@ -86,14 +86,14 @@ impl Shutdown {
     }
 
     /// Whether the shutdown has begun.
-    pub fn is_asked(&self) -> bool {
-        *self.stage.borrow() >= ShutdownStage::Asked
+    pub fn is_requested(&self) -> bool {
+        *self.stage.borrow() >= ShutdownStage::Requested
     }
 
     async fn reached(&self, wanted: ShutdownStage) {
         let mut stage = self.stage.clone();
         if stage.wait_for(|stage| *stage >= wanted).await.is_err() {
-            // A dropped trigger can no longer ask, so this never resolves.
+            // A dropped trigger can no longer request a shutdown, so this never resolves.
             std::future::pending::<()>().await;
         }
     }
@@ -101,8 +101,8 @@ impl Shutdown {
 
 impl Trigger {
     /// Begins a graceful shutdown; returns false if it has begun before.
-    pub fn ask(&self) -> bool {
-        self.advance(ShutdownStage::Asked)
+    pub fn request(&self) -> bool {
+        self.advance(ShutdownStage::Requested)
     }
 
     /// Forces an immediate shutdown; false if it was forced before.
@@ -138,41 +138,41 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn asking_comes_before_forcing() {
+    async fn a_request_comes_before_force() {
         let (trigger, shutdown) = Shutdown::manual();
-        assert!(is_pending(shutdown.asked()));
-        assert!(!shutdown.is_asked());
-        assert!(trigger.ask());
-        assert!(!trigger.ask(), "only the first counts");
-        shutdown.asked().await;
-        assert!(shutdown.is_asked());
+        assert!(is_pending(shutdown.requested()));
+        assert!(!shutdown.is_requested());
+        assert!(trigger.request());
+        assert!(!trigger.request(), "only the first counts");
+        shutdown.requested().await;
+        assert!(shutdown.is_requested());
         assert!(is_pending(shutdown.forced()));
         assert!(trigger.force());
         shutdown.clone().forced().await;
     }
 
     #[tokio::test]
-    async fn forcing_includes_asking_and_is_permanent() {
+    async fn force_includes_the_request_and_is_permanent() {
         let (trigger, shutdown) = Shutdown::manual();
         trigger.force();
-        assert!(!trigger.ask());
-        shutdown.asked().await;
+        assert!(!trigger.request());
+        shutdown.requested().await;
         shutdown.forced().await;
     }
 
     #[tokio::test]
-    async fn a_dropped_trigger_does_not_ask() {
+    async fn a_dropped_trigger_does_not_request() {
         let (trigger, shutdown) = Shutdown::manual();
         drop(trigger);
-        assert!(is_pending(shutdown.asked()));
+        assert!(is_pending(shutdown.requested()));
     }
 
     #[tokio::test]
     async fn waiting_tasks_are_woken() {
         let (trigger, shutdown) = Shutdown::manual();
-        let waiting = Owned::spawn("test", async move { shutdown.asked().await });
+        let waiting = Owned::spawn("test", async move { shutdown.requested().await });
         tokio::task::yield_now().await;
-        trigger.ask();
+        trigger.request();
         waiting.await.unwrap();
     }
 }

@@ -2,7 +2,8 @@
 //!
 //! In: the configured format and filter. Out: one line per event on standard error, written by a separate
 //! thread, so that a stalled reader never blocks a connection. The filter can be replaced at run time. The access log
-//! is no event of tracing: its lines are made elsewhere, and go whole into a [`LineSink`].
+//! is no event of tracing: the programs make its lines and pass them to a [`LineSink`] (`line_sink.rs`), which also
+//! handles the rotation of its file.
 //! [`RequestId`] and [`TraceParent`] are values only: the programs decide which messages carry them.
 
 mod line_sink;

@@ -22,7 +22,7 @@ use parking_lot::Mutex;
 /// Change that a session does not report yet, so that small exchanges touch no account.
 pub(crate) const STEP_BYTES: usize = 32 * 1024;
 
-/// Most streams reset at once. More than what one read can bring requires.
+/// Most streams reset at once: more than the bytes of one read can make necessary.
 const SHED_AT_ONCE: usize = 64;
 
 /// A count of held bytes, with a limit.

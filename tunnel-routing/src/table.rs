@@ -4,8 +4,8 @@
 //! (the order is in docs/reference/routes.md), or the problem that there is none. A request only chooses between routes
 //! of the table; nothing in it names an upstream that the configuration does not name.
 //!
-//! A reload replaces the table as a whole. An exchange holds its route, so that one that began before goes on as it
-//! began; upstreams are supervised only while a route of the table leads to them.
+//! A reload replaces the table as a whole. An exchange holds its route, so a reload does not change open
+//! exchanges; upstreams are supervised only while a route of the table leads to them.
 
 use std::sync::Arc;
 

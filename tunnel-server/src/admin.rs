@@ -28,7 +28,7 @@ pub const DESCRIPTION: &str = include_str!("admin/openapi.json");
 /// The routes of the admin listener. The server is ready until `shutdown` begins.
 pub(crate) fn routes(api: Api, shutdown: Shutdown) -> AdminRoutes {
     let ready = move || {
-        if shutdown.is_asked() {
+        if shutdown.is_requested() {
             Readiness::NotReady("the server is stopping".into())
         } else {
             Readiness::Ready

@@ -444,7 +444,7 @@ impl Count {
         self.max.load(Ordering::Relaxed).saturating_sub(self.now())
     }
 
-    /// Counts so many in; with the limit when they would pass it.
+    /// Counts `many` more; fails with the limit if they would exceed it.
     fn enter(&self, many: usize) -> Result<(), usize> {
         let max = self.max.load(Ordering::Relaxed);
         let below = |open: usize| open.checked_add(many).filter(|open| *open <= max);

@@ -67,12 +67,12 @@ impl Lifecycle {
 
     /// Whether the server has received the signal to stop.
     pub(crate) fn is_leaving(&self) -> bool {
-        self.leaving.reached.is_asked()
+        self.leaving.reached.is_requested()
     }
 
     /// Resolves when the server begins to drain: it accepts nothing new, and its clients move to other servers.
     pub(crate) async fn draining(&self) {
-        self.draining.reached.asked().await;
+        self.draining.reached.requested().await;
     }
 
     /// Whether the server accepts nothing new.
@@ -92,7 +92,7 @@ impl Lifecycle {
 
     /// Resolves when a stopping server must close connections that have sent no request.
     pub(crate) async fn silent_grace_over(&self) {
-        self.stopping().asked().await;
+        self.stopping().requested().await;
         sleep(SILENT_GRACE).await;
     }
 
@@ -103,31 +103,31 @@ impl Lifecycle {
 
     /// Resolves when everything that is still open must be cut.
     pub(crate) async fn ended(&self) {
-        self.ended.reached.asked().await;
+        self.ended.reached.requested().await;
     }
 
     pub(crate) fn leave(&self) {
-        self.leaving.trigger.ask();
+        self.leaving.trigger.request();
     }
 
     pub(crate) fn drain(&self, spread: Duration) {
         self.spread_ms.store(millis(spread), Ordering::Relaxed);
         self.unmoved_sessions.close();
         self.is_draining.store(true, Ordering::Relaxed);
-        self.draining.trigger.ask();
+        self.draining.trigger.request();
     }
 
     pub(crate) fn stop(&self) {
         self.public_connections.close();
-        self.stopping.trigger.ask();
+        self.stopping.trigger.request();
     }
 
     pub(crate) fn end(&self) {
-        self.ending.trigger.ask();
+        self.ending.trigger.request();
     }
 
     pub(crate) fn cut(&self) {
-        self.ended.trigger.ask();
+        self.ended.trigger.request();
     }
 }
 

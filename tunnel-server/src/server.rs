@@ -74,7 +74,7 @@ pub enum BindError {
     Metrics(#[from] prometheus::Error),
 }
 
-/// Why a running server ended other than by being asked.
+/// Why a running server ended although no shutdown was requested.
 #[derive(Debug, thiserror::Error)]
 pub enum RunError {
     /// The operating system gave no thread or runtime.
@@ -153,13 +153,13 @@ impl Server {
         self.parts.clone()
     }
 
-    /// Where it listens; the ports that were asked for as 0 are known here.
+    /// Where it listens, with the actual ports of addresses that were given with port 0.
     #[must_use]
     pub fn addresses(&self) -> Addresses {
         self.addresses
     }
 
-    /// Serves until asked to stop, and through the grace period then.
+    /// Serves until a shutdown is requested, and then through the grace period.
     ///
     /// # Errors
     /// When a shard cannot be started, or fails.
@@ -231,11 +231,11 @@ async fn sweep(registry: Arc<Registry>) {
     }
 }
 
-/// Until asked to stop, or until a shard has ended by itself, which is a fault.
+/// Waits until a shutdown is requested, or until a shard has ended by itself, which is a fault; returns its number.
 async fn wait(shutdown: &Shutdown, running: &mut [Shard]) -> Option<usize> {
     let shards = running.iter_mut().map(|shard| Box::pin(shard.ended()));
     tokio::select! {
-        () = shutdown.asked() => None,
+        () = shutdown.requested() => None,
         ((), number, _) = futures_util::future::select_all(shards) => Some(number),
     }
 }
@@ -254,8 +254,8 @@ fn listen(name: &'static str, address: SocketAddr, count: usize) -> Result<Bound
     })
 }
 
-fn shard_count(asked: usize) -> usize {
-    match asked {
+fn shard_count(configured: usize) -> usize {
+    match configured {
         0 => std::thread::available_parallelism().map_or(1, usize::from),
         count => count,
     }

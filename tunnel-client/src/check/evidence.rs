@@ -327,7 +327,7 @@ mod tests {
         assert_eq!(clock.there_at(there), there + minute);
         assert!(clock.is_servers);
         assert!(ClockEvidence::read(&switched, &fields(&[("date", "soon")]), there).is_none());
-        // A page has the time of whoever gives it, and one that was kept that of another day.
+        // The `Date` of a page is the clock of the program that made it; a cached page has an old one.
         let page = ResponseEvidence::read(StatusCode::OK, &HeaderMap::new(), b"<html>");
         assert!(
             !ClockEvidence::read(&page, &dated, there)

@@ -54,7 +54,7 @@ pub(super) struct Timing {
     pub(super) settled: Duration,
     /// Time-out of a ping.
     pub(super) answer: Duration,
-    /// How often the traffic is looked at.
+    /// Time between two checks for traffic.
     pub(super) poll: Duration,
 }
 
@@ -68,7 +68,7 @@ impl Default for Timing {
     }
 }
 
-/// What became of a session that was kept idle.
+/// The outcome of a session that was kept idle.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum IdleOutcome {
     /// It answered the ping.

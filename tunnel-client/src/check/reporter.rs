@@ -4,13 +4,13 @@ use super::report::Report;
 use super::step::{StepName, StepReport};
 use super::verdict::Verdict;
 
-/// What happens while a check goes on.
+/// An event of a check in progress.
 #[derive(Debug)]
 #[non_exhaustive]
 pub enum Event<'a> {
     /// A step has ended.
     Step(&'a StepReport),
-    /// Something that takes long goes on.
+    /// A line about a step that takes long.
     Progress(&'a str),
 }
 

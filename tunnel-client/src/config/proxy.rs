@@ -491,7 +491,7 @@ mod tests {
         }
     }
 
-    /// What is said of a proxy that is not used.
+    /// The text about a proxy that is not used.
     fn passed_over(source: &Source, server: &str, variables: &[(&str, &str)]) -> Option<String> {
         let variables: HashMap<_, _> = variables.iter().copied().collect();
         let variable = |name: &str| variables.get(name).map(OsString::from);

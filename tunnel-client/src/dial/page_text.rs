@@ -47,7 +47,7 @@ pub(super) fn page_text(body: &[u8], redactor: &Redactor) -> String {
     one_line(&redactor.redact(&text))
 }
 
-/// As `page_text`, for a sender that has received no secret.
+/// The text of content as [`page_text`] makes it, from a sender that has received no secret.
 pub(crate) fn plain_page_text(body: &[u8]) -> String {
     page_text(body, &Redactor::default())
 }

@@ -29,7 +29,8 @@ use tunnel_routing::{CHECKER, RoutedBody};
 use super::Connection;
 use super::answer::{GrantedUpgrade, ResponseBody, RoutedContent, STOPPED, ServedExchange};
 
-/// `Retry-After` of a request that is refused because `--max-exchanges` are open. Short, since of so many some end soon.
+/// `Retry-After` of a request that is refused because `--max-exchanges` are open. Short, since of so many
+/// exchanges some end soon.
 const LIMIT_RETRY: Duration = Duration::from_secs(1);
 
 /// How long a platform client that expects 100 waits for it when the upstream does not answer.
@@ -99,7 +100,7 @@ pub(super) fn serve(
         let headers = response.headers_mut();
         headers.entry(X_REQUEST_ID).or_insert(request_id);
         let is_upgraded = response.status() == StatusCode::SWITCHING_PROTOCOLS;
-        if connection.gateway.stopping.is_asked() && !is_http2 && !is_upgraded {
+        if connection.gateway.stopping.is_requested() && !is_http2 && !is_upgraded {
             let close = HeaderValue::from_static("close");
             response.headers_mut().insert(CONNECTION, close);
         }
@@ -199,8 +200,8 @@ fn malformed(error: &dyn std::error::Error) -> Problem {
     Problem::new(Hop::Client, Reason::RequestMalformed, error.to_string())
 }
 
-/// Has a request answered by the routes. Returns the response, and the exchange that ends with it unless that goes on
-/// as an upgraded connection.
+/// Forwards a request by the routes. Returns the response, and the exchange that ends with it, unless the exchange
+/// continues as an upgraded connection.
 async fn forward_request(
     connection: &Arc<Connection>,
     accepted: Accepted,

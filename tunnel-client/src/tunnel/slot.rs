@@ -36,7 +36,7 @@ pub(super) struct Slot {
     current: Option<Session>,
     /// Whether the server drains the current session. The server closes it then.
     is_drained: bool,
-    /// When the current session reaches its age.
+    /// When the current session is to be replaced for its age (`--max-session-age`).
     due: Option<Instant>,
     /// Held while a session is replaced for its age.
     aged: Option<AgePermit>,
@@ -94,6 +94,7 @@ impl Slot {
 
     /// Keeps a session, and returns why the tunnel has to end. All state is in `self`, so that this can be dropped.
     async fn keep(&mut self) -> EndReason {
+        // Whether silence is the only reason for the next dial.
         let mut is_only_silent = false;
         loop {
             match self.next_session(is_only_silent).await {

@@ -65,7 +65,7 @@ async fn a_connection_that_the_upstream_closed_is_not_used_again() {
 }
 
 /// Answers one request, and closes the connection when the next one is there: what happens when an
-/// upstream's patience ends in the same moment.
+/// upstream's idle time-out ends at that moment.
 async fn closing_late() -> ScriptedUpstream {
     ScriptedUpstream::start(|mut connection| async move {
         connection.head().await.unwrap();

@@ -522,7 +522,7 @@ async fn stopping_lets_what_is_open_finish_and_takes_nothing_new() {
     let mut busy = served.connect().await;
     busy.send(GET).await;
     asked.recv().await.unwrap();
-    served.trigger.ask();
+    served.trigger.request();
     served.wait_ready(false).await;
     assert_eq!(
         idle.rest().await,
@@ -551,7 +551,7 @@ async fn it_goes_on_accepting_for_as_long_as_it_is_told() {
         config.settings.drain_delay = Duration::from_secs(20);
     });
     served.wait_ready(true).await;
-    served.trigger.ask();
+    served.trigger.request();
     served.wait_ready(false).await;
     let mut late = served.connect().await;
     late.send(GET).await;

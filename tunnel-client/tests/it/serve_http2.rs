@@ -542,7 +542,7 @@ async fn both_ends_of_a_websocket_are_told_when_the_client_stops() {
     client.send(upgrade()).await;
     client.head().await.unwrap();
     assert_eq!(client.bytes(FIRST.len()).await, FIRST);
-    served.trigger.ask();
+    served.trigger.request();
     assert_eq!(client.bytes(4).await, [0x88, 2, 0x03, 0xe9]);
     let masked = timeout(SOON, is_told.recv()).await.unwrap().unwrap();
     assert_eq!(masked, [0x88, 0x82, 0, 0, 0, 0, 0x03, 0xe9]);

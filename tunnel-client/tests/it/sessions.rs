@@ -116,7 +116,7 @@ fn drain(spread_ms: u64) -> Control {
 async fn assert_stands_by(client: Running, server: &mut TunnelServer) {
     client.wait_metric("sessions", 0.0).await;
     assert!(server.is_left_alone(A_WHILE).await);
-    client.trigger.ask();
+    client.trigger.request();
     client.ended().await.unwrap();
 }
 
@@ -262,7 +262,7 @@ async fn a_session_that_the_server_drains_outlives_the_client_s_grace_period() {
     answer.send(()).await.unwrap();
     assert_eq!(whole(open.await.unwrap()).await.body(), "late");
     assert!(!old.session.is_closed());
-    setup.client.trigger.ask();
+    setup.client.trigger.request();
     assert!(matches!(old.told().await, Control::Drain { .. }));
     assert_eq!(old.ended().await, CloseReason::Left);
     setup.client.ended().await.unwrap();
@@ -395,7 +395,7 @@ async fn a_tunnel_that_is_asked_to_stop_ends_what_is_open_on_all_sessions() {
     let (upstream, mut asked, answer) = slow().await;
     let mut two = Two::new(&upstream.url()).await;
     let opened = open([&two.first, &two.second], &mut asked).await;
-    two.client.trigger.ask();
+    two.client.trigger.request();
     assert!(matches!(two.first.told().await, Control::Drain { .. }));
     assert!(matches!(two.second.told().await, Control::Drain { .. }));
     two.client.wait_ready(false).await;
@@ -415,7 +415,7 @@ async fn what_is_open_when_the_grace_period_ends_is_cut_before_it_has_ended() {
     .await;
     let opened = open([&two.first, &two.second], &mut asked).await;
     let asked_at = Instant::now();
-    two.client.trigger.ask();
+    two.client.trigger.request();
     let ends = async { tokio::join!(two.first.ended(), two.second.ended()) };
     let ((first, second), ended) = tokio::join!(ends, two.client.ended());
     assert_eq!((first, second), (CloseReason::Left, CloseReason::Left));
@@ -432,7 +432,7 @@ async fn a_dial_that_hangs_does_not_hold_up_the_end() {
     let client = Running::start(&server, NOBODY, |config| config.settings.sessions = 2);
     let _first = server.welcome().await;
     let _never_welcome = server.accept().await;
-    client.trigger.ask();
+    client.trigger.request();
     client.ended().await.unwrap();
 }
 
@@ -540,7 +540,7 @@ async fn a_session_that_has_begun_when_its_dial_is_given_up_leaves_without_loss(
     let mut second = server.accept().await;
     for (session, is_asked_to_stop) in [(&mut first, false), (&mut second, true)] {
         if is_asked_to_stop {
-            client.trigger.ask();
+            client.trigger.request();
         }
         session.welcome();
         assert!(matches!(session.told().await, Control::Drain { .. }));

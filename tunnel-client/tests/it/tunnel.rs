@@ -191,7 +191,7 @@ async fn a_client_that_is_superseded_while_its_session_drains_stands_by() {
     assert_eq!(setup.session.ended().await, CloseReason::Left);
     let mut server = setup.server;
     assert!(server.is_left_alone(Duration::from_millis(100)).await);
-    setup.client.trigger.ask();
+    setup.client.trigger.request();
     setup.client.ended().await.unwrap();
 }
 
@@ -210,7 +210,7 @@ async fn a_client_that_is_asked_to_stop_leaves_without_loss() {
         _ = &mut open => panic!("nobody answers yet"),
         _ = asked.recv() => {}
     }
-    setup.client.trigger.ask();
+    setup.client.trigger.request();
     assert!(matches!(setup.session.told().await, Control::Drain { .. }));
     answer.send(()).await.unwrap();
     let response = timeout(SOON, open).await.unwrap().unwrap();
@@ -237,7 +237,7 @@ async fn the_grace_period_is_the_longest_that_a_client_stays() {
         _ = &mut open => panic!("nobody answers"),
         _ = asked.recv() => {}
     }
-    setup.client.trigger.ask();
+    setup.client.trigger.request();
     let (answer, ended) = tokio::join!(open, setup.client.ended());
     assert!(answer.is_err(), "cut");
     ended.unwrap();
@@ -257,7 +257,7 @@ async fn who_forces_does_not_wait() {
         _ = &mut open => panic!("nobody answers"),
         _ = asked.recv() => {}
     }
-    setup.client.trigger.ask();
+    setup.client.trigger.request();
     setup.client.trigger.force();
     setup.client.ended().await.unwrap();
 }

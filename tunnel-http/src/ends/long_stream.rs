@@ -129,11 +129,11 @@ impl<B: Body, C> LongStream<B, C> {
 impl<B: Hold<Data = Bytes> + Unpin, C: Carrier<B::Error>> LongStream<B, C> {
     /// Ready at every poll after `stage` is reached.
     fn poll_ending(&mut self, cx: &mut Context<'_>) -> Poll<()> {
-        if !self.stage.is_asked() {
+        if !self.stage.is_requested() {
             let stage = &self.stage;
             let ending = self.ending.get_or_insert_with(|| {
                 let stage = stage.clone();
-                Box::pin(async move { stage.asked().await })
+                Box::pin(async move { stage.requested().await })
             });
             if ending.as_mut().poll(cx).is_pending() {
                 return Poll::Pending;
@@ -207,7 +207,7 @@ impl<B: Hold<Data = Bytes> + Unpin, C: Carrier<B::Error> + Unpin> Body for LongS
             if this.state != State::Open {
                 return Poll::Ready(None);
             }
-            let is_ending = this.stage.is_asked() && this.poll_ending(cx).is_ready();
+            let is_ending = this.stage.is_requested() && this.poll_ending(cx).is_ready();
             if is_ending
                 && !this.has_backlog
                 && let Poll::Ready(end) = this.poll_end(cx)
@@ -323,7 +323,7 @@ mod tests {
         sender.send(data("data: a\n\ndata: ")).await.unwrap();
         let begun = next(&mut stream).await.unwrap();
         assert_eq!(begun.unwrap(), "data: a\n\ndata: ");
-        trigger.ask();
+        trigger.request();
         sender.send(data("b\n\ndata: c\n\n")).await.unwrap();
         assert_eq!(next(&mut stream).await.unwrap().unwrap(), "b\n\n");
         assert!(next(&mut stream).await.is_none() && stream.has_ended_early());
@@ -335,7 +335,7 @@ mod tests {
         let (_sender, mut stream) = followed(Form::download(), &stage);
         let waiting = async {
             tokio::task::yield_now().await;
-            trigger.ask();
+            trigger.request();
         };
         let (close, ()) = tokio::join!(poll_fn(|cx| Pin::new(&mut stream).poll_frame(cx)), waiting);
         let close = close.unwrap().unwrap().into_data().unwrap();
@@ -349,7 +349,7 @@ mod tests {
         let (sender, mut stream) = followed(events(), &stage);
         sender.send(data("data: half")).await.unwrap();
         next(&mut stream).await.unwrap().unwrap();
-        trigger.ask();
+        trigger.request();
         assert_eq!(next(&mut stream).await.unwrap().unwrap_err(), "cut");
         assert!(next(&mut stream).await.is_none() && !stream.has_ended_early());
     }

@@ -201,7 +201,7 @@ fn read_head(
     limits: HeadLimits,
 ) -> Result<Option<(usize, Body)>, Violation> {
     // One empty line in front of a request is ignored (RFC 9112 section 2.2): some clients send a line end behind
-    // content. It goes on with the head, of which every reader drops it.
+    // content. It is passed on in front of the head, where every reader ignores it.
     let start = match input {
         [b'\r'] => return Ok(None),
         [b'\r', b'\n', ..] => 2,
@@ -266,7 +266,7 @@ struct Lines {
 }
 
 impl Lines {
-    /// Skips so many bytes at the front, if none was searched yet.
+    /// Skips the first `start` bytes, unless they were searched already.
     fn begin_at(&mut self, start: usize) {
         self.read = self.read.max(start);
         self.searched = self.searched.max(start);

@@ -59,16 +59,16 @@ impl Violation {
     /// The status of the response. The connection always closes after it, since the end of an invalid request is not known.
     #[must_use]
     pub const fn status(self) -> u16 {
-        self.verdict().0
+        self.status_and_reason().0
     }
 
     /// The description: part of a sentence, without a capital and without a full stop.
     #[must_use]
     pub const fn reason(self) -> &'static str {
-        self.verdict().1
+        self.status_and_reason().1
     }
 
-    const fn verdict(self) -> (u16, &'static str) {
+    const fn status_and_reason(self) -> (u16, &'static str) {
         match self {
             Self::LeadingEmptyLine => (400, "more than one empty line before the request line"),
             Self::RequestLine => (400, "request line is not method, target and version"),
@@ -77,7 +77,7 @@ impl Violation {
             Self::MethodRefused => (405, "method is not served here"),
             Self::TargetCharacter => (400, "target holds a character that must be encoded"),
             Self::TargetFragment => (400, "target has a fragment"),
-            Self::TargetForm => (400, "target is neither a path nor an absolute http address"),
+            Self::TargetForm => (400, "target is neither a path nor an absolute http URL"),
             Self::TargetAuthority => (400, "authority in the target is not a host and port"),
             Self::TargetTooLong => (414, "target is too long"),
             Self::VersionSyntax => (400, "version of the protocol is malformed"),

@@ -1,14 +1,14 @@
 //! Requests that the listener refuses before it calls the program's handler.
 //!
-//! In comes a path; out comes the refusal in the language spoken there: JSON with a stable name below
-//! `/api`, where programs ask, and a line of text elsewhere, where people and probes do.
+//! In: a refusal and the path of the request. Out: the response: JSON with a stable name below `/api`, which programs
+//! request, and a line of text elsewhere, for people and probes.
 
 use axum::body::Body;
 use axum::response::IntoResponse;
 use http::header::{CONTENT_TYPE, RETRY_AFTER};
 use http::{HeaderValue, Response, StatusCode};
 
-/// A request that is not answered as it wished.
+/// Why a request is refused, and the response's parts.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Refusal {
     status: StatusCode,
@@ -23,38 +23,38 @@ impl Refusal {
     pub(super) const HOST: Self = Self::new(
         StatusCode::MISDIRECTED_REQUEST,
         "host_unknown",
-        "not a host name of this listener: ask by IP address or as localhost, or allow the name in its settings",
+        "not a host name of this listener: use an IP address or localhost, or allow the name by --admin-host",
     );
 
-    /// A browser asks for a page.
+    /// The request was made by a web page in a browser.
     pub(super) const ORIGIN: Self = Self::new(
         StatusCode::FORBIDDEN,
         "origin_refused",
-        "not from a web page",
+        "requests of web pages are not answered",
     );
 
-    /// More content than is read.
+    /// The content exceeds the limit.
     pub(super) const TOO_LARGE: Self = Self::new(
         StatusCode::PAYLOAD_TOO_LARGE,
         "body_too_large",
-        "at most 64 KiB of content",
+        "the content is larger than 64 KiB",
     );
 
-    /// Content that ends before its end.
+    /// The content is cut, or breaks the rules of HTTP.
     pub(super) const CUT: Self = Self::new(
         StatusCode::BAD_REQUEST,
         "body_malformed",
         "the content is cut or malformed",
     );
 
-    /// Content that does not come.
+    /// The content does not arrive in time.
     pub(super) const TOO_SLOW: Self = Self::new(
         StatusCode::REQUEST_TIMEOUT,
         "body_too_slow",
         "the content came too slowly",
     );
 
-    /// No place for another stream.
+    /// There is no permit for another event stream.
     pub(super) const STREAMS: Self = Self {
         retry_after: Some("10"),
         ..Self::new(

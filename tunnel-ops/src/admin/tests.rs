@@ -1,4 +1,4 @@
-//! What the listener answers to whom, over real connections.
+//! What the listener answers, and to which requests, over real connections.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -49,7 +49,7 @@ async fn start_by(
     let address = listener.local_addr();
     let (trigger, shutdown) = Shutdown::manual();
     let serving = Owned::spawn("admin", async move {
-        listener.serve(routes, shutdown.asked()).await
+        listener.serve(routes, shutdown.requested()).await
     });
     Running {
         address,
@@ -118,7 +118,7 @@ async fn it_ends_when_asked_and_its_connections_with_it() {
     let running = start().await;
     let mut idle = TcpStream::connect(running.address).await.unwrap();
     check(&ask(&running, "GET /healthz").await, "200", "ok\n");
-    running.trigger.ask();
+    running.trigger.request();
     running.serving.await.unwrap();
     assert!(
         matches!(idle.read(&mut [0]).await, Ok(0) | Err(_)),
@@ -283,7 +283,7 @@ async fn content_has_a_limit() {
         check(
             &answer,
             "413",
-            &refused("body_too_large", "at most 64 KiB of content"),
+            &refused("body_too_large", "the content is larger than 64 KiB"),
         );
     }
     let damaged = format!("{head}Transfer-Encoding: chunked\r\n\r\nx");
@@ -317,7 +317,7 @@ async fn a_web_page_changes_nothing() {
             check(
                 &answer,
                 "403",
-                &refused("origin_refused", "not from a web page"),
+                &refused("origin_refused", "requests of web pages are not answered"),
             );
             assert!(!answer.contains("access-control"), "{answer}");
         }
@@ -363,7 +363,10 @@ async fn no_web_page_holds_a_stream() {
     ] {
         let answer = ask_whole(&running, &stream(field)).await;
         assert!(answer.starts_with("HTTP/1.1 403 "), "{field}: {answer}");
-        assert!(answer.contains("not from a web page"), "{answer}");
+        assert!(
+            answer.contains("requests of web pages are not answered"),
+            "{answer}"
+        );
     }
     let mut typed = send(&running, &stream("Sec-Fetch-Site: none")).await;
     read_until(&mut typed, "200 OK").await;
@@ -402,7 +405,7 @@ async fn streams_have_their_own_permits_and_return_them() {
     events.closed().await;
     let mut stream = send(&running, EVENTS).await;
     read_until(&mut stream, "200 OK").await;
-    running.trigger.ask();
+    running.trigger.request();
     running.serving.await.unwrap();
     let mut rest = Vec::new();
     let _ = stream.read_to_end(&mut rest).await;

@@ -1,7 +1,8 @@
 //! Where the lines of the access log go: standard error, a file, or nowhere.
 //!
 //! In: whole lines from any thread, and a target that can be replaced at run time. Out: the lines, gathered, at the
-//! target. A file is opened again after it was moved or deleted, so that a log can be rotated without a signal.
+//! target. Log rotation: the program never renames a file, and opens its file again after another program has moved or
+//! deleted it, without a signal.
 //! Lines that are lost are counted and reported in the log.
 
 use std::fmt;

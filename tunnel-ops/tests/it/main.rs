@@ -27,9 +27,9 @@ async fn soon<T>(future: impl Future<Output = T>) -> T {
 #[tokio::test]
 async fn the_first_signal_asks_and_the_second_forces() {
     let shutdown = Shutdown::on_signals().unwrap();
-    assert!(!shutdown.is_asked());
+    assert!(!shutdown.is_requested());
     send("-TERM");
-    soon(shutdown.asked()).await;
+    soon(shutdown.requested()).await;
     assert!(
         timeout(Duration::ZERO, shutdown.forced()).await.is_err(),
         "one signal does not force"

@@ -17,7 +17,7 @@ use crate::limits;
 pub(crate) const ACCEPTED: u8 = 1;
 
 /// Time without stream data after which a client with open exchanges is probed.
-const SILENT: Duration = Duration::from_secs(5);
+const NO_DATA: Duration = Duration::from_secs(5);
 /// Least time between two probes.
 const PROBE_INTERVAL: Duration = Duration::from_secs(15);
 /// Factor by which a new stream may wait longer while bytes move, since its first frame may be queued
@@ -88,9 +88,9 @@ impl Acceptance {
         if !observed.has_exchanges || observed.is_probing {
             return check_at.map_or(AcceptanceAction::Idle, AcceptanceAction::CheckAt);
         }
-        let silent_at = self.moved_at + SILENT;
-        let probe_at = self.probed_at.map_or(silent_at, |probed_at| {
-            silent_at.max(probed_at + PROBE_INTERVAL)
+        let no_data_at = self.moved_at + NO_DATA;
+        let probe_at = self.probed_at.map_or(no_data_at, |probed_at| {
+            no_data_at.max(probed_at + PROBE_INTERVAL)
         });
         if now >= probe_at {
             self.probed_at = Some(now);
@@ -105,7 +105,7 @@ impl Acceptance {
         let since = observed.waiting_since?;
         observed.arrived_until.filter(|until| *until >= since)?;
         let time = limits::ACCEPT_TIME.max(observed.round_trip * ROUND_TRIPS);
-        let at_rest = (since + time).max(self.moved_at + SILENT);
+        let at_rest = (since + time).max(self.moved_at + NO_DATA);
         Some(at_rest.min(since + time * WHILE_MOVING))
     }
 }
@@ -193,7 +193,7 @@ mod tests {
     }
 
     #[test]
-    fn a_silent_client_with_open_exchanges_is_probed_at_intervals() {
+    fn a_client_with_open_exchanges_and_no_data_is_probed_at_intervals() {
         let (mut acceptance, observed, now) = start();
         assert_eq!(
             acceptance.on_time(now + PROBE_INTERVAL, &observed),
@@ -204,7 +204,7 @@ mod tests {
             ..observed
         };
         acceptance.on_moved(now + SECOND);
-        let probed_at = now + SECOND + SILENT;
+        let probed_at = now + SECOND + NO_DATA;
         assert_eq!(
             acceptance.on_time(now, &observed),
             AcceptanceAction::CheckAt(probed_at)
@@ -238,10 +238,10 @@ mod tests {
             is_probing: false,
             ..waiting(observed, now + 4 * SECOND)
         };
-        let action = acceptance.on_time(now + SILENT, &observed);
+        let action = acceptance.on_time(now + NO_DATA, &observed);
         assert_eq!(
             action,
-            AcceptanceAction::Probe(now + SILENT + CHECK_INTERVAL)
+            AcceptanceAction::Probe(now + NO_DATA + CHECK_INTERVAL)
         );
     }
 }

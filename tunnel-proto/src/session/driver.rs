@@ -216,7 +216,7 @@ impl<IO: AsyncRead + AsyncWrite + Unpin> Driver<IO> {
         let mut now = Instant::now();
         self.suspect_if_response_awaited();
         let mut action = self.liveness.on_time(now);
-        // Before a verdict, bytes that arrived or left while this thread was busy elsewhere are processed.
+        // Bytes that arrived or left while this thread was busy are processed before the session is suspected or ended.
         if matches!(action, LivenessAction::Suspect | LivenessAction::Dead)
             && (self.receive(cx)? | self.flush(cx).1)
         {
@@ -325,7 +325,7 @@ impl<IO: AsyncRead + AsyncWrite + Unpin> Driver<IO> {
         }
     }
 
-    /// Takes the probe's result, if it is there. A reset shows too that the client is not wedged.
+    /// Takes the probe's result, if it is there. Acceptance and reset both show that the client is not wedged.
     fn poll_probe(&mut self, cx: &mut Context<'_>) {
         if let Some(probe) = &mut self.probe
             && let Poll::Ready(answer) = probe.poll(cx)
@@ -520,7 +520,7 @@ impl<IO: AsyncRead + AsyncWrite + Unpin> Driver<IO> {
             SessionEnd::Dead | SessionEnd::WebSocket(WebSocketError::Io(_))
         );
         if lost {
-            // Sent even so, in case this direction still works, but without waiting for an answer.
+            // This direction may still work, so a close frame is sent, without waiting for the answer.
             let _ = self.websocket.send_close(end.reason());
             return State::Closing(end, Box::pin(sleep_until(Instant::now())));
         }

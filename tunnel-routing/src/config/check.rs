@@ -1,4 +1,4 @@
-//! Checks routes as written. The check goes on after a fault, so that all are reported at once.
+//! Checks routes as written. The check continues after a fault, so that all faults are reported.
 
 use std::collections::HashMap;
 use std::ops::Range;

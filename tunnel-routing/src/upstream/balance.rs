@@ -22,7 +22,7 @@ impl EjectionOptions {
     }
 }
 
-/// The state of a member, for another balance.
+/// The state of a member, as it is copied to the balance of a new table of routes.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct MemberState {
     is_unhealthy: bool,
@@ -32,7 +32,7 @@ pub(super) struct MemberState {
     out: Option<(Instant, Instant)>,
 }
 
-/// The upstreams' members.
+/// The members of a set of upstreams, and which of them is next.
 pub(super) struct Balance {
     members: Vec<Member>,
     /// Credits of the members: how far each is ahead of its share.
@@ -79,7 +79,7 @@ impl Balance {
         }
     }
 
-    /// What is state of the upstream at a member.
+    /// The state of a member.
     pub(super) fn state(&self, index: usize) -> MemberState {
         let member = &self.members[index];
         let time = |millis: &AtomicU64| {
@@ -97,8 +97,8 @@ impl Balance {
         }
     }
 
-    /// Takes over what was state of an upstream elsewhere, as far as something here can take it back:
-    /// checks, if there are any, and time, which is no longer than it would be here.
+    /// Gives a member the state that its upstream had in another balance. Unhealthiness is copied only if health checks
+    /// can end it here (`is_checked`), an ejection only if there are ejections here, and for no longer than they last here.
     pub(super) fn restore(&self, index: usize, state: &MemberState, is_checked: bool) {
         let member = &self.members[index];
         let is_unhealthy = state.is_unhealthy && is_checked;
@@ -333,7 +333,7 @@ mod tests {
         }
     }
 
-    /// What is state of the first member, at another one that is put out by these settings.
+    /// A balance with these settings, whose second member has the state of the first member of `from`.
     fn handed_over(from: &Balance, ejection: Option<EjectionOptions>, now: Instant) -> Balance {
         let to = Balance::new([1, 1], ejection, now);
         to.restore(1, &from.state(0), true);

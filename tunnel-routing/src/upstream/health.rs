@@ -28,7 +28,7 @@ pub(super) struct Health {
 }
 
 impl Health {
-    /// Starts from what is known of the upstream.
+    /// Starts from the state that the upstream has.
     pub(super) fn new(is_unhealthy: bool) -> Self {
         Self {
             is_unhealthy,

@@ -126,7 +126,7 @@ impl Resolver {
     }
 }
 
-/// Removes a name: one without addresses if there is any, else the least recently used. A query under way goes on.
+/// Removes a name: one without addresses if there is any, else the least recently used. A query under way continues.
 fn make_room(names: &mut HashMap<Box<str>, Arc<Entry>>) {
     let worth = |entry: &Entry| {
         let has_good = entry.cached.lock().has_good(Instant::now());

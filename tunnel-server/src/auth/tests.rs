@@ -1,4 +1,5 @@
-//! The authenticator without a platform.
+//! Tests of the authenticator with tokens of the runtimes file and certificates; those with a platform are in
+//! `platform/tests.rs`.
 
 use std::sync::LazyLock;
 
@@ -129,7 +130,7 @@ impl Authority {
         std::fs::write(self.crl.path(), list.pem().unwrap()).unwrap();
     }
 
-    /// Has its certificates let clients in.
+    /// Configures this authority as `--client-ca`, and its revocation list as `--client-crl` if `with_list`.
     fn set(&self, config: &mut Config, with_list: bool) {
         config.settings.client_ca = Some(self.ca.path().into());
         config.settings.client_crl = with_list.then(|| self.crl.path().into());

@@ -51,10 +51,10 @@ impl Difference {
     /// Whether it takes effect only when the server is restarted. Changes of runtimes take effect at once.
     #[must_use]
     pub fn needs_restart(&self) -> bool {
-        let of = Source::SETTINGS
+        let setting = Source::SETTINGS
             .iter()
             .find(|setting| setting.flag() == self.name);
-        of.is_some_and(|setting| {
+        setting.is_some_and(|setting| {
             let (before, after) = (self.before.as_deref(), self.after.as_deref());
             setting.reload.needs_restart(before, after)
         })

@@ -140,7 +140,7 @@ impl LiveSession {
         let (runtime, peer) = (self.label(), self.peer);
         let probed = tokio::select! {
             probed = timeout(READY, self.session.probe()) => probed,
-            () = shared.lifecycle.stopping().asked() => return Err(CloseReason::Drained),
+            () = shared.lifecycle.stopping().requested() => return Err(CloseReason::Drained),
         };
         if !matches!(probed, Ok(Ok(()))) {
             tracing::warn!(%runtime, %instance, number, %peer, "a session gave no echo");

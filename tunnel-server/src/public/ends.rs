@@ -170,7 +170,7 @@ mod tests {
         let stream = events(frames, None, open(), &stage, slow());
         let stopping = async {
             sleep(SOON).await;
-            trigger.ask();
+            trigger.request();
         };
         let ((all, took), ()) = tokio::join!(all_of(stream), stopping);
         assert_eq!(all, "data: a\n\n");

@@ -149,7 +149,7 @@ async fn checks_of_a_runtime_are_limited_and_return_their_permits() {
 async fn a_server_that_stops_does_not_wait_for_checks() {
     let rig = Rig::start().await;
     let mut checking = let_in(check(&rig).await).await;
-    rig.trigger.ask();
+    rig.trigger.request();
     assert_eq!(checking.ended().await.reason(), CloseReason::Drained);
     rig.stopped().await;
 }

@@ -22,10 +22,10 @@ use tunnel_server::{
 };
 
 use crate::{
-    asked::{Asked, Reply, SHORT},
     fake::{dial, random_instance, session_request},
     program::Folder,
     rig::{self, Rig},
+    scripted_server::{Reply, SHORT, ScriptedServer},
 };
 
 pub(crate) static CERTIFICATES: LazyLock<Certificates> =
@@ -96,14 +96,15 @@ async fn the_platform_is_asked_once_with_all_that_it_needs() {
         "account": "acme", "runtime": "prod", "id": "t-7", "expires_in": 600,
         "limits": { "exchanges": 5 }, "allow_from": ["10.0.0.0/8"],
     });
-    let asked = Asked::start(Some(&CERTIFICATES), Reply::Answer(200, answer.to_string())).await;
+    let server =
+        ScriptedServer::start(Some(&CERTIFICATES), Reply::Answer(200, answer.to_string())).await;
     let folder = Folder::new();
     folder.write("own", "s3cr3t-of-server\n");
     let own = folder.path("own");
     let authenticator = platform(
         &folder,
         |settings| settings.auth_token_file = Some(own),
-        &asked.url,
+        &server.url,
     );
     let grant = show(&authenticator, TOKEN).await.unwrap();
     assert_eq!(grant.runtime.label.as_str(), "acme-prod");
@@ -113,7 +114,7 @@ async fn the_platform_is_asked_once_with_all_that_it_needs() {
     let now = SystemTime::now();
     let (expires, renew_at) = (grant.expires.unwrap(), grant.renew_at.unwrap());
     assert!(renew_at > now && renew_at < expires && expires < now + Duration::from_secs(601));
-    let seen = asked.seen();
+    let seen = server.questions();
     let [question] = seen.as_slice() else {
         panic!("{seen:?}");
     };
@@ -138,9 +139,9 @@ async fn the_platform_is_asked_once_with_all_that_it_needs() {
 async fn a_denial_has_the_platforms_reason() {
     let no = json!({ "reason": "unpaid", "detail": format!("{TOKEN} is of a closed account") });
     for status in [401, 403] {
-        let asked = Asked::start(None, Reply::Answer(status, no.to_string())).await;
+        let server = ScriptedServer::start(None, Reply::Answer(status, no.to_string())).await;
         let folder = Folder::new();
-        let authenticator = platform(&folder, |_| {}, &asked.url);
+        let authenticator = platform(&folder, |_| {}, &server.url);
         let refusal = show(&authenticator, TOKEN).await.unwrap_err();
         assert_eq!(refusal.reason(), RefusalReason::TokenRefused);
         // It may say yes a moment later: the session is cut, and its client dials again.
@@ -155,16 +156,16 @@ async fn a_denial_has_the_platforms_reason() {
 
 #[tokio::test]
 async fn while_the_platform_is_unreachable_approved_tokens_stay_valid_and_others_wait() {
-    let asked = Asked::start(Some(&CERTIFICATES), Reply::Answer(200, YES.into())).await;
+    let server = ScriptedServer::start(Some(&CERTIFICATES), Reply::Answer(200, YES.into())).await;
     let folder = Folder::new();
-    let authenticator = platform(&folder, |_| {}, &asked.url);
+    let authenticator = platform(&folder, |_| {}, &server.url);
     let before = show(&authenticator, TOKEN).await.unwrap();
     for reply in [
         Reply::Answer(500, YES.into()),
         Reply::Answer(503, format!("{YES}{}", " ".repeat(64 * 1024))),
         Reply::Silence,
     ] {
-        asked.reply(reply);
+        server.reply(reply);
         let grant = show(&authenticator, TOKEN).await.unwrap();
         assert_eq!(grant.runtime.label, before.runtime.label);
         assert!(grant.expires.is_some(), "not for ever");
@@ -178,10 +179,10 @@ async fn while_the_platform_is_unreachable_approved_tokens_stay_valid_and_others
         assert_eq!(authenticator.is_platform_away(), Some(true));
     }
     // By now it is left alone: nobody waits for an answer that does not come.
-    let count = asked.seen().len();
+    let count = server.questions().len();
     assert!(show(&authenticator, TOKEN).await.is_ok());
-    assert_eq!(asked.seen().len(), count);
-    asked.reply(Reply::Answer(200, YES.into()));
+    assert_eq!(server.questions().len(), count);
+    server.reply(Reply::Answer(200, YES.into()));
     later(Duration::from_secs(5)).await;
     show(&authenticator, TOKEN).await.unwrap();
     assert_eq!(authenticator.is_platform_away(), Some(false));
@@ -192,11 +193,11 @@ async fn while_the_platform_is_unreachable_approved_tokens_stay_valid_and_others
 #[tokio::test]
 async fn a_platform_that_limits_questions_is_busy_and_not_away() {
     for status in [408, 429] {
-        let asked = Asked::start(None, Reply::Answer(200, YES.into())).await;
+        let server = ScriptedServer::start(None, Reply::Answer(200, YES.into())).await;
         let folder = Folder::new();
-        let authenticator = platform(&folder, |_| {}, &asked.url);
+        let authenticator = platform(&folder, |_| {}, &server.url);
         let before = show(&authenticator, TOKEN).await.unwrap();
-        asked.reply(Reply::Answer(status, String::new()));
+        server.reply(Reply::Answer(status, String::new()));
         for number in 0..10 {
             let stranger = format!("s3cr3t-{number}");
             let refusal = show(&authenticator, &stranger).await.unwrap_err();
@@ -216,7 +217,7 @@ async fn a_platform_that_limits_questions_is_busy_and_not_away() {
                 .expires
                 .is_some()
         );
-        asked.reply(Reply::Answer(401, String::new()));
+        server.reply(Reply::Answer(401, String::new()));
         let no = authenticator.renew(&before).await.unwrap_err();
         assert_eq!(
             no.reason(),
@@ -251,11 +252,11 @@ async fn an_answer_that_cannot_be_used_is_a_matter_of_its_token_alone() {
         ),
         (Reply::Answer(302, String::new()), "it is 302 Found"),
     ] {
-        let asked = Asked::start(None, Reply::Answer(200, YES.into())).await;
+        let server = ScriptedServer::start(None, Reply::Answer(200, YES.into())).await;
         let folder = Folder::new();
-        let authenticator = platform(&folder, |_| {}, &asked.url);
+        let authenticator = platform(&folder, |_| {}, &server.url);
         let before = show(&authenticator, TOKEN).await.unwrap();
-        asked.reply(reply);
+        server.reply(reply);
         for number in 0..10 {
             let stranger = format!("s3cr3t-{number}");
             let refusal = show(&authenticator, &stranger).await.unwrap_err();
@@ -270,7 +271,7 @@ async fn an_answer_that_cannot_be_used_is_a_matter_of_its_token_alone() {
         assert!(renewed.expires.is_some(), "not for ever");
         assert_eq!(name(show(&authenticator, TOKEN).await), "good");
         assert_eq!(authenticator.is_platform_away(), Some(false));
-        asked.reply(Reply::Answer(200, YES.into()));
+        server.reply(Reply::Answer(200, YES.into()));
         let others = show(&authenticator, "s3cr3t-0").await;
         assert_eq!(name(others), "good", "nobody else is kept out");
         assert!(show(&authenticator, TOKEN).await.unwrap().expires.is_none());
@@ -280,10 +281,10 @@ async fn an_answer_that_cannot_be_used_is_a_matter_of_its_token_alone() {
 #[tokio::test]
 async fn rejected_queries_do_not_affect_other_tokens() {
     for status in [400, 404, 413, 422] {
-        let asked = Asked::start(None, Reply::Answer(status, "{}".into())).await;
+        let server = ScriptedServer::start(None, Reply::Answer(status, "{}".into())).await;
         let folder = Folder::new();
         let cache = |settings: &mut Settings| settings.auth_cache = Duration::from_secs(60);
-        let authenticator = platform(&folder, cache, &asked.url);
+        let authenticator = platform(&folder, cache, &server.url);
         for number in 0..20 {
             let stranger = format!("s3cr3t-{}", number % 10);
             let refusal = show(&authenticator, &stranger).await.unwrap_err();
@@ -294,8 +295,8 @@ async fn rejected_queries_do_not_affect_other_tokens() {
             let text = refusal.to_string();
             assert!(text.contains(&format!("it answered {status} ")), "{text}");
         }
-        assert_eq!(asked.seen().len(), 10, "the no is remembered");
-        asked.reply(Reply::Answer(200, YES.into()));
+        assert_eq!(server.questions().len(), 10, "the no is remembered");
+        server.reply(Reply::Answer(200, YES.into()));
         assert_eq!(name(show(&authenticator, TOKEN).await), "good");
         let again = show(&authenticator, "s3cr3t-0").await;
         assert_eq!(name(again), "token_refused", "not only while it says so");
@@ -304,23 +305,23 @@ async fn rejected_queries_do_not_affect_other_tokens() {
 
 #[tokio::test]
 async fn a_renewed_answer_counts_whatever_it_is() {
-    let asked = Asked::start(None, Reply::Answer(200, YES.into())).await;
+    let server = ScriptedServer::start(None, Reply::Answer(200, YES.into())).await;
     let folder = Folder::new();
-    let authenticator = platform(&folder, |_| {}, &asked.url);
+    let authenticator = platform(&folder, |_| {}, &server.url);
     let grant = show(&authenticator, TOKEN).await.unwrap();
     let wider = r#"{"account": "acme", "runtime": "prod", "limits": {"exchanges": 9}}"#;
-    asked.reply(Reply::Answer(200, wider.into()));
+    server.reply(Reply::Answer(200, wider.into()));
     let renewed = authenticator.renew(&grant).await.unwrap();
     assert_eq!(renewed.runtime.limits.exchanges, Some(9));
     let other = r#"{"account": "acme", "runtime": "test"}"#;
-    asked.reply(Reply::Answer(200, other.into()));
+    server.reply(Reply::Answer(200, other.into()));
     assert_eq!(
         name(authenticator.renew(&grant).await),
         "credentials_disagree"
     );
-    asked.reply(Reply::Answer(403, "{}".into()));
+    server.reply(Reply::Answer(403, "{}".into()));
     assert_eq!(name(authenticator.renew(&grant).await), "token_refused");
-    asked.reply(Reply::Answer(500, String::new()));
+    server.reply(Reply::Answer(500, String::new()));
     assert_eq!(
         name(show(&authenticator, TOKEN).await),
         "auth_unavailable",
@@ -332,10 +333,10 @@ async fn a_renewed_answer_counts_whatever_it_is() {
 async fn questions_are_bounded_and_two_about_one_token_are_one() {
     let permits = Arc::new(Semaphore::new(0));
     let held = Reply::Held(permits.clone(), 200, YES.into());
-    let asked = Asked::start(None, held).await;
+    let server = ScriptedServer::start(None, held).await;
     let folder = Folder::new();
     let config = config(&folder, |config| {
-        ask(&mut config.settings, &asked.url);
+        ask(&mut config.settings, &server.url);
         config.settings.auth_cache = Duration::from_secs(60);
         config.settings.auth_timeout = Duration::from_secs(20);
     });
@@ -347,26 +348,26 @@ async fn questions_are_bounded_and_two_about_one_token_are_one() {
         clients.spawn(async move { show(&authenticator, &token).await });
     }
     eventually(SOON, "four questions", async || {
-        (asked.open() == 4).then_some(())
+        (server.open() == 4).then_some(())
     })
     .await;
     permits.add_permits(40);
     while let Some(granted) = clients.join_next().await {
         assert_eq!(name(granted.unwrap()), "good");
     }
-    assert_eq!(asked.seen().len(), 10, "one for each token");
-    assert_eq!(asked.most_at_once(), 4);
+    assert_eq!(server.questions().len(), 10, "one for each token");
+    assert_eq!(server.most_at_once(), 4);
     show(&authenticator, "s3cr3t-3").await.unwrap();
-    assert_eq!(asked.seen().len(), 10, "the answer is used again");
+    assert_eq!(server.questions().len(), 10, "the answer is used again");
 }
 
 #[tokio::test]
 async fn a_client_that_hangs_up_does_not_fail_other_waiters() {
     let permits = Arc::new(Semaphore::new(0));
-    let asked = Asked::start(None, Reply::Held(permits.clone(), 200, YES.into())).await;
+    let server = ScriptedServer::start(None, Reply::Held(permits.clone(), 200, YES.into())).await;
     let folder = Folder::new();
     let config = config(&folder, |config| {
-        ask(&mut config.settings, &asked.url);
+        ask(&mut config.settings, &server.url);
         config.settings.auth_timeout = Duration::from_secs(20);
     });
     let authenticator = Authenticator::new(&config).unwrap();
@@ -375,14 +376,14 @@ async fn a_client_that_hangs_up_does_not_fail_other_waiters() {
     let mut first = JoinSet::new();
     first.spawn(client(authenticator.clone()));
     eventually(SOON, "a question", async || {
-        (asked.open() == 1).then_some(())
+        (server.open() == 1).then_some(())
     })
     .await;
     let mut second = JoinSet::new();
     second.spawn(client(authenticator.clone()));
     first.shutdown().await;
     eventually(SOON, "another question", async || {
-        (asked.seen().len() == 2).then_some(())
+        (server.questions().len() == 2).then_some(())
     })
     .await;
     permits.add_permits(2);
@@ -391,12 +392,12 @@ async fn a_client_that_hangs_up_does_not_fail_other_waiters() {
 
 #[tokio::test]
 async fn a_busy_platform_delays_no_client_for_long() {
-    let asked = Asked::start(None, Reply::Silence).await;
+    let server = ScriptedServer::start(None, Reply::Silence).await;
     let folder = Folder::new();
     let authenticator = platform(
         &folder,
         |settings| settings.auth_concurrency = 1,
-        &asked.url,
+        &server.url,
     );
     let mut clients = JoinSet::new();
     for number in 0..8 {
@@ -413,7 +414,7 @@ async fn a_busy_platform_delays_no_client_for_long() {
             .iter()
             .all(|it| ["auth_busy", "auth_unavailable"].contains(it))
     );
-    assert_eq!(asked.most_at_once(), 1);
+    assert_eq!(server.most_at_once(), 1);
 }
 
 /// What the program logged, for the search for secrets.
@@ -441,23 +442,23 @@ async fn no_log_line_holds_a_secret() {
         .finish();
     let _logging = tracing::subscriber::set_default(subscriber);
     let echo = |body: &str| (200, body.to_owned());
-    let asked = Asked::start(None, Reply::Made(echo)).await;
+    let server = ScriptedServer::start(None, Reply::Made(echo)).await;
     let folder = Folder::new();
     folder.write("own", "s3cr3t-of-server");
     let own = folder.path("own");
     let authenticator = platform(
         &folder,
         |settings| settings.auth_token_file = Some(own),
-        &asked.url,
+        &server.url,
     );
     let unclear = show(&authenticator, TOKEN).await.unwrap_err();
-    asked.reply(Reply::Answer(500, String::new()));
+    server.reply(Reply::Answer(500, String::new()));
     assert_eq!(name(show(&authenticator, TOKEN).await), "auth_unavailable");
-    asked.reply(Reply::Made(|body| {
+    server.reply(Reply::Made(|body| {
         (403, json!({ "detail": body }).to_string())
     }));
     let refusal = show(&authenticator, TOKEN).await.unwrap_err();
-    asked.reply(Reply::Answer(200, YES.into()));
+    server.reply(Reply::Answer(200, YES.into()));
     let grant = show(&authenticator, TOKEN).await.unwrap();
     tracing::info!(%unclear, ?unclear, %refusal, ?refusal, ?grant, "shown");
     let text = String::from_utf8(captured.0.lock().clone()).unwrap();
@@ -481,13 +482,13 @@ async fn log_lines_about_a_busy_or_unclear_platform_are_limited() {
             .with_writer(move || writer.clone())
             .finish();
         let _logging = tracing::subscriber::set_default(subscriber);
-        let asked = Asked::start(None, reply).await;
+        let server = ScriptedServer::start(None, reply).await;
         let folder = Folder::new();
-        let authenticator = platform(&folder, |_| {}, &asked.url);
+        let authenticator = platform(&folder, |_| {}, &server.url);
         for number in 0..100 {
             let _ = show(&authenticator, &format!("s3cr3t-{number}")).await;
         }
-        assert_eq!(asked.seen().len(), 100);
+        assert_eq!(server.questions().len(), 100);
         let text = String::from_utf8(captured.0.lock().clone()).unwrap();
         let lines = text
             .lines()
@@ -499,7 +500,7 @@ async fn log_lines_about_a_busy_or_unclear_platform_are_limited() {
 
 #[tokio::test]
 async fn a_refused_client_gets_the_reason_and_is_counted() {
-    let asked = Asked::start(
+    let server = ScriptedServer::start(
         None,
         Reply::Made(|body| match body.contains(TOKEN) {
             true => (200, YES.into()),
@@ -511,7 +512,7 @@ async fn a_refused_client_gets_the_reason_and_is_counted() {
     folder.write("ca.pem", &CERTIFICATES.ca_pem);
     let rig = Rig::with(|config| {
         config.settings.auth_ca_file = Some(folder.path("ca.pem"));
-        ask(&mut config.settings, &asked.url);
+        ask(&mut config.settings, &server.url);
     })
     .await;
     let request = session_request("s3cr3t-of-nobody", random_instance());
@@ -534,8 +535,8 @@ async fn a_refused_client_gets_the_reason_and_is_counted() {
 
 #[tokio::test]
 async fn the_gauge_of_the_platform_exists_only_if_one_is_configured() {
-    let asked = Asked::start(None, Reply::Answer(500, String::new())).await;
-    let rig = Rig::with(|config| ask(&mut config.settings, &asked.url)).await;
+    let server = ScriptedServer::start(None, Reply::Answer(500, String::new())).await;
+    let rig = Rig::with(|config| ask(&mut config.settings, &server.url)).await;
     let series = "tunnel_server_platform_away";
     let (_, before) = rig.admin("/metrics").await;
     assert!(before.contains(&format!("\n{series} 0\n")), "{before}");

@@ -151,7 +151,7 @@ async fn a_stopping_server_closes_a_websocket_towards_both_ends() {
     let (_client, mut upstreams) = streaming(&rig).await;
     let mut websocket = websocket(&rig).await;
     let mut upstream = next(&mut upstreams).await;
-    rig.trigger.ask();
+    rig.trigger.request();
     // Until the grace is about to end it goes on.
     for _ in 0..3 {
         upstream.send(TEXT).await;
@@ -187,7 +187,7 @@ async fn a_stopping_server_waits_a_moment_for_the_end_of_a_frame() {
     let mut never = websocket(&rig).await;
     let half = next(&mut upstreams).await;
     half.send(&TEXT[..3]).await;
-    rig.trigger.ask();
+    rig.trigger.request();
     is_going_away(&mut idle).await;
     // The rest comes, and behind it the beginning of another one.
     upstream.send([&TEXT[3..], &TEXT[..2]].concat()).await;
@@ -333,7 +333,7 @@ async fn a_stopping_server_ends_events_where_one_is_whole() {
             tokio::time::sleep(Duration::from_millis(5)).await;
         }
     });
-    rig.trigger.ask();
+    rig.trigger.request();
     ends_whole(&mut idle).await;
     let began = Instant::now();
     feed.send(data("id: 1\n\ndata: b\n\n")).await.unwrap();
@@ -472,7 +472,7 @@ async fn a_stopping_server_ends_calls_where_a_message_is_whole() {
     let mut http2 = Http2::new(&rig).await;
     let idle = call(&mut http2, &mut upstreams, &message(b"hello")).await;
     let (part, feed) = call(&mut http2, &mut upstreams, &message(b"hello")[..7]).await;
-    rig.trigger.ask();
+    rig.trigger.request();
     is_unavailable(idle).await;
     let rest = [&message(b"hello")[7..], &message(b"world")[..]].concat();
     feed.send(data(rest)).await.unwrap();

@@ -104,7 +104,7 @@ async fn events_are_seen_as_they_happen() {
         (&json!("revoked"), &began["session"])
     );
     drop(client);
-    rig.trigger.ask();
+    rig.trigger.request();
     watcher.kind("draining").await;
     rig.stopped().await;
 }

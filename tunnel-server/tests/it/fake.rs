@@ -52,7 +52,7 @@ pub(crate) type Feed = mpsc::Sender<Result<Frame<Bytes>, Failure>>;
 
 /// A request as it arrived.
 #[derive(Debug, Clone)]
-pub(crate) struct Seen {
+pub(crate) struct ReceivedRequest {
     pub(crate) method: Method,
     pub(crate) authority: String,
     pub(crate) uri: Uri,
@@ -61,7 +61,7 @@ pub(crate) struct Seen {
     pub(crate) is_upgrade: bool,
 }
 
-impl Seen {
+impl ReceivedRequest {
     /// The lines of a field, in their order.
     pub(crate) fn values(&self, name: &str) -> Vec<&str> {
         let lines = self.headers.get_all(name).iter();
@@ -77,7 +77,7 @@ impl Seen {
 /// A connected tunnel client.
 pub(crate) struct FakeClient {
     pub(crate) session: Session,
-    seen: watch::Sender<Vec<Seen>>,
+    seen: watch::Sender<Vec<ReceivedRequest>>,
     controls: watch::Receiver<Vec<Control>>,
     driver: Owned<SessionEnd>,
     _serving: Owned<()>,
@@ -173,7 +173,7 @@ impl FakeClient {
     }
 
     /// Every request so far.
-    pub(crate) fn seen(&self) -> Vec<Seen> {
+    pub(crate) fn seen(&self) -> Vec<ReceivedRequest> {
         self.seen.borrow().clone()
     }
 
@@ -186,7 +186,7 @@ impl FakeClient {
     }
 
     /// Waits for the request number `count`, counted from 1.
-    pub(crate) async fn request(&self, count: usize) -> Seen {
+    pub(crate) async fn request(&self, count: usize) -> ReceivedRequest {
         let mut seen = self.seen.subscribe();
         let seen = soon("a request", seen.wait_for(|seen| seen.len() >= count))
             .await
@@ -356,7 +356,7 @@ async fn serve_all(
 #[derive(Clone)]
 struct Handler {
     handle: Arc<dyn Fn(Request<RecvBody>) -> BoxFuture<'static, Outcome> + Send + Sync>,
-    seen: watch::Sender<Vec<Seen>>,
+    seen: watch::Sender<Vec<ReceivedRequest>>,
 }
 
 impl Handler {
@@ -367,7 +367,7 @@ impl Handler {
     ) -> BoxFuture<'static, Outcome> {
         let mut headers = request.headers().clone();
         let authority = headers.remove(header::HOST).unwrap();
-        let seen = Seen {
+        let seen = ReceivedRequest {
             method: request.method().clone(),
             authority: authority.to_str().unwrap().to_owned(),
             uri: request.uri().clone(),

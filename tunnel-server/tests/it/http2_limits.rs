@@ -245,7 +245,7 @@ async fn stopping_finishes_streams_and_takes_no_more() {
     let response = http2.ask(get("/")).await.unwrap();
     let feed = soon("the request", feeds.recv()).await.unwrap();
     let idle = Http2::new(&rig).await;
-    rig.trigger.ask();
+    rig.trigger.request();
     soon("the idle one's end", idle.connection)
         .await
         .unwrap()

@@ -18,9 +18,9 @@ use tunnel_server::{
 };
 
 use crate::{
-    asked::{Asked, Reply, SHORT},
     credentials::{CERTIFICATES, config, later, name, show},
     program::Folder,
+    scripted_server::{Reply, SHORT, ScriptedServer},
 };
 
 /// Who signs JSON Web Tokens, with a key of this name.
@@ -81,9 +81,9 @@ fn by_keys(folder: &Folder, keys: JwksSource) -> Arc<Authenticator> {
 async fn keys_are_fetched_over_tls_once_for_many_tokens() {
     let issuer = Issuer::new("k1");
     let keys = Reply::Answer(200, Issuer::keys(&[&issuer]));
-    let asked = Asked::start(Some(&CERTIFICATES), keys).await;
+    let server = ScriptedServer::start(Some(&CERTIFICATES), keys).await;
     let folder = Folder::new();
-    let authenticator = by_keys(&folder, asked.url.parse().unwrap());
+    let authenticator = by_keys(&folder, server.url.parse().unwrap());
     assert_eq!(authenticator.key_count(), Some(0), "nobody was asked yet");
     let mut clients = JoinSet::new();
     for _ in 0..20 {
@@ -96,14 +96,14 @@ async fn keys_are_fetched_over_tls_once_for_many_tokens() {
         assert_eq!(grant.credential.kind(), CredentialKind::Jwt);
         assert!(grant.expires.is_some());
     }
-    assert_eq!(asked.seen().len(), 1);
+    assert_eq!(server.questions().len(), 1);
     // A key that is not known is asked for once in a while only, however many name it.
     let stranger = Issuer::new("k2");
     for _ in 0..20 {
         let refused = show(&authenticator, &stranger.sign("acme", "prod")).await;
         assert_eq!(name(refused), "token_key_unknown");
     }
-    assert_eq!(asked.seen().len(), 1);
+    assert_eq!(server.questions().len(), 1);
     assert_eq!(
         name(show(&authenticator, &issuer.sign("a", "b")).await),
         "good"
@@ -113,13 +113,13 @@ async fn keys_are_fetched_over_tls_once_for_many_tokens() {
 #[tokio::test]
 async fn a_new_key_is_found_and_the_last_good_ones_are_kept() {
     let (old, new, stranger) = (Issuer::new("old"), Issuer::new("new"), Issuer::new("x"));
-    let asked = Asked::start(None, Reply::Answer(200, Issuer::keys(&[&old]))).await;
+    let server = ScriptedServer::start(None, Reply::Answer(200, Issuer::keys(&[&old]))).await;
     let folder = Folder::new();
-    let authenticator = by_keys(&folder, asked.url.parse().unwrap());
+    let authenticator = by_keys(&folder, server.url.parse().unwrap());
     authenticator.start();
     let is_good = async |issuer: &Issuer| name(show(&authenticator, &issuer.sign("a", "b")).await);
     assert_eq!(is_good(&old).await, "good");
-    asked.reply(Reply::Answer(200, Issuer::keys(&[&old, &new])));
+    server.reply(Reply::Answer(200, Issuer::keys(&[&old, &new])));
     assert_eq!(
         is_good(&new).await,
         "token_key_unknown",
@@ -128,16 +128,16 @@ async fn a_new_key_is_found_and_the_last_good_ones_are_kept() {
     later(Duration::from_secs(10)).await;
     assert_eq!(is_good(&new).await, "good");
     assert_eq!(
-        (asked.seen().len(), authenticator.key_count()),
+        (server.questions().len(), authenticator.key_count()),
         (2, Some(2))
     );
-    asked.reply(Reply::Answer(500, String::new()));
+    server.reply(Reply::Answer(500, String::new()));
     later(Duration::from_secs(10)).await;
     assert_eq!(is_good(&stranger).await, "token_key_unknown");
-    assert_eq!(asked.seen().len(), 3);
+    assert_eq!(server.questions().len(), 3);
     assert_eq!((is_good(&old).await, is_good(&new).await), ("good", "good"));
     // Nobody needs to ask for what has changed in the end.
-    asked.reply(Reply::Answer(200, Issuer::keys(&[&new])));
+    server.reply(Reply::Answer(200, Issuer::keys(&[&new])));
     later(Duration::from_secs(15 * 60)).await;
     eventually(SOON, "one key", async || {
         (authenticator.key_count() == Some(1)).then_some(())
@@ -149,9 +149,9 @@ async fn a_new_key_is_found_and_the_last_good_ones_are_kept() {
 #[tokio::test]
 async fn sessions_of_a_removed_key_are_checked_again() {
     let (old, new) = (Issuer::new("old"), Issuer::new("new"));
-    let asked = Asked::start(None, Reply::Answer(200, Issuer::keys(&[&old]))).await;
+    let server = ScriptedServer::start(None, Reply::Answer(200, Issuer::keys(&[&old]))).await;
     let folder = Folder::new();
-    let authenticator = by_keys(&folder, asked.url.parse().unwrap());
+    let authenticator = by_keys(&folder, server.url.parse().unwrap());
     let grant = show(&authenticator, &old.sign("a", "b")).await.unwrap();
     let mut changed = authenticator.changed();
     changed.mark_unchanged();
@@ -163,14 +163,14 @@ async fn sessions_of_a_removed_key_are_checked_again() {
         Reply::Answer(200, Issuer::keys(&[])),
         Reply::Answer(200, "<html>".into()),
     ] {
-        asked.reply(reply);
+        server.reply(reply);
         later(Duration::from_secs(10)).await;
         let refused = show(&authenticator, &stranger).await;
         assert_eq!(name(refused), "token_key_unknown");
         assert!(!changed.has_changed().unwrap());
         assert_eq!(is_good(), "good");
     }
-    asked.reply(Reply::Answer(200, Issuer::keys(&[&new])));
+    server.reply(Reply::Answer(200, Issuer::keys(&[&new])));
     later(Duration::from_secs(10)).await;
     let _ = show(&authenticator, &stranger).await;
     soon("word of it", changed.changed()).await.unwrap();
@@ -181,10 +181,10 @@ async fn sessions_of_a_removed_key_are_checked_again() {
 async fn keys_that_are_missed_while_they_are_fetched_are_not_fetched_twice() {
     let issuer = Issuer::new("k1");
     let keys = Issuer::keys(&[&issuer]);
-    let asked = Asked::start(None, Reply::Answer(200, keys.clone())).await;
+    let server = ScriptedServer::start(None, Reply::Answer(200, keys.clone())).await;
     let folder = Folder::new();
     let config = config(&folder, |config| {
-        jwt(&mut config.settings, asked.url.parse().unwrap());
+        jwt(&mut config.settings, server.url.parse().unwrap());
         config.settings.auth_timeout = Duration::from_secs(60);
     });
     let authenticator = Authenticator::new(&config).unwrap();
@@ -193,7 +193,7 @@ async fn keys_that_are_missed_while_they_are_fetched_are_not_fetched_twice() {
         "good"
     );
     let permits = Arc::new(Semaphore::new(0));
-    asked.reply(Reply::Held(permits.clone(), 200, keys));
+    server.reply(Reply::Held(permits.clone(), 200, keys));
     later(Duration::from_secs(10)).await;
     let mut strangers = JoinSet::new();
     for _ in 0..2 {
@@ -203,7 +203,7 @@ async fn keys_that_are_missed_while_they_are_fetched_are_not_fetched_twice() {
             strangers.spawn(async move { show(&authenticator, &token).await });
         }
         eventually(SOON, "one fetch", async || {
-            (asked.open() == 1).then_some(())
+            (server.open() == 1).then_some(())
         })
         .await;
     }
@@ -213,21 +213,21 @@ async fn keys_that_are_missed_while_they_are_fetched_are_not_fetched_twice() {
     while let Some(refused) = strangers.join_next().await {
         assert_eq!(name(refused.unwrap()), "token_key_unknown");
     }
-    assert_eq!(asked.seen().len(), 2);
+    assert_eq!(server.questions().len(), 2);
     later(Duration::from_secs(10)).await;
     // Long enough for a question that nobody needs: another server's goes there and back.
-    let other = by_keys(&folder, asked.url.parse().unwrap());
+    let other = by_keys(&folder, server.url.parse().unwrap());
     assert_eq!(name(show(&other, &issuer.sign("a", "b")).await), "good");
-    assert_eq!(asked.seen().len(), 3, "only the other's");
+    assert_eq!(server.questions().len(), 3, "only the other's");
 }
 
 #[tokio::test]
 async fn fetching_ends_with_the_authenticator_and_outlives_a_runtime() {
     let (old, new) = (Issuer::new("old"), Issuer::new("new"));
-    let asked = Asked::start(None, Reply::Answer(200, Issuer::keys(&[&old]))).await;
+    let server = ScriptedServer::start(None, Reply::Answer(200, Issuer::keys(&[&old]))).await;
     let folder = Folder::new();
     let config = config(&folder, |config| {
-        jwt(&mut config.settings, asked.url.parse().unwrap());
+        jwt(&mut config.settings, server.url.parse().unwrap());
         config.settings.auth_timeout = Duration::from_secs(60);
     });
     let authenticator = Authenticator::new(&config).unwrap();
@@ -243,11 +243,11 @@ async fn fetching_ends_with_the_authenticator_and_outlives_a_runtime() {
     let done = async || thread.is_finished().then_some(());
     eventually(SOON, "the other runtime", done).await;
     assert_eq!(thread.join().unwrap(), "good");
-    asked.reply(Reply::Answer(200, Issuer::keys(&[&new])));
+    server.reply(Reply::Answer(200, Issuer::keys(&[&new])));
     authenticator.start();
     authenticator.start();
     eventually(SOON, "the new key", async || {
-        (asked.seen().len() == 2).then_some(())
+        (server.questions().len() == 2).then_some(())
     })
     .await;
     later(Duration::from_secs(10)).await;
@@ -255,14 +255,14 @@ async fn fetching_ends_with_the_authenticator_and_outlives_a_runtime() {
         name(show(&authenticator, &new.sign("a", "b")).await),
         "good"
     );
-    asked.reply(Reply::Silence);
+    server.reply(Reply::Silence);
     later(Duration::from_secs(15 * 60)).await;
     eventually(SOON, "a question", async || {
-        (asked.open() == 1).then_some(())
+        (server.open() == 1).then_some(())
     })
     .await;
     drop(authenticator);
-    eventually(SOON, "its end", async || (asked.open() == 0).then_some(())).await;
+    eventually(SOON, "its end", async || (server.open() == 0).then_some(())).await;
 }
 
 #[tokio::test]
@@ -277,9 +277,9 @@ async fn without_keys_clients_are_refused_for_now() {
         Reply::Answer(200, "<html>".into()),
         Reply::Answer(200, large),
     ] {
-        let asked = Asked::start(Some(&CERTIFICATES), reply).await;
+        let server = ScriptedServer::start(Some(&CERTIFICATES), reply).await;
         let folder = Folder::new();
-        let authenticator = by_keys(&folder, asked.url.parse().unwrap());
+        let authenticator = by_keys(&folder, server.url.parse().unwrap());
         let refusal = show(&authenticator, &issuer.sign("acme", "prod")).await;
         let refusal = refusal.unwrap_err();
         assert_eq!(
@@ -295,12 +295,12 @@ async fn an_issuer_with_a_strange_certificate_is_not_believed() {
     let issuer = Issuer::new("k1");
     let strange = certs::generate(&["localhost".to_owned()], 1).unwrap();
     let keys = Reply::Answer(200, Issuer::keys(&[&issuer]));
-    let asked = Asked::start(Some(&strange), keys).await;
+    let server = ScriptedServer::start(Some(&strange), keys).await;
     let folder = Folder::new();
-    let authenticator = by_keys(&folder, asked.url.parse().unwrap());
+    let authenticator = by_keys(&folder, server.url.parse().unwrap());
     let refused = show(&authenticator, &issuer.sign("acme", "prod")).await;
     assert_eq!(name(refused), "auth_unavailable");
-    assert!(asked.seen().is_empty());
+    assert!(server.questions().is_empty());
 }
 
 #[tokio::test]

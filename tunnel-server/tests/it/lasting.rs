@@ -9,10 +9,10 @@ use tokio::time::Instant;
 use tunnel_proto::{close::CloseReason, control::Control, session::SessionEnd};
 
 use crate::{
-    asked::{Asked, Reply},
     credentials::ask,
     fake::{FakeClient, Feed, dial, random_instance, session_request},
     rig::{PROD, Rig, ask_admin},
+    scripted_server::{Reply, ScriptedServer},
     sessions::{answering, answering_on, get},
 };
 
@@ -36,12 +36,12 @@ fn yes(more: Value) -> Reply {
 }
 
 /// A server that asks this platform.
-async fn asking_rig(platform: &Asked) -> Rig {
+async fn asking_rig(platform: &ScriptedServer) -> Rig {
     with_outage(platform, Duration::from_secs(3_600)).await
 }
 
 /// The same, where known tokens go on for so long without the platform.
-async fn with_outage(platform: &Asked, outage: Duration) -> Rig {
+async fn with_outage(platform: &ScriptedServer, outage: Duration) -> Rig {
     Rig::with(|config| {
         ask(&mut config.settings, &platform.url);
         config.settings.auth_outage = outage;
@@ -58,9 +58,9 @@ async fn client(rig: &Rig) -> (FakeClient, tokio::sync::mpsc::Receiver<Feed>) {
 }
 
 /// Waits until the platform was asked so often; when that was.
-async fn questions(platform: &Asked, count: usize) -> Instant {
+async fn questions(platform: &ScriptedServer, count: usize) -> Instant {
     eventually(SOON, "a question", async || {
-        (platform.seen().len() >= count).then(Instant::now)
+        (platform.questions().len() >= count).then(Instant::now)
     })
     .await
 }
@@ -81,7 +81,7 @@ fn ended_as(end: &SessionEnd, reason: CloseReason) {
 
 #[tokio::test]
 async fn the_platform_is_asked_again_before_its_answer_expires_and_a_denial_cuts() {
-    let platform = Asked::start(None, yes(json!({}))).await;
+    let platform = ScriptedServer::start(None, yes(json!({}))).await;
     let rig = asking_rig(&platform).await;
     let (mut client, _feeds) = client(&rig).await;
     let mut before = questions(&platform, 1).await;
@@ -91,7 +91,7 @@ async fn the_platform_is_asked_again_before_its_answer_expires_and_a_denial_cuts
         assert!((HOLDS / 2..HOLDS).contains(&after), "{after:?}");
         before = again;
     }
-    let seen = platform.seen();
+    let seen = platform.questions();
     assert!(seen.iter().all(|question| question.body == seen[0].body));
     assert_eq!(status(&rig).await, 200);
     // Nobody has to do anything, so nobody is told.
@@ -108,7 +108,7 @@ async fn the_platform_is_asked_again_before_its_answer_expires_and_a_denial_cuts
 
 #[tokio::test]
 async fn while_the_platform_is_unreachable_a_session_outlives_its_answer() {
-    let platform = Asked::start(None, yes(json!({}))).await;
+    let platform = ScriptedServer::start(None, yes(json!({}))).await;
     let rig = asking_rig(&platform).await;
     let (client, _feeds) = client(&rig).await;
     let began = Instant::now();
@@ -133,7 +133,7 @@ async fn while_the_platform_is_unreachable_a_session_outlives_its_answer() {
 
 #[tokio::test]
 async fn the_end_of_the_outage_time_is_warned_of() {
-    let platform = Asked::start(None, yes(json!({}))).await;
+    let platform = ScriptedServer::start(None, yes(json!({}))).await;
     let rig = with_outage(&platform, Duration::from_secs(30)).await;
     let (client, _feeds) = client(&rig).await;
     platform.reply(Reply::Answer(500, String::new()));
@@ -146,7 +146,7 @@ async fn the_end_of_the_outage_time_is_warned_of() {
 
 #[tokio::test]
 async fn without_outage_time_a_session_is_warned_and_closed() {
-    let platform = Asked::start(None, yes(json!({}))).await;
+    let platform = ScriptedServer::start(None, yes(json!({}))).await;
     let rig = with_outage(&platform, Duration::ZERO).await;
     let (mut client, _feeds) = client(&rig).await;
     platform.reply(Reply::Answer(500, String::new()));
@@ -164,7 +164,7 @@ async fn without_outage_time_a_session_is_warned_and_closed() {
 #[tokio::test]
 async fn the_platforms_limits_and_addresses_apply_and_change_at_once() {
     let one = json!({ "limits": { "exchanges": 1 } });
-    let platform = Asked::start(None, yes(one)).await;
+    let platform = ScriptedServer::start(None, yes(one)).await;
     let rig = asking_rig(&platform).await;
     let (client, mut feeds) = client(&rig).await;
     let mut long = rig.raw().await;

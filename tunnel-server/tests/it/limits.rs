@@ -268,7 +268,7 @@ async fn a_connection_between_two_requests_is_closed_after_a_while() {
     assert_eq!(raw.ask(get("/")).await.text(), "here");
     let end = takes(began, SHORT, "the end", raw.closes()).await;
     assert_eq!(end, End::Clean);
-    // No limit but the client's patience counts while it waits for an answer.
+    // Only the client's own time-out counts while it waits for an answer.
     let mut raw = rig.raw().await;
     assert_eq!(raw.ask(get("/slow")).await.text(), "here");
     assert_eq!(client.seen().len(), 3);

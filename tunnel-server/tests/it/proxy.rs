@@ -4,7 +4,7 @@ use testkit::http1::RawConnection;
 use tokio::io::AsyncWriteExt;
 
 use crate::{
-    fake::{FakeClient, Seen},
+    fake::{FakeClient, ReceivedRequest},
     rig::{PROD, PROD_HOST, Rig, connect, identity, tls, try_tls},
 };
 
@@ -26,7 +26,7 @@ fn get(lines: &str) -> String {
 }
 
 /// Who asked, as the upstream is told.
-fn origin(seen: &Seen) -> (String, String) {
+fn origin(seen: &ReceivedRequest) -> (String, String) {
     (
         seen.values("x-forwarded-for").join(", "),
         seen.values("forwarded").join(", "),

@@ -122,7 +122,7 @@ impl Rig {
 
     /// Asks the server to stop, and waits until it has.
     pub(crate) async fn stop(self) {
-        self.trigger.ask();
+        self.trigger.request();
         self.stopped().await;
     }
 

@@ -30,7 +30,7 @@ async fn stopping_tells_sessions_and_finishes_what_is_open() {
     let feed = soon("the request", feeds.recv()).await.unwrap();
     assert_eq!(rig.admin("/readyz").await.0, 200);
 
-    rig.trigger.ask();
+    rig.trigger.request();
     client
         .control(|control| matches!(control, Control::Drain { .. }))
         .await;
@@ -150,7 +150,7 @@ async fn http2_connections_get_a_goaway_and_their_streams_end_whole() {
     let flags = Frame::END_HEADERS | Frame::END_STREAM;
     frames.send(Frame::HEADERS, flags, 1, &block(&fields)).await;
     let feed = soon("the request", feeds.recv()).await.unwrap();
-    rig.trigger.ask();
+    rig.trigger.request();
     client
         .control(|control| matches!(control, Control::Drain { .. }))
         .await;
@@ -200,7 +200,7 @@ async fn the_drain_messages_to_many_clients_are_spread() {
         .await;
         let (one, _feeds) = answering(&rig, random_instance()).await;
         let other = FakeClient::describing(&rig, DEV).await;
-        rig.trigger.ask();
+        rig.trigger.request();
         for client in [&one, &other] {
             let told = client.control(|control| matches!(control, Control::Drain { .. }));
             assert_eq!(told.await, Control::Drain { spread_ms });
@@ -218,7 +218,7 @@ async fn an_answer_of_a_draining_server_ends_its_connection() {
     for raw in [&mut before, &mut own] {
         assert_eq!(raw.ask(get("/now")).await.head.value("connection"), None);
     }
-    rig.trigger.ask();
+    rig.trigger.request();
     client
         .control(|control| matches!(control, Control::Drain { .. }))
         .await;
@@ -286,7 +286,7 @@ async fn stopping_by_force_waits_for_nothing() {
     let mut busy = rig.raw().await;
     busy.send(get("/long")).await;
     let _feed = soon("the request", feeds.recv()).await.unwrap();
-    rig.trigger.ask();
+    rig.trigger.request();
     // Until it is forced, everything goes on, also for those who come now.
     let mut raw: RawConnection = rig.raw().await;
     assert_eq!(raw.ask(get("/now")).await.head.status(), 200);
@@ -303,7 +303,7 @@ async fn a_tunnel_client_that_dials_a_stopping_server_is_sent_elsewhere() {
     let feed = soon("the request", feeds.recv()).await.unwrap();
     // Connected before the listener is gone, asking after it.
     let io = rig.tunnel().await;
-    rig.trigger.ask();
+    rig.trigger.request();
     _client
         .control(|control| matches!(control, Control::Drain { .. }))
         .await;

@@ -127,7 +127,7 @@ fn hint(host: &str) -> String {
     } else if host.ends_with(".svc") || host.ends_with(".cluster.local") {
         "it is a name of a cluster, resolved only in that: check it for a slip, and whether this program runs there"
     } else {
-        "check the name for a slip, and resolve it on another machine (`getent hosts`, `nslookup`)"
+        "check the spelling of the name, and resolve it on another machine (`getent hosts`, `nslookup`)"
     };
     hint.to_owned()
 }
@@ -217,7 +217,7 @@ fn proxy(evidence: &Evidence, error: Option<&ProxyError>, text: &str) -> Verdict
             "correct the file that --proxy-auth-file names"
         Some(ProxyError::Refused(_)) if matches!(status, Some(502..=504)) =>
             "proxy_refused" "{peer} does not let the connection to {host}:{port} through: {words}"
-            "the proxy allows {host} and does not reach it: check the name for a slip, and whether the proxy may connect \
+            "the proxy allows {host} and does not reach it: check the spelling of the name, and whether the proxy may connect \
              to port {port}"
         Some(ProxyError::Refused(_)) =>
             "proxy_refused" "{peer} does not let the connection to {host}:{port} through: {words}"

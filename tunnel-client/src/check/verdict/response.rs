@@ -146,7 +146,7 @@ fn or_portal(evidence: &Evidence, response: &ResponseEvidence) -> &'static str {
     }
 }
 
-/// Whether a request without token and Upgrade had the same response of the same program.
+/// Whether a request without token and Upgrade got the status of this response, from a program with this `Server` field.
 fn is_same_for_all(evidence: &Evidence, response: &ResponseEvidence) -> bool {
     let probe = evidence.probe.as_ref();
     probe.is_some_and(|probe| probe.status == response.status && probe.server == response.server)

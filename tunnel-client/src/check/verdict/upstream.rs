@@ -1,4 +1,4 @@
-//! Verdicts on what routes lead to.
+//! Verdicts on the upstreams of routes.
 
 use rustls::CertificateError;
 use tunnel_proto::problem::Reason;
@@ -38,7 +38,7 @@ pub(in crate::check) fn not_reached(
     verdicts! { failure.problem.reason();
         Reason::DnsError =>
             "upstream_dns_failure" "the name of {url} has no address: {text}"
-            "check the name for a slip; a service of another namespace needs that in its name, such as \
+            "check the spelling of the name; the name of a service in another namespace includes the namespace, such as \
              app.other.svc.cluster.local"
         Reason::DnsTimeout =>
             "upstream_dns_timeout" "no name server answered for the name of {url}: {text}"
@@ -59,7 +59,7 @@ pub(in crate::check) fn not_reached(
             "its name resolves to an address that is reached only when the configuration contains the address itself"
         Reason::TlsCertificateError | Reason::TlsProtocolError =>
             "upstream_tls" "{url} does not speak TLS as it should: {text}"
-            "does it speak plain HTTP? then its URL begins with http://"
+            "if the service speaks plain HTTP, its URL begins with http://"
         _ if is_socket =>
             "upstream_unreachable" "{url} cannot be reached: {text}"
             "let the user that runs this program enter the socket's folder and write to the socket, and check whether it \

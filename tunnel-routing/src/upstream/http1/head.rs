@@ -1,6 +1,7 @@
 //! The head of a response, parsed by httparse.
 //!
-//! In: bytes that were read. Out: the head once it is complete, and how its content is framed (RFC 9112 section 6.3).
+//! In: bytes that were read. Out: the head once it is complete, how its content is framed (RFC 9112 section 6.3), and how
+//! long the connection may be idle afterwards (`Keep-Alive: timeout`).
 //! What may be forwarded of it is checked in `response.rs`.
 
 use std::mem::MaybeUninit;

@@ -12,10 +12,12 @@ use super::answer::{DnsAnswer, LookUpError, Resolution};
 /// keep a mistake for a day.
 const SHORTEST: Duration = Duration::from_secs(1);
 pub(super) const LONGEST: Duration = Duration::from_secs(5 * 60);
-/// How long a missing name is cached: one that is being made should be found soon.
+/// How long the absence of a name is cached. Short, so that a new name is found soon.
 const ABSENT: Duration = Duration::from_secs(5);
-/// How soon a failed query is repeated: with stale addresses, and without.
-const RETRY: (Duration, Duration) = (Duration::from_secs(5), Duration::from_secs(1));
+/// How soon a failed query is repeated while there are stale addresses, and how long a partial answer is used at most.
+const RETRY_STALE: Duration = Duration::from_secs(5);
+/// How soon a failed query is repeated without addresses: requests wait for it.
+const RETRY_EMPTY: Duration = Duration::from_secs(1);
 /// How long the last good addresses are used while no name server answers.
 const STALE: Duration = Duration::from_secs(60 * 60);
 
@@ -36,20 +38,15 @@ pub(super) struct CachedName {
 impl CachedName {
     /// The cached answer, unless it has expired.
     pub(super) fn at(&self, now: Instant) -> Option<Result<Resolution, LookUpError>> {
-        let (until, answer_until) = self
+        let (until, answer) = self
             .answer_until
             .as_ref()
             .filter(|(until, _)| now < *until)?;
-        let answer = |addresses: &Addresses| Resolution {
+        let resolution = |addresses: &Addresses| Resolution {
             addresses: Arc::clone(addresses),
             until: *until,
         };
-        Some(
-            answer_until
-                .as_ref()
-                .map(answer)
-                .map_err(LookUpError::clone),
-        )
+        Some(answer.as_ref().map(resolution).map_err(LookUpError::clone))
     }
 
     /// Whether there are addresses to use if no name server answers.
@@ -76,9 +73,13 @@ impl CachedName {
         now: Instant,
     ) -> Result<Resolution, LookUpError> {
         self.stale = None;
-        let (until, answer_until) = match answer {
+        let (until, answer) = match answer {
             Ok(mut found) => {
-                let longest = if found.is_partial { RETRY.0 } else { LONGEST };
+                let longest = if found.is_partial {
+                    RETRY_STALE
+                } else {
+                    LONGEST
+                };
                 let until = now + found.ttl.clamp(SHORTEST, longest);
                 let good_until = self.complete(&mut found, now).unwrap_or(until + STALE);
                 let addresses = self.kept(found.addresses);
@@ -93,13 +94,13 @@ impl CachedName {
                 Some((until, addresses)) if now < *until => {
                     let addresses = Arc::clone(addresses);
                     self.stale = Some(error);
-                    (now + RETRY.0, Ok(addresses))
+                    (now + RETRY_STALE, Ok(addresses))
                 }
-                _ => (now + RETRY.1, Err(error)),
+                _ => (now + RETRY_EMPTY, Err(error)),
             },
         };
-        self.answer_until = Some((until, answer_until.clone()));
-        answer_until.map(|addresses| Resolution { addresses, until })
+        self.answer_until = Some((until, answer.clone()));
+        answer.map(|addresses| Resolution { addresses, until })
     }
 
     /// Adds the last good addresses of the family that a partial answer lacks; returns until when they may be used, if
@@ -119,7 +120,7 @@ impl CachedName {
         (found.addresses.len() > before).then_some(*until)
     }
 
-    /// The `Arc` of before if the addresses are equal in any order, else a new one.
+    /// The `Arc` of the last good addresses if they are equal in any order, else a new one.
     fn kept(&self, mut found: Vec<IpAddr>) -> Addresses {
         found.sort_unstable();
         found.dedup();
@@ -190,7 +191,7 @@ mod tests {
         assert!(cached.has_good(later) && !cached.is_stale());
         let answer = cached.on_answer(Err(LookUpError::TimedOut), later).unwrap();
         assert!(cached.is_stale());
-        assert_eq!(answer.until, later + RETRY.0);
+        assert_eq!(answer.until, later + RETRY_STALE);
         assert_eq!(addresses(&cached, later).unwrap(), ["10.0.0.1"]);
         // An answer ends that.
         let _ = cached.on_answer(found(&["10.0.0.2"], 30), later + 5 * SECOND);
@@ -200,14 +201,14 @@ mod tests {
         let error = cached.on_answer(Err(LookUpError::TimedOut), end);
         assert_eq!(error, Err(LookUpError::TimedOut));
         assert_eq!(cached.at(end), Some(Err(LookUpError::TimedOut)));
-        assert_eq!(cached.at(end + RETRY.1), None);
+        assert_eq!(cached.at(end + RETRY_EMPTY), None);
     }
 
     #[test]
     fn half_an_answer_holds_shortly_and_takes_nothing_away_for_a_while() {
         let (mut cached, start) = (CachedName::default(), Instant::now());
         let first = cached.on_answer(half(&["fd00::1"]), start).unwrap();
-        assert_eq!(first.until, start + RETRY.0);
+        assert_eq!(first.until, start + RETRY_STALE);
         assert_eq!(addresses(&cached, start).unwrap(), ["fd00::1"]);
         let mut now = first.until;
         let whole = cached.on_answer(found(&["10.0.0.1", "fd00::1"], 300), now);
@@ -220,10 +221,13 @@ mod tests {
         }
         let _ = cached.on_answer(half(&["fd00::2"]), now);
         assert_eq!(addresses(&cached, now).unwrap(), ["fd00::2"]);
-        // That there is none of the other kind ends it at once.
-        let _ = cached.on_answer(found(&["10.0.0.1", "fd00::2"], 1), now + RETRY.0);
-        let _ = cached.on_answer(found(&["fd00::2"], 1), now + 2 * RETRY.0);
-        assert_eq!(addresses(&cached, now + 2 * RETRY.0).unwrap(), ["fd00::2"]);
+        // A complete answer without IPv4 addresses removes them at once.
+        let _ = cached.on_answer(found(&["10.0.0.1", "fd00::2"], 1), now + RETRY_STALE);
+        let _ = cached.on_answer(found(&["fd00::2"], 1), now + 2 * RETRY_STALE);
+        assert_eq!(
+            addresses(&cached, now + 2 * RETRY_STALE).unwrap(),
+            ["fd00::2"]
+        );
     }
 
     #[test]

@@ -1,5 +1,5 @@
-//! A server that is asked by the one under test: the platform, or an issuer of keys. It answers as a
-//! test says, and remembers what it was asked.
+//! A server to which the tunnel server under test sends requests: the platform, or an issuer of keys. It answers as a
+//! test scripts, and records the requests.
 
 use std::{convert::Infallible, future::pending, sync::Arc, time::Duration};
 
@@ -17,20 +17,20 @@ use tunnel_ops::{
 };
 use tunnel_server::certs::Certificates;
 
-/// What comes of a question.
+/// How the server answers a request.
 #[derive(Clone)]
 pub(crate) enum Reply {
     /// A status and a body.
     Answer(u16, String),
-    /// None, ever.
+    /// No answer.
     Silence,
-    /// This answer, as often as there is a permit.
+    /// This answer, once for each permit.
     Held(Arc<Semaphore>, u16, String),
-    /// An answer made of the question's body.
+    /// An answer that is computed from the body of the request.
     Made(fn(&str) -> (u16, String)),
 }
 
-/// A question as it came.
+/// A received request.
 #[derive(Debug, Clone)]
 pub(crate) struct Question {
     pub(crate) method: String,
@@ -38,8 +38,8 @@ pub(crate) struct Question {
     pub(crate) body: String,
 }
 
-/// The server that is asked.
-pub(crate) struct Asked {
+/// The scripted server.
+pub(crate) struct ScriptedServer {
     pub(crate) url: String,
     state: Arc<State>,
     _serving: Owned<()>,
@@ -47,13 +47,13 @@ pub(crate) struct Asked {
 
 struct State {
     reply: Mutex<Reply>,
-    seen: Mutex<Vec<Question>>,
-    /// Questions open now, and the most that there were.
+    questions: Mutex<Vec<Question>>,
+    /// Open requests, and the most that were open at once.
     open: Mutex<(usize, usize)>,
 }
 
-impl Asked {
-    /// With TLS where there are certificates for it.
+impl ScriptedServer {
+    /// Starts the server, with TLS if there are certificates.
     pub(crate) async fn start(certificates: Option<&Certificates>, reply: Reply) -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let port = listener.local_addr().unwrap().port();
@@ -64,32 +64,32 @@ impl Asked {
         let scheme = if tls.is_some() { "https" } else { "http" };
         let state = Arc::new(State {
             reply: Mutex::new(reply),
-            seen: Mutex::default(),
+            questions: Mutex::default(),
             open: Mutex::default(),
         });
         Self {
-            url: format!("{scheme}://localhost:{port}/asked"),
+            url: format!("{scheme}://localhost:{port}/verify"),
             state: state.clone(),
-            _serving: Owned::spawn("asked", serve(listener, tls, state)),
+            _serving: Owned::spawn("scripted server", serve(listener, tls, state)),
         }
     }
 
-    /// From now on it answers so.
+    /// Sets the answer to later requests.
     pub(crate) fn reply(&self, reply: Reply) {
         *self.state.reply.lock() = reply;
     }
 
-    /// Everything that it was asked.
-    pub(crate) fn seen(&self) -> Vec<Question> {
-        self.state.seen.lock().clone()
+    /// All requests up to now.
+    pub(crate) fn questions(&self) -> Vec<Question> {
+        self.state.questions.lock().clone()
     }
 
-    /// The most questions that were open at once.
+    /// The most requests that were open at once.
     pub(crate) fn most_at_once(&self) -> usize {
         self.state.open.lock().1
     }
 
-    /// The questions that are open now.
+    /// The number of open requests.
     pub(crate) fn open(&self) -> usize {
         self.state.open.lock().0
     }
@@ -128,7 +128,7 @@ async fn answer(
     let body = body.collect().await.unwrap().to_bytes();
     let body = String::from_utf8(body.to_vec()).unwrap();
     let authorization = head.headers.get(header::AUTHORIZATION);
-    state.seen.lock().push(Question {
+    state.questions.lock().push(Question {
         method: head.method.to_string(),
         authorization: authorization.map(|value| value.to_str().unwrap().to_owned()),
         body: body.clone(),
@@ -165,5 +165,5 @@ impl Drop for Open<'_> {
     }
 }
 
-/// A deadline that ends soon, where a test waits for it.
+/// A short time-out, for tests that wait until it has passed.
 pub(crate) const SHORT: Duration = Duration::from_millis(300);
