@@ -1,4 +1,4 @@
-//! What the demo shows to people: where it is, what to try, and each request as it passes.
+//! The demo's output: its address, commands to try, and a line for each request.
 //!
 //! In: the address, the server's access log, and the log events of both programs. Out: lines on standard output. Events
 //! are shown from level `warn` on.
@@ -27,11 +27,11 @@ use tracing_subscriber::{
 use tunnel_http::access_log::AccessLog;
 use tunnel_ops::telemetry::{LineSink, LogFormat};
 
-/// What is shown, and since when.
+/// The output, and whether it shows requests already.
 #[derive(Debug)]
 pub(crate) struct Display {
     paint: Paint,
-    /// Requests are shown once people know what they see.
+    /// Whether the welcome text was shown; requests are shown only after it.
     is_welcome: Arc<AtomicBool>,
 }
 
@@ -39,7 +39,7 @@ impl Display {
     /// Shows log events from now on.
     ///
     /// # Errors
-    /// When something else in this process shows them already.
+    /// When another subscriber of this process shows them already.
     pub(crate) fn start() -> Result<Self, TryInitError> {
         let this = Self {
             paint: Paint::for_terminal(),
@@ -64,7 +64,7 @@ impl Display {
         }))
     }
 
-    /// Says where the demo is and what to try.
+    /// Shows the address of the demo and commands to try.
     pub(crate) fn welcome(&self, host: &str, public: SocketAddr, upstream: Option<&str>) {
         let url = format!("http://{host}:{}", public.port());
         let mut text = format!(
@@ -87,14 +87,14 @@ impl Display {
         self.is_welcome.store(true, Ordering::Release);
     }
 
-    /// Says something in a line of its own.
+    /// Shows a line of text.
     pub(crate) fn say(&self, text: &str) {
         show(&format!("{}\n", self.paint.soft(text)));
     }
 }
 
-/// Says why the demo ends.
-pub(crate) fn complain(text: &str) {
+/// Writes an error to standard error.
+pub(crate) fn print_error(text: &str) {
     drop(writeln!(stderr().lock(), "{text}"));
 }
 
@@ -112,13 +112,16 @@ fn commands(url: &str, is_sample: bool) -> [(String, &'static str); 3] {
     } else {
         [
             (format!("curl {url}/"), "your service"),
-            (format!("curl -i {url}/"), "the same with its headers"),
+            (
+                format!("curl -i {url}/"),
+                "your service's response with its headers",
+            ),
             (format!("curl -T Cargo.lock {url}/"), "an upload to it"),
         ]
     }
 }
 
-/// Writes to standard output. A reader who is gone is no reason to end the demo.
+/// Writes to standard output. A failure to write does not end the demo.
 fn show(text: &str) {
     let mut output = stdout().lock();
     drop(
@@ -180,7 +183,7 @@ struct Exchange {
 }
 
 impl Exchange {
-    /// What a line of the access log says; `None` if too little of the request could be read.
+    /// Parses a line of the access log; `None` if it has no method or path, since the request could not be read.
     fn parse(line: &[u8]) -> Option<Self> {
         serde_json::from_slice(line).ok()
     }

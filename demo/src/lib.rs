@@ -1,7 +1,7 @@
-//! What the demo shows behind the tunnel: a small service of the kinds people really run.
+//! The sample service of the demo, which the tunnel leads to.
 //!
-//! The program in `main.rs` puts a tunnel server and a tunnel client before [`SampleUpstream`].
-//! The sample knows nothing of the tunnel: open it directly, and the same page works.
+//! The program in `main.rs` puts a tunnel server and a tunnel client before [`SampleUpstream`]. The sample does not
+//! depend on the tunnel: its page also works when it is opened directly.
 
 mod upstream;
 

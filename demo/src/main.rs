@@ -1,4 +1,4 @@
-//! `cargo demo`: the whole tunnel in one process, to be seen and tried.
+//! `cargo demo`: the whole tunnel in one process.
 //!
 //! Parses the flags, starts everything, waits for Ctrl-C, ends with an exit code.
 
@@ -17,7 +17,7 @@ fn main() -> ExitCode {
     match run(&cli) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
-            display::complain(&format!("demo: {error:#}"));
+            display::print_error(&format!("demo: {error:#}"));
             ExitCode::FAILURE
         }
     }

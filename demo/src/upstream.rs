@@ -1,15 +1,15 @@
-//! The sample upstream: a page that uses fetch, Server-Sent Events and a WebSocket, and what it
-//! talks to. HTTP/1.1 and h2c, one task for each connection.
+//! The sample upstream: a page that uses fetch, Server-Sent Events and a WebSocket, and the paths that the page
+//! requests. HTTP/1.1 and h2c, one task for each connection.
 //!
 //! | path | answer |
 //! |---|---|
 //! | `/` | the page |
-//! | `/events` | an event at once and each second, with time and counter |
-//! | `/checksum` | bytes and SHA-256 of what was sent, as JSON; POST or PUT, of any size |
+//! | `/events` | an event immediately and then each second, with time and counter |
+//! | `/checksum` | length and SHA-256 of the content, as JSON; POST or PUT, of any size |
 //! | `/ws` | a WebSocket that echoes |
 //! | `/echo` | method, path, headers and length of the request, as JSON |
 //! | `/headers` | the request's headers, one on a line |
-//! | `/download?bytes=N` | `N` bytes, as fast as they are taken |
+//! | `/download?bytes=N` | `N` bytes, as fast as the peer reads them |
 
 mod content;
 mod websocket;
@@ -38,10 +38,10 @@ const PAGE: &str = include_str!("page.html");
 const PAGE_POLICY: &str = "default-src 'none'; style-src 'unsafe-inline'; \
     script-src 'unsafe-inline'; connect-src 'self' ws: wss:; img-src data:";
 
-/// Accepting goes on after a failure, such as too many open files, but not in a busy loop.
+/// Pause after a failure to accept, such as too many open files, so that the retry is no busy loop.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
 
-/// The content of every answer here.
+/// The content of every response of the sample.
 type Body = UnsyncBoxBody<Bytes, io::Error>;
 
 /// A bound listener, ready to be run.
@@ -67,7 +67,7 @@ impl SampleUpstream {
         self.address
     }
 
-    /// Serves until `shutdown` is done, and then ends all connections.
+    /// Serves until `shutdown` is ready, and then ends all connections.
     pub async fn run(self, shutdown: impl Future<Output = ()>) {
         let mut connections = JoinSet::new();
         tokio::select! {
@@ -95,9 +95,9 @@ async fn accept(listener: &TcpListener, connections: &mut JoinSet<()>) {
     }
 }
 
-/// Serves one connection, and the WebSocket that it may have turned into.
+/// Serves one connection, and the WebSocket if it was upgraded to one.
 async fn serve(socket: TcpStream) {
-    // Small answers are not to wait for one another; without this they are only slower.
+    // Without this option small responses are only slower, so a failure is ignored.
     drop(socket.set_nodelay(true));
     let (upgrades, mut upgraded) = tokio::sync::mpsc::channel(1);
     let service = service_fn(move |request: Request<Incoming>| {
@@ -126,10 +126,7 @@ async fn answer(request: Request<Incoming>, upgrades: websocket::Upgrades) -> Re
         (_, "/headers") => headers(&request),
         (&Method::GET, "/download") => download(&request),
         (_, "/checksum") => text(StatusCode::METHOD_NOT_ALLOWED, "send it with POST or PUT\n"),
-        _ => text(
-            StatusCode::NOT_FOUND,
-            "there is nothing here; try / in a browser\n",
-        ),
+        _ => text(StatusCode::NOT_FOUND, "no such path; open / in a browser\n"),
     }
 }
 
@@ -194,7 +191,7 @@ fn download(request: &Request<Incoming>) -> Response<Body> {
     }
 }
 
-/// A whole text.
+/// A response with this text as its content.
 fn text(status: StatusCode, text: impl Into<Bytes>) -> Response<Body> {
     let mut response = Response::new(whole(text));
     *response.status_mut() = status;
@@ -227,7 +224,7 @@ mod tests {
 
     use super::{content::PIECE, *};
 
-    /// Starts the sample; it ends with the returned set.
+    /// Starts the sample, which ends when the returned set is dropped.
     async fn start() -> (SocketAddr, JoinSet<()>) {
         let sample = SampleUpstream::bind("127.0.0.1:0".parse().unwrap())
             .await
@@ -238,7 +235,7 @@ mod tests {
         (address, tasks)
     }
 
-    /// Sends one request and reads the whole answer.
+    /// Sends one request and reads the whole response.
     async fn ask(address: SocketAddr, request: &str, content: &[u8]) -> String {
         let mut socket = TcpStream::connect(address).await.unwrap();
         let length = content.len();
@@ -343,7 +340,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn it_ends_when_asked_whatever_is_open() {
+    async fn a_shutdown_ends_it_and_all_connections() {
         let sample = SampleUpstream::bind("127.0.0.1:0".parse().unwrap())
             .await
             .unwrap();

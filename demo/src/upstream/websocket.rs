@@ -1,4 +1,4 @@
-//! The WebSocket of the sample: every text and every binary message comes back as it is.
+//! The WebSocket of the sample: it echoes every text and binary message.
 
 use futures_util::{SinkExt, StreamExt};
 use http::{HeaderValue, Request, Response, StatusCode, header};
@@ -19,16 +19,19 @@ use tokio_tungstenite::{
 
 use super::{Body, text, whole};
 
-/// Where a connection hands over what it will turn into, so that its own task echoes.
+/// Passes the upgrade from the service to the connection's task, which echoes on it.
 pub(super) type Upgrades = Sender<OnUpgrade>;
 
 /// The longest message that is echoed: what a person would paste, with room to spare.
 const MESSAGE_BYTES: usize = 1024 * 1024;
 
-/// Agrees to the upgrade, or says why not.
+/// Accepts the upgrade, or responds with the reason why it cannot.
 pub(super) fn accept(mut request: Request<Incoming>, upgrades: Upgrades) -> Response<Body> {
     let Some(accept) = handshake(&request) else {
-        return text(StatusCode::UPGRADE_REQUIRED, "this is for WebSockets\n");
+        return text(
+            StatusCode::UPGRADE_REQUIRED,
+            "this path is for WebSockets\n",
+        );
     };
     if upgrades.try_send(hyper::upgrade::on(&mut request)).is_err() {
         return text(
@@ -54,11 +57,11 @@ fn handshake(request: &Request<Incoming>) -> Option<HeaderValue> {
     HeaderValue::try_from(derive_accept_key(key.as_bytes())).ok()
 }
 
-/// Echoes until either side is done.
+/// Echoes until one side closes the WebSocket.
 pub(super) async fn echo(upgrade: OnUpgrade) {
     let ended = match upgrade.await {
         Ok(upgraded) => echo_messages(upgraded).await,
-        Err(error) => return tracing::debug!(%error, "an upgrade came to nothing"),
+        Err(error) => return tracing::debug!(%error, "an upgrade at the sample upstream failed"),
     };
     if let Err(error) = ended {
         tracing::debug!(%error, "a WebSocket at the sample upstream ended early");
