@@ -18,7 +18,7 @@ pub struct Cli {
     /// Where the result goes.
     #[command(flatten)]
     pub output: OutputArgs,
-    /// End when standard input does, as the program does that started this one
+    /// End when standard input is closed, as it is when the program that started this one ends
     #[arg(long = END_WITH_INPUT, global = true, hide = true)]
     pub end_with_input: bool,
 }
@@ -44,7 +44,7 @@ pub enum Command {
     /// Does TLS handshakes and nothing else; scenarios start it
     #[command(hide = true)]
     TlsSink(tls_sink::Args),
-    /// One plain proxy hop, the yardstick of `compare`: never for anything real
+    /// One plain proxy hop, with which `compare` compares: not for production
     Hop(hop::Args),
 }
 

@@ -45,7 +45,7 @@ use crate::{
     target::tls::{self, Trust},
 };
 
-/// The name that is asked for. Any certificate is believed.
+/// The name that is asked for. Any certificate is accepted.
 const HOST_NAME: &str = "localhost";
 
 /// Between two lines that tell how it stands.
@@ -54,7 +54,7 @@ const TELL: Duration = Duration::from_millis(100);
 /// Flags of `loadtest fleet`.
 #[derive(Clone, Debug, clap::Args)]
 pub struct Args {
-    /// Tunnel listener to dial; any certificate is believed
+    /// Tunnel listener to dial; any certificate is accepted
     #[arg(long, value_name = "IP:PORT")]
     pub server: SocketAddr,
     /// File with a token in each line; each makes one simulated client

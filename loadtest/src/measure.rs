@@ -1,9 +1,9 @@
-//! What is recorded while a load runs: latencies, errors by kind, bytes, and what programs used.
+//! The records of a load: latencies, errors by kind, bytes, and the processor time and memory of programs.
 //!
 //! Workers on a load thread share one [`Recorder`] for each group: no atomics, no locks, one
 //! histogram. At the end of each interval the thread hands over a [`Slice`]; the control thread
-//! merges slices into a [`Collector`]. Only what began within the [`Window`] counts, whenever it
-//! ended: nothing is lost at the edges, and the warm-up never shows.
+//! merges slices into a [`Collector`]. Requests count if they began within the [`Window`],
+//! also if they end after it; the warm-up does not count.
 
 pub mod errors;
 pub mod timeline;
@@ -25,7 +25,7 @@ use crate::{
     report::{Interval, Note, Run, latency::Latencies},
 };
 
-/// The measured stretch of time; the warm-up lies before it.
+/// The measured time; the warm-up is before it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Window {
     /// When the warm-up began and workers may start.
@@ -77,7 +77,7 @@ pub struct Slice {
 }
 
 impl Slice {
-    /// Adds what `other` holds.
+    /// Adds the records of `other`.
     pub fn merge(&mut self, other: &Self) {
         self.completed += other.completed;
         self.bytes_up += other.bytes_up;
@@ -96,12 +96,12 @@ pub struct Recorder {
 }
 
 impl Recorder {
-    /// Says what counts.
+    /// Sets the window: only requests that begin in it count.
     pub fn open(&self, window: Window) {
         self.window.set(Some(window));
     }
 
-    /// A request (message, call) ended well: its latency is from `begun` to now.
+    /// Records the success of a request (message, call), with its latency from `begun` to now.
     pub fn completed(&self, begun: Instant, bytes_up: u64, bytes_down: u64) {
         if self.counts(begun) {
             let latency = begun.elapsed();
@@ -113,7 +113,7 @@ impl Recorder {
         }
     }
 
-    /// Body bytes moved now, within something that is not over yet.
+    /// Records body bytes of a request that has not ended yet.
     pub fn bytes(&self, up: u64, down: u64) {
         if self.counts(Instant::now()) {
             let mut slice = self.slice.borrow_mut();
@@ -122,26 +122,26 @@ impl Recorder {
         }
     }
 
-    /// What began (or was due) at `begun` failed.
+    /// Records the failure of a request that began (or was due) at `begun`.
     pub fn failed(&self, begun: Instant, kind: Kind) {
         self.failed_times(begun, kind, 1);
     }
 
-    /// So many that were due at `begun` failed alike.
+    /// Records `times` failures of one kind, of requests that were due at `begun`.
     pub fn failed_times(&self, begun: Instant, kind: Kind, times: u64) {
         if self.counts(begun) {
             self.slice.borrow_mut().errors.add(kind, times);
         }
     }
 
-    /// What was due at `due` is sent late, and not for want of a connection.
+    /// Records that a request was sent later than `due` although a connection was free.
     pub fn late(&self, due: Instant) {
         if self.counts(due) {
             self.slice.borrow_mut().late += 1;
         }
     }
 
-    /// Hands over what was recorded since the last time.
+    /// Returns the records since the last call.
     pub fn take(&self) -> Slice {
         self.slice.take()
     }
@@ -171,13 +171,13 @@ impl Collector {
         }
     }
 
-    /// Takes what one thread recorded in the interval with this number.
+    /// Adds the records of one thread in the interval with this number.
     pub fn add(&mut self, interval: usize, slice: &Slice) {
         self.total.merge(slice);
         self.timeline.add(interval, slice);
     }
 
-    /// What was collected so far.
+    /// The records of all threads up to now.
     pub fn total(&self) -> &Slice {
         &self.total
     }
@@ -187,8 +187,8 @@ impl Collector {
         self.timeline.last()
     }
 
-    /// The run of this group over a window of so many seconds, and what to know about it. What programs used
-    /// is not in it yet.
+    /// The result of this group over a window of `seconds`, with notes for the reader. The usage of programs is not in it
+    /// yet.
     pub fn finish(self, seconds: f64) -> (Run, Vec<Note>) {
         let notes = self.notes();
         let total = self.total;

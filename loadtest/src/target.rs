@@ -125,10 +125,10 @@ pub struct Manner {
     /// Speak HTTP/2: by ALPN over TLS, with prior knowledge without
     #[arg(long)]
     pub http2: bool,
-    /// Believe any certificate
+    /// Accept any certificate
     #[arg(long, conflicts_with = "ca")]
     pub insecure: bool,
-    /// CA certificates to believe instead of the system's, PEM
+    /// CA certificates to trust instead of the system's, PEM
     #[arg(long, value_name = "FILE")]
     pub ca: Option<PathBuf>,
 }

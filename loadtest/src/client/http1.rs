@@ -1,5 +1,5 @@
-//! HTTP/1.1 over one connection. The task that waits for an answer moves the connection's bytes itself: a request costs
-//! no switch between tasks.
+//! HTTP/1.1 over one connection. The task that waits for an answer drives the connection itself, so that a request costs
+//! no task switch.
 
 use std::{
     future::Future,
@@ -35,7 +35,7 @@ pub struct Http1 {
 }
 
 impl Http1 {
-    /// Speaks HTTP/1.1 over a connection that is there.
+    /// Starts HTTP/1.1 on an open connection.
     ///
     /// # Errors
     /// Those of hyper's handshake, which sends nothing.
@@ -51,10 +51,10 @@ impl Http1 {
         })
     }
 
-    /// Sends a request and gives the head of its answer; the content comes by [`Self::frame`].
+    /// Sends a request and returns the head of its answer; [`Self::frame`] reads the content.
     ///
     /// # Errors
-    /// The connection broke, or the answer is no HTTP.
+    /// The connection broke, or the answer is not HTTP.
     pub async fn send(
         &mut self,
         request: Request<Outgoing>,
@@ -66,7 +66,7 @@ impl Http1 {
         let (connection, ended) = (&mut self.connection, &mut self.ended);
         std::future::poll_fn(|context| {
             drive(connection, ended, context)?;
-            match sent.as_mut().poll(&mut unwoken()) {
+            match sent.as_mut().poll(&mut without_waker()) {
                 Poll::Ready(answer) => Poll::Ready(answer.map_err(|error| failure(&error))),
                 Poll::Pending if *ended => Poll::Ready(Err(Failure::fatal(Kind::ClosedEarly))),
                 Poll::Pending => Poll::Pending,
@@ -75,7 +75,7 @@ impl Http1 {
         .await
     }
 
-    /// The next piece of an answer's content; none at its clean end. Trailers are skipped.
+    /// The next piece of an answer's content; `None` at its complete end. Trailers are skipped.
     ///
     /// # Errors
     /// It ended before its announced end.
@@ -86,7 +86,7 @@ impl Http1 {
             let frame = std::future::poll_fn(|context| {
                 loop {
                     // What has arrived already is taken before more is read.
-                    match Pin::new(&mut *content).poll_frame(&mut unwoken()) {
+                    match Pin::new(&mut *content).poll_frame(&mut without_waker()) {
                         Poll::Ready(frame) => return Poll::Ready(Ok(frame)),
                         Poll::Pending if *ended => return Poll::Ready(Err(CUT)),
                         Poll::Pending if driven => {
@@ -111,10 +111,10 @@ impl Http1 {
         }
     }
 
-    /// Whether it may carry the next request: the peer has not closed it while it rested.
+    /// Whether it may carry the next request: the peer has not closed it while it was idle.
     pub fn is_open(&mut self) -> bool {
         // After an error it has ended.
-        let _ = drive(&mut self.connection, &mut self.ended, &mut unwoken());
+        let _ = drive(&mut self.connection, &mut self.ended, &mut without_waker());
         !self.ended && !self.sender.is_closed()
     }
 
@@ -131,12 +131,12 @@ const CUT: Failure = Failure {
     connection_good: false,
 };
 
-/// For futures that only the connection makes ready. It is polled first by the task that would be woken.
-fn unwoken() -> Context<'static> {
+/// A context that wakes no task, for futures that only the connection makes ready: the task polls the connection first.
+fn without_waker() -> Context<'static> {
     Context::from_waker(Waker::noop())
 }
 
-/// Moves the connection on. Its clean end is no error here, but sets `ended`.
+/// Polls the connection. Its orderly end is no error, and sets `ended`.
 fn drive(
     connection: &mut Inner,
     ended: &mut bool,

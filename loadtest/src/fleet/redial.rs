@@ -31,7 +31,7 @@ impl Redial {
         }
     }
 
-    /// The wait after a dial that came to nothing; `random` is any number.
+    /// The wait after a failed dial; `random` is any number.
     pub(super) fn after_failure(&mut self, retry_after: Option<Duration>, random: u64) -> Duration {
         let wait = self.wait(random);
         // After the requested time, and not all at once.

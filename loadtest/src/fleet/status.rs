@@ -27,7 +27,7 @@ pub struct Status {
     pub lost: u64,
     /// Clients that a final refusal has stopped.
     pub stopped: u64,
-    /// Dials that came to nothing, by kind.
+    /// Failed dials, by kind.
     pub failures: BTreeMap<String, u64>,
     /// Since the last line: for each session that was welcomed, the microseconds since its client
     /// began to dial for the first time, or lost its last session.
@@ -55,7 +55,7 @@ impl Counters {
         change(&mut self.0.lock());
     }
 
-    /// Counts a dial that came to nothing.
+    /// Counts a failed dial.
     pub(super) fn on_failure(&self, kind: Kind) {
         self.count(|status| *status.failures.entry(kind.to_string()).or_default() += 1);
     }

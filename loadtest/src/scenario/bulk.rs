@@ -1,7 +1,7 @@
-//! Streams of bytes: how many a second, how evenly shared, how soon, and what they cost.
+//! Bulk streams: throughput, fairness between streams, time to the first byte, and cost.
 //!
-//! Each stream is one transfer at a time over a connection of its own. With `--size` each does one
-//! transfer and the figures are of exactly those bytes; without it they go on for `--duration`.
+//! Each stream has a connection of its own and one transfer at a time. With `--size` each stream does one transfer, and the
+//! figures are of exactly those bytes; without it streams run for `--duration`.
 
 mod summary;
 
@@ -22,7 +22,7 @@ use crate::{
     target::{Target, TargetArgs},
 };
 
-/// What a transfer without end asks the sample upstream for: a pebibyte.
+/// The size that an endless transfer requests from the sample upstream: a pebibyte.
 const ENDLESS: u64 = 1 << 50;
 
 /// Flags of `loadtest bulk`.
@@ -41,21 +41,20 @@ pub struct Args {
     /// Which way the bytes go
     #[arg(long, value_name = "WAY", value_enum, default_value_t = Direction::Down)]
     pub direction: Direction,
-    /// Each stream moves so much, such as 1GiB, and ends; without it, streams run for --duration.
-    /// A URL with a path of its own must answer with as much
+    /// Size of each stream's only transfer, such as 1GiB; without it, streams run for --duration.
+    /// A URL with a path of its own must answer with this size
     #[arg(long, value_name = "SIZE", value_parser = parse_size)]
     pub size: Option<ByteSize>,
-    /// Each stream moves so much a second and no more, such as 8MiB
+    /// Limit of each stream's bytes per second, such as 8MiB
     #[arg(long, value_name = "SIZE", value_parser = parse_size)]
     pub rate_per_stream: Option<ByteSize>,
-    /// Look at each byte of the sample upstream's answers, not at their length only
+    /// Check each byte of the sample upstream's answers, not only their length
     #[arg(long)]
     pub verify: bool,
-    /// Put a link between tunnel client and tunnel server that is so late, one way
+    /// Delay of a simulated link between tunnel client and tunnel server, one way
     #[arg(long, value_name = "TIME", value_parser = humantime::parse_duration, requires = "self_contained", help_heading = "Self-contained")]
     pub link_delay: Option<Duration>,
-    /// Put a link between tunnel client and tunnel server that carries so much each way, such as
-    /// 200Mbit
+    /// Rate of a simulated link between tunnel client and tunnel server, each way, such as 200Mbit
     #[arg(
         long,
         value_name = "RATE",
@@ -72,11 +71,11 @@ pub enum Direction {
     Down,
     /// To the target.
     Up,
-    /// So many streams each way at once.
+    /// In both directions at once, `--streams` in each.
     Both,
 }
 
-/// Measures.
+/// Runs the streams and reports.
 ///
 /// # Errors
 /// The target cannot be opened, or the load cannot be run.
@@ -121,7 +120,7 @@ impl Args {
         })
     }
 
-    /// How one stream of this direction is asked for.
+    /// The request of one stream in this direction.
     fn transfer(&self, target: &Target, is_upload: bool) -> anyhow::Result<Transfer> {
         let size = self.size.map(|size| size.as_u64());
         let rate = self.rate_per_stream.map(|rate| rate.as_u64());
@@ -137,7 +136,7 @@ impl Args {
         let template = target.sample_template(method, &sample)?;
         Ok(Transfer {
             is_sample,
-            // The sample upstream paces its answers itself, as a source of that rate does.
+            // The sample upstream paces its answers itself.
             pace: rate.filter(|_| is_upload || !is_sample),
             verify: self.verify && is_sample,
             ..Transfer::new(template, is_upload, size)

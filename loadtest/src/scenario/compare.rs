@@ -1,4 +1,4 @@
-//! The same load over several targets, interleaved in rounds: a table of ratios with their spread.
+//! One load over several targets, interleaved in rounds: a table of ratios with their spread.
 //!
 //! ```text
 //!   direct   load ─────────────────────────────────────▶ upstream
@@ -9,7 +9,8 @@
 //!   NAME     load ─▶ whatever --target names ──────────▶ upstream
 //! ```
 //!
-//! `preset` and `started` start what is compared, `sample` measures one of them once. A target that fails is reported,
+//! A *target* of the comparison is a set of programs that `preset` describes and `started` starts, or one of `--target`
+//! (`named`). `sample` measures one target once. A target that fails is reported,
 //! never dropped. All share one machine, so other activity on it is reported as well (`noise`).
 
 pub mod named;
@@ -65,10 +66,10 @@ pub struct Args {
     /// Header to send to the targets of --target, such as "host: a.example"; repeat for more
     #[arg(long = "header", short = 'H', value_name = "NAME: VALUE", value_parser = parse_header)]
     pub headers: Vec<(HeaderName, HeaderValue)>,
-    /// Believe any certificate of the targets of --target
+    /// Accept any certificate of the targets of --target
     #[arg(long, conflicts_with = "ca")]
     pub insecure: bool,
-    /// CA certificates to believe instead of the system's, PEM
+    /// CA certificates to trust instead of the system's, PEM
     #[arg(long, value_name = "FILE")]
     pub ca: Option<PathBuf>,
     /// What answers: nginx, sample, or the IP:PORT of something that runs and answers as `loadtest
@@ -436,7 +437,7 @@ mod tests {
         assert_eq!(table.columns[..3], ["target", "CPU/request", "× base"]);
         assert_eq!(table.rows[0][..3], ["ours", "12.0 µs", "0.60 (0.50–0.75)"]);
         assert_eq!(table.rows[1][..3], ["base", "20.0 µs", "1.00 (1.00–1.00)"]);
-        // What could not be measured has its row all the same.
+        // A target that could not be measured has a row too.
         assert_eq!(table.rows[2][..3], ["dead", "–", "–"]);
         let errors: Vec<_> = table.rows.iter().flat_map(|row| row.last()).collect();
         assert_eq!(errors, ["3", "0", "not measured"]);

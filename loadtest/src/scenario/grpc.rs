@@ -46,7 +46,7 @@ pub struct Args {
     /// Messages of each streaming call
     #[arg(long, value_name = "N", default_value_t = 100, value_parser = clap::value_parser!(u64).range(1..))]
     pub messages: u64,
-    /// Open loop: so many messages a second in all, due at even intervals, whatever the target does
+    /// Open loop: messages per second in all, due at even intervals, whatever the target does
     #[arg(long, short = 'r', value_name = "PER_SECOND", value_parser = parse_rate)]
     pub rate: Option<f64>,
     /// Size of each message; one that is not empty means nothing to a service of your own

@@ -52,7 +52,7 @@ pub struct Args {
     /// With --http2: requests at a time on each connection
     #[arg(long, value_name = "N", default_value = "1", requires = "http2")]
     pub streams: NonZeroUsize,
-    /// Open loop: so many requests a second, due at even intervals, whatever the target does;
+    /// Open loop: requests per second, due at even intervals, whatever the target does;
     /// latency counts from when a request was due
     #[arg(long, short = 'r', value_name = "PER_SECOND", value_parser = parse_rate)]
     pub rate: Option<f64>,

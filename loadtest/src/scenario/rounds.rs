@@ -14,7 +14,7 @@ use crate::report::{
     usage,
 };
 
-/// From so many rounds on the spread is told by quartiles, which one bad round does not move.
+/// From this number of rounds on, the spread is given as quartiles, which one bad round does not move.
 /// With fewer rounds quartiles would hide more than they tell.
 const QUARTILES_FROM: usize = 8;
 

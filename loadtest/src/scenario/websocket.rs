@@ -35,7 +35,7 @@ pub struct Args {
     /// WebSockets, each over a connection of its own
     #[arg(long, short = 'c', value_name = "N", default_value_t = 64)]
     pub connections: usize,
-    /// Open loop: so many messages a second for each connection, due at even intervals, whether the
+    /// Open loop: messages per second for each connection, due at even intervals, whether the
     /// last has come back or not
     #[arg(long, short = 'r', value_name = "PER_SECOND", value_parser = parse_rate)]
     pub rate: Option<f64>,

@@ -1,4 +1,4 @@
-//! Which certificates are believed when a target speaks TLS.
+//! Which certificates of a target are trusted.
 
 use std::sync::Arc;
 
@@ -10,7 +10,7 @@ use rustls::{
 };
 use rustls_pki_types::{CertificateDer, ServerName, UnixTime};
 
-/// Whose certificates are believed.
+/// The trusted certificates.
 #[derive(Clone, Debug)]
 pub enum Trust {
     /// Those of the system's authorities.

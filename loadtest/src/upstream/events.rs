@@ -1,10 +1,10 @@
 //! Server-Sent Events that carry the time of their sending.
 //!
-//! An event is `id: N` and `data: NS PAD`. NS are nanoseconds since the Unix epoch, so that a receiver
-//! on the same machine knows its delay; N rises by one from event to event, for all
-//! subscribers of a rate together, so that a receiver knows what it missed, even while it was not subscribed.
-//! `?rate=N` events come each second, `&count=N` in all, `&size=N` pads each to about so many bytes. All subscribers
-//! of one rate get each event at once, as subscribers of one source do.
+//! An event is `id: N` and `data: NS PAD`. NS is the time of sending in nanoseconds since the Unix epoch, from which a
+//! receiver on this machine computes the delay. N is the number of the event since the Unix epoch at this rate: all
+//! subscribers of one rate get an event with one number, at one time, so that a receiver can count the events that it
+//! missed, also while it was not subscribed. `?rate=N` is the number of events per second, `&count=N` ends the stream
+//! after N events, `&size=N` pads each to about N bytes.
 
 use std::{
     convert::Infallible,
@@ -18,8 +18,7 @@ use http_body::{Body, Frame};
 use http_body_util::StreamBody;
 use tokio::time::{Instant, sleep_until};
 
-/// So many events a second, all or `count` of them, each of at least `size` bytes. An event's number is that of
-/// its turn since the Unix epoch, so that subscribers who come late know what they missed.
+/// A stream of `rate` events per second that ends after `count` events, if given. Each event has at least `size` bytes.
 pub(super) fn events(
     rate: f64,
     count: Option<u64>,
@@ -55,7 +54,7 @@ fn now() -> u64 {
     u64::try_from(since.unwrap_or_default().as_nanos()).unwrap_or(u64::MAX)
 }
 
-/// When the clock will say so.
+/// The instant at which the wall clock reaches this time.
 fn at(nanoseconds: u64) -> Instant {
     Instant::now() + Duration::from_nanos(nanoseconds.saturating_sub(now()))
 }
@@ -67,7 +66,7 @@ mod tests {
     use super::*;
 
     #[tokio::test]
-    async fn tell_when_they_were_sent() {
+    async fn events_have_their_time_of_sending() {
         let before = now();
         let content = events(200.0, Some(3), 100).collect().await.unwrap();
         let content = String::from_utf8(content.to_bytes().to_vec()).unwrap();

@@ -35,7 +35,10 @@ pub(super) fn accept(
         create_response_with_body(&request, content).ok()
     };
     let Some(response) = response else {
-        return text(StatusCode::UPGRADE_REQUIRED, "this is for WebSockets\n");
+        return text(
+            StatusCode::UPGRADE_REQUIRED,
+            "this path is for WebSockets\n",
+        );
     };
     sockets.spawn_local(echo(hyper::upgrade::on(&mut request)));
     while sockets.try_join_next().is_some() {}

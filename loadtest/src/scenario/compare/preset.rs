@@ -1,5 +1,5 @@
-//! Programs that `compare` starts, as data: which processes, their configuration, and how one knows that they
-//! are ready. Texts are templates: `@name@` stands for a value.
+//! Sets of programs that `compare` starts, as data: the processes, their configuration, and the sign that each is ready.
+//! Texts are templates: `@name@` stands for a value.
 
 use std::{
     collections::BTreeMap,
@@ -22,10 +22,10 @@ use tokio::{
 use crate::{report::usage::UPSTREAM, stack::child::Child};
 
 const START_LIMIT: Duration = Duration::from_secs(10);
-const ASK_AGAIN: Duration = Duration::from_millis(20);
+const RETRY_INTERVAL: Duration = Duration::from_millis(20);
 
-/// A free port can be taken by another program before this one has it.
-const TRIES: usize = 3;
+/// Attempts to start, since another program can take a free port first.
+const ATTEMPTS: usize = 3;
 
 /// Where the first process listens for requests; an address like those of [`Preset::addresses`].
 const LISTEN: &str = "listen";
@@ -37,11 +37,11 @@ pub(super) type Values = BTreeMap<&'static str, String>;
 pub(super) struct Preset {
     pub(super) name: &'static str,
     pub(super) about: &'static str,
-    /// The program that has to be installed; none for a part of this one.
+    /// The program that has to be installed; `None` for subcommands of `loadtest`.
     pub(super) program: Option<&'static str>,
     /// Names of the addresses between the processes.
     addresses: &'static [&'static str],
-    /// Makes what is more than text: files in the directory, and further values.
+    /// Makes files in the directory, such as certificates, and further values.
     prepare: fn(&Path, &mut Values) -> anyhow::Result<()>,
     /// In the order in which they start.
     processes: &'static [Process],
@@ -55,13 +55,13 @@ struct Process {
     ready: Ready,
 }
 
-/// How one knows that a process is ready.
+/// The sign that a process is ready.
 enum Ready {
-    /// It writes a line with this in it.
-    Says(&'static str),
+    /// It writes a line that contains this text.
+    Writes(&'static str),
     /// It accepts connections at the address of this name.
     Accepts(&'static str),
-    /// The next process shows it.
+    /// None: the sign of the next process covers it.
     AtOnce,
 }
 
@@ -75,7 +75,7 @@ pub(super) const HOP: Preset = Preset {
         role: "hop",
         arguments: &["hop", "--listen=@listen@", "--upstream=@upstream@"],
         config: "",
-        ready: Ready::Says("listening on"),
+        ready: Ready::Writes("listening on"),
     }],
 };
 
@@ -192,9 +192,9 @@ local_addr = \"@upstream@\"
 };
 
 const NGINX_ARGUMENTS: &[&str] = &["-p", "@directory@", "-c", "@config@"];
-const NGINX_READY: Ready = Ready::Says("using the \"");
+const NGINX_READY: Ready = Ready::Writes("using the \"");
 
-/// What stands around the part of each nginx.
+/// The configuration that all nginx processes share; `@server@` is the part of one process.
 const NGINX_FRAME: &str = "daemon off;
 master_process off;
 pid @config@.pid;
@@ -237,7 +237,7 @@ impl Preset {
         listen: Option<SocketAddr>,
         values: Values,
     ) -> anyhow::Result<Programs> {
-        let mut tries = 1;
+        let mut attempts = 1;
         loop {
             let directory = TempDir::with_prefix(format!("loadtest-{}-", self.name));
             let directory = directory.context("cannot make a directory")?;
@@ -258,8 +258,8 @@ impl Preset {
                         _directory: directory,
                     });
                 }
-                Err(error) if tries == TRIES || !is_taken(&error) => return Err(error),
-                Err(_) => tries += 1,
+                Err(error) if attempts == ATTEMPTS || !is_taken(&error) => return Err(error),
+                Err(_) => attempts += 1,
             }
         }
     }
@@ -302,14 +302,14 @@ impl Preset {
 }
 
 impl Ready {
-    /// Waits for the last of the children.
+    /// Waits until the last of the children is ready.
     async fn wait(&self, values: &Values, children: &[(&str, Child)]) -> anyhow::Result<()> {
         let Some((role, child)) = children.last() else {
             return Ok(());
         };
         let name = match self {
             Self::AtOnce => return Ok(()),
-            Self::Says(text) => {
+            Self::Writes(text) => {
                 let find = |line: &str| line.contains(text).then_some(());
                 return child.wait_line("that it runs", START_LIMIT, find).await;
             }
@@ -322,7 +322,7 @@ impl Ready {
                 let tails: String = children.iter().map(|(_, child)| child.tail()).collect();
                 bail!("{role} does not listen{tails}");
             }
-            sleep(ASK_AGAIN).await;
+            sleep(RETRY_INTERVAL).await;
         }
         Ok(())
     }

@@ -101,7 +101,7 @@ fn load(measured: &Measured, served: &Line, handshakes: &Line) -> Table {
 fn refusals(run: &Run) -> Option<Table> {
     let row = |(kind, times): (&String, &u64)| vec![kind.clone(), count(*times as f64)];
     let rows: Vec<_> = run.errors.iter().map(row).collect();
-    let title = "Dials that came to nothing; a status is a refusal of the server";
+    let title = "Failed dials; a status is a refusal of the server";
     (!rows.is_empty()).then(|| Table::new(title, &["kind", "dials"], rows))
 }
 
