@@ -2,8 +2,8 @@
 //! reach by name.
 //!
 //! They belong to the loopback device, so that nothing of theirs ever leaves the machine, and go
-//! when the handle goes. Whoever has them may listen on any port. It needs root and the program
-//! `ip`; where either is missing [`Addresses::take`] says so.
+//! when the handle goes. A test may listen on any port of them. They need root and the
+//! program `ip`; without either [`Addresses::take`] fails.
 
 use std::{
     net::{IpAddr, SocketAddr},
@@ -23,7 +23,7 @@ pub struct Addresses {
 }
 
 impl Addresses {
-    /// Takes so many addresses.
+    /// Takes `count` addresses.
     ///
     /// # Errors
     /// What could not be done, and what the system said.
@@ -42,7 +42,7 @@ impl Addresses {
                 Ok(()) => return Ok(taken),
                 Err(why) => complaint = why,
             }
-            // Whoever else has them said so in one way or the other, by the age of the kernel.
+            // The error of addresses that are in use depends on the kernel's version.
             let is_taken =
                 ["File exists", "already assigned"].map(|words| complaint.contains(words));
             if !is_taken.contains(&true) {

@@ -1,4 +1,4 @@
-//! Certificates in files, made at test time and gone with the test.
+//! Certificates in files, for child processes; made at test time. `testkit/src/ca.rs` makes them in memory.
 //!
 //! A [`Ca`] issues certificates for names, good ones and, on purpose, bad ones. The files lie in
 //! the directory that the test names; keys never leave it.

@@ -1,4 +1,4 @@
-//! What `tunnel-client check --json` said.
+//! The output of `tunnel-client check --json`.
 
 use std::fmt;
 
@@ -36,7 +36,7 @@ impl Checked {
         failed["step"].as_str()
     }
 
-    /// What the step with this name came to: `held`, `warning`, `failed` or `skipped`.
+    /// The result of the step with this name: `held`, `warning`, `failed` or `skipped`.
     pub fn result(&self, step: &str) -> Option<&str> {
         let steps = self.report["steps"].as_array()?;
         let found = steps.iter().find(|found| found["step"] == step)?;

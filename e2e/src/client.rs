@@ -60,8 +60,8 @@ impl ClientOptions {
         given.chain(self.flags.iter().cloned()).collect()
     }
 
-    /// The command that runs the program with these arguments and this environment, by way of
-    /// `before`, if that is not empty.
+    /// The command that runs the program with these arguments and this environment. `before` is the start of the command
+    /// line, such as a program that runs it; may be empty.
     fn command(&self, before: &[String], arguments: &[String]) -> Command {
         secrets::keep_file(&self.token);
         let program = built("tunnel-client");
@@ -77,12 +77,12 @@ impl ClientOptions {
         command
     }
 
-    /// Has `tunnel-client check` look at the way that a client with these options would go.
+    /// Runs `tunnel-client check` with these options.
     pub async fn check(&self) -> Checked {
         self.check_by(&[]).await
     }
 
-    /// The same, as a person reads it.
+    /// Runs `tunnel-client check` without `--json`.
     pub async fn check_for_people(&self) -> Ended {
         let mut arguments = vec!["check".to_owned()];
         arguments.extend(self.settings());
@@ -90,7 +90,7 @@ impl ClientOptions {
         run("tunnel-client check", command, 6 * SOON).await
     }
 
-    /// The same as JSON, by way of another program that starts it, with its arguments.
+    /// Runs `tunnel-client check --json` by another program, with its arguments.
     pub async fn check_by(&self, before: &[String]) -> Checked {
         let mut arguments = vec!["check".to_owned(), "--json".to_owned()];
         arguments.extend(self.settings());
@@ -124,7 +124,7 @@ impl Client {
         Self::listening(options.command(&[], &arguments)).await
     }
 
-    /// The same as another user and in another directory, as a careful cluster would start it.
+    /// Starts a client as the user `nobody` in this directory.
     ///
     /// # Panics
     /// When it ends before it listens.

@@ -1,5 +1,5 @@
-//! What the request routing service of a runtime finds in its cluster: App-Proxy, workflows and
-//! Event Sources, each with its name and its own address, and a trap where everything else is.
+//! The services of a cluster to which a runtime's routes lead: App-Proxy, workflows and Event Sources, each with its name
+//! and its own address; and a trap, to which all other names resolve.
 //!
 //! ```text
 //!   app-proxy   :3017  ◀── cap-app-proxy
@@ -16,28 +16,28 @@ use crate::{
     addresses::Addresses,
     ca::Ca,
     names::NameServer,
-    upstream::{Seen, Upstream},
+    upstream::{ReceivedRequest, Upstream},
 };
 
-/// How long a name's address may be believed, in seconds.
-const BELIEVED: u32 = 1;
+/// TTL of the names, in seconds.
+const TTL: u32 = 1;
 
-/// Who is behind the routing service.
+/// A service of the cluster.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Who {
+pub enum ClusterService {
     /// The App-Proxy.
     AppProxy,
     /// The server of the workflows.
     Workflows,
     /// The Event Source `push` in the namespace `argo`.
     Push,
-    /// Whom no request may reach.
+    /// An upstream that no request may reach.
     Trap,
 }
 
 /// The cluster.
 pub struct Cluster {
-    members: Vec<(Who, Upstream)>,
+    members: Vec<(ClusterService, Upstream)>,
     names: NameServer,
     addresses: Addresses,
     ca: Ca,
@@ -45,10 +45,10 @@ pub struct Cluster {
 }
 
 impl Cluster {
-    /// Makes one. The names by which configurations know App-Proxy and workflows are given.
+    /// Starts the services. `app_proxy` and `workflows` are their names in configurations.
     ///
     /// # Errors
-    /// That this machine does not allow it, and why.
+    /// When this machine does not allow further addresses, see [`Addresses::take`].
     pub async fn make(app_proxy: &str, workflows: &str) -> Result<Self, String> {
         let addresses = Addresses::take(4)?;
         let directory = tempfile::tempdir().unwrap();
@@ -60,21 +60,27 @@ impl Cluster {
             ("push-eventsource-svc.argo.svc.cluster.local", 2),
         ];
         for (name, index) in known {
-            names.set(name, &[addresses.get(index)], BELIEVED);
+            names.set(name, &[addresses.get(index)], TTL);
         }
         names.set_others(&[addresses.get(3)]);
         let certificate = ca.issue("workflows", &[workflows]);
         let members = vec![
             (
-                Who::AppProxy,
+                ClusterService::AppProxy,
                 Upstream::start_on(addresses.at(0, 3017)).await,
             ),
             (
-                Who::Workflows,
+                ClusterService::Workflows,
                 Upstream::start_tls_on(addresses.at(1, 2746), &certificate).await,
             ),
-            (Who::Push, Upstream::start_on(addresses.at(2, 80)).await),
-            (Who::Trap, Upstream::start_on(addresses.at(3, 80)).await),
+            (
+                ClusterService::Push,
+                Upstream::start_on(addresses.at(2, 80)).await,
+            ),
+            (
+                ClusterService::Trap,
+                Upstream::start_on(addresses.at(3, 80)).await,
+            ),
         ];
         let cluster = Self {
             members,
@@ -83,23 +89,25 @@ impl Cluster {
             ca,
             _directory: directory,
         };
-        cluster.member(Who::AppProxy).mount("/app-proxy");
-        cluster.member(Who::Push).mount("/webhooks/argo/push");
+        cluster.member(ClusterService::AppProxy).mount("/app-proxy");
+        cluster
+            .member(ClusterService::Push)
+            .mount("/webhooks/argo/push");
         Ok(cluster)
     }
 
-    /// One of those who are there.
+    /// A running service.
     ///
     /// # Panics
-    /// When it was taken away.
-    pub fn member(&self, who: Who) -> &Upstream {
-        let found = self.members.iter().find(|(name, _)| *name == who);
-        &found.unwrap_or_else(|| panic!("{who:?} is away")).1
+    /// When it was stopped.
+    pub fn member(&self, service: ClusterService) -> &Upstream {
+        let found = self.members.iter().find(|(name, _)| *name == service);
+        &found.unwrap_or_else(|| panic!("{service:?} was stopped")).1
     }
 
-    /// Ends one of them; its address stays, where nobody listens then.
-    pub fn take_away(&mut self, who: Who) {
-        self.members.retain(|(name, _)| *name != who);
+    /// Stops a service; connections to its address are then refused.
+    pub fn stop(&mut self, service: ClusterService) {
+        self.members.retain(|(name, _)| *name != service);
     }
 
     /// The name server.
@@ -122,26 +130,26 @@ impl Cluster {
         &self.ca
     }
 
-    /// Every request that came up to now, with who got it.
-    pub fn requests(&self) -> Vec<(Who, Seen)> {
+    /// All requests up to now, each with the service that received it.
+    pub fn requests(&self) -> Vec<(ClusterService, ReceivedRequest)> {
         let members = self.members.iter();
-        let requests =
-            members.map(|(who, member)| member.requests().into_iter().map(|seen| (*who, seen)));
+        let requests = members
+            .map(|(service, member)| member.requests().into_iter().map(|seen| (*service, seen)));
         requests.flatten().collect()
     }
 
-    /// How many requests each got up to now: a mark for [`Cluster::since`].
+    /// How many requests each service has received: a mark for [`Cluster::since`].
     pub fn mark(&self) -> Vec<usize> {
         let members = self.members.iter();
         members.map(|(_, member)| member.requests().len()).collect()
     }
 
-    /// The requests that came after a mark, with who got them.
-    pub fn since(&self, mark: &[usize]) -> Vec<(Who, Seen)> {
+    /// The requests after a mark, each with the service that received it.
+    pub fn since(&self, mark: &[usize]) -> Vec<(ClusterService, ReceivedRequest)> {
         let members = self.members.iter().zip(mark);
-        let requests = members.map(|((who, member), before)| {
+        let requests = members.map(|((service, member), before)| {
             let requests = member.requests().into_iter().skip(*before);
-            requests.map(|seen| (*who, seen))
+            requests.map(|seen| (*service, seen))
         });
         requests.flatten().collect()
     }

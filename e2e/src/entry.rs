@@ -1,4 +1,4 @@
-//! Where a platform client's requests go in: an address and the host to ask it for.
+//! The entry of a platform client's requests: the address to connect to, and the host of the requests.
 //!
 //! An entry is a tunnel server's public listener with a runtime's host, or an upstream itself.
 //! Tests take one, so that they can be run through the tunnel and, to prove the test, without it.
@@ -18,7 +18,7 @@ use crate::{
     deadline::{SOON, within},
 };
 
-/// An address, the authority to ask it for, and whether to speak TLS.
+/// An address, the authority of the requests, and whether to speak TLS.
 #[derive(Clone, Debug)]
 pub struct Entry {
     address: SocketAddr,
@@ -27,7 +27,7 @@ pub struct Entry {
 }
 
 impl Entry {
-    /// A plain listener at `address`, asked for `host` (without port).
+    /// A plain listener at `address`, for requests to `host` (without port).
     pub fn plain(address: SocketAddr, host: &str) -> Self {
         Self {
             address,
@@ -45,7 +45,7 @@ impl Entry {
         }
     }
 
-    /// A TLS listener at `address`, asked for `host` and trusted by way of `ca`.
+    /// A TLS listener at `address`, for requests to `host`, whose certificate is checked against `ca`.
     pub fn tls(address: SocketAddr, host: &str, ca: &Ca) -> Self {
         Self {
             tls: Some(Arc::new(ca.client_config())),
@@ -76,7 +76,7 @@ impl Entry {
         format!("{scheme}://{}{path}", self.authority)
     }
 
-    /// The same with scheme `ws` or `wss`.
+    /// The URL with the scheme `ws` or `wss`.
     pub fn websocket_url(&self, path: &str) -> String {
         format!("ws{}", &self.url(path)["http".len()..])
     }
@@ -84,7 +84,7 @@ impl Entry {
     /// A connection to the listener.
     ///
     /// # Panics
-    /// When nobody takes it.
+    /// When it is not accepted.
     pub async fn connect(&self) -> TcpStream {
         let socket = within(SOON, "a connection", TcpStream::connect(self.address)).await;
         let socket = socket.unwrap_or_else(|error| panic!("{}: {error}", self.address));
@@ -113,7 +113,7 @@ impl Entry {
         Ok(within(SOON, "a TLS handshake", handshake).await.unwrap())
     }
 
-    /// The same listener, asked for another host.
+    /// An entry at this listener for requests to another host.
     #[must_use]
     pub fn with_host(&self, host: &str) -> Self {
         Self {

@@ -1,4 +1,4 @@
-//! Whoever signs JSON Web Tokens for a platform.
+//! An issuer of JSON Web Tokens.
 
 use base64::{Engine, engine::general_purpose::URL_SAFE_NO_PAD};
 use rcgen::{KeyPair, PKCS_ED25519, PublicKeyData, SigningKey};
@@ -6,16 +6,16 @@ use serde_json::{Value, json};
 
 use crate::secrets;
 
-/// Who signs, as tokens and servers name him.
+/// The issuer (`iss`) of the tokens.
 pub const ISSUER: &str = "https://platform.example";
 
-/// For whom the tokens are.
+/// The audience (`aud`) of the tokens.
 pub const AUDIENCE: &str = "tunnel-server";
 
-/// An end that is far away, in seconds since 1970.
+/// An expiry in the far future, in seconds since 1970.
 pub const LATE: u64 = 4_000_000_000;
 
-/// One that is over.
+/// An expiry in the past.
 pub const OVER: u64 = 1_700_000_100;
 
 /// Signs JSON Web Tokens with a key of its own.
@@ -35,12 +35,12 @@ impl Issuer {
         json!({ "keys": [key] }).to_string()
     }
 
-    /// A token for this runtime of account `demo` that is good until then.
+    /// A token for this runtime of account `demo` that is valid until `expires`.
     pub fn token(&self, runtime: &str, expires: u64) -> String {
         self.token_for(AUDIENCE, runtime, expires)
     }
 
-    /// The same for another audience.
+    /// A token as [`Issuer::token`] makes it, for another audience.
     pub fn token_for(&self, audience: &str, runtime: &str, expires: u64) -> String {
         let claims = json!({
             "iss": ISSUER, "aud": audience, "sub": "test", "jti": format!("id-of-{runtime}"),

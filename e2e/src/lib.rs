@@ -1,11 +1,11 @@
 //! The language in which whole-system tests are written.
 //!
-//! A test says what is there ([`system::System`]: server, client, upstream; [`relay::Relay`]
-//! between them, or a [`network::Network`], or a proxy of [`peers`]), who asks ([`platform::PlatformClient`], [`raw::RawClient`], [`peers`],
-//! [`grpc`], or all of them at once: [`load`]), and who answers ([`upstream::Upstream`], [`scripted::ScriptedUpstream`],
-//! [`peers::nginx`], or a [`stranger::Stranger`] in place of the tunnel client), by which names
-//! ([`names::NameServer`]) and addresses ([`addresses::Addresses`]). Where the requests go in is an [`entry::Entry`], so that the same test runs
-//! against an upstream directly and through the tunnel, and the difference is the tunnel's.
+//! A test names the parts of the system ([`system::System`]: server, client, upstream; [`relay::Relay`] between them, or a
+//! [`network::Network`], or a proxy of [`peers`]), the platform clients ([`platform::PlatformClient`], [`raw::RawClient`],
+//! [`peers`], [`grpc`], or all of them at once: [`load`]), and the upstreams ([`upstream::Upstream`],
+//! [`scripted::ScriptedUpstream`], [`peers::nginx`], or a [`stranger::Stranger`] in place of the tunnel client), with names
+//! ([`names::NameServer`]) and addresses ([`addresses::Addresses`]). Requests go to an [`entry::Entry`], so that one test
+//! can run against an upstream directly and through the tunnel, and the difference is the tunnel's.
 //!
 //! ```text
 //!  PlatformClient, RawClient,            tunnel-server    Relay    tunnel-client       Upstream,
@@ -13,8 +13,8 @@
 //!                                                                                     nginx, tonic
 //! ```
 //!
-//! Every handle ends what it started when it is dropped. Nothing here listens on a fixed port,
-//! sleeps and hopes, or reaches beyond this machine. What goes wrong panics with what was seen.
+//! Every handle ends what it started when it is dropped. Nothing here listens on a fixed port, sleeps instead of awaiting
+//! an event, or connects to another machine. A failed expectation panics with what was observed.
 #![allow(
     clippy::unwrap_used,
     clippy::expect_used,

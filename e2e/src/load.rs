@@ -1,16 +1,15 @@
-//! A steady load of every kind of exchange, and an account of each that did not go well.
+//! A steady load of every kind of exchange, and a report of each failure.
 //!
 //! ```text
 //!   Load::start ─▶ workers: GET, POST, events, WebSocket, gRPC call, gRPC stream
 //!        mark ───▶ timeline ◀── failures              finish ─▶ Report
 //! ```
 //!
-//! Each worker does one thing at a time, at a set pace, and checks that the answer is the one to
-//! what it asked. What is short must be answered whole. What is long goes on until it is ended: by
-//! its protocol (an end of the events between two of them, a WebSocket close with 1001, gRPC's
-//! UNAVAILABLE in trailers), after which the worker begins it again at once as good clients do; or
-//! by a cut, which is a failure. A test says what it does by [`Load::mark`], so that the report
-//! shows what failed after which event. Asked are the paths of an [`crate::upstream::Upstream`].
+//! Each worker has one exchange at a time, at a set pace, and checks that the answer is the one to its request. A short
+//! exchange must be answered completely. A long stream continues until it is ended: by its protocol (between two events,
+//! by a WebSocket close with 1001, by gRPC's UNAVAILABLE in trailers), after which the worker begins it again at once, as
+//! good clients do; or by a cut, which is a failure. A test records its actions by [`Load::mark`], so that the report
+//! shows which failure came after which action. The requests are for the paths of an [`crate::upstream::Upstream`].
 
 mod ask;
 mod call;
@@ -37,7 +36,7 @@ use crate::{
 type Number = usize;
 
 /// How long an answer, or the next message of a stream, may take before that is a failure.
-const PATIENCE: Duration = Duration::from_secs(20);
+const TIME_LIMIT: Duration = Duration::from_secs(20);
 
 /// What a worker does.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -75,13 +74,13 @@ pub struct Load {
 #[derive(Debug)]
 pub struct OpenStreams(Vec<(Number, u64)>);
 
-/// How one thing came to its end.
+/// How an exchange ended.
 enum End {
-    /// As it should; a stream because it was no longer wanted.
+    /// Completely; a stream because the load ends.
     Whole,
     /// The tunnel ended it, in the way of its protocol.
     ByProtocol,
-    /// Anything else, and what was seen.
+    /// Otherwise, with what was observed.
     Failed(String),
 }
 
@@ -92,7 +91,7 @@ struct Shared {
     tally: Mutex<Tally>,
 }
 
-/// What a worker has in hand: where to ask, and where to say how it goes.
+/// What a worker needs: the entry for its requests, and the report.
 struct Worker {
     shared: Arc<Shared>,
     number: Number,
@@ -137,7 +136,7 @@ impl Plan {
         }
     }
 
-    /// So many workers of these kinds, and of no other.
+    /// This many workers of these kinds, and none of others.
     pub fn only(kinds: &[Kind], workers: usize) -> Self {
         Self {
             workers: kinds.iter().map(|kind| (*kind, workers)).collect(),
@@ -172,17 +171,17 @@ impl Load {
         Self { shared, workers }
     }
 
-    /// Says what the test does now; the report has it between the failures.
+    /// Records what the test does now; the report shows it between the failures.
     pub fn mark(&self, what: &str) {
         self.shared.tally.lock().mark(what);
     }
 
-    /// Has everything that is begun from now on ask elsewhere, as a load balancer would.
+    /// Sends all later requests to another entry, as a load balancer would.
     pub fn lead_to(&self, entry: Entry) {
         *self.shared.entry.lock() = entry;
     }
 
-    /// Waits until each kind has had so many more answers or messages, and each worker one of them.
+    /// Waits until each kind has had this many more answers or messages, and each worker one of them.
     ///
     /// # Panics
     /// When that takes long; the message has the report.
@@ -239,10 +238,10 @@ impl Load {
         self.shared.tally.lock().report()
     }
 
-    /// Lets the workers come to the end of what they have begun, and gives the account.
+    /// Waits until the workers have ended their exchanges, and returns the report.
     ///
     /// # Panics
-    /// When a worker did, which is a fault of this crate.
+    /// When a worker panicked, which is a fault of this crate.
     pub async fn finish(mut self) -> Report {
         self.shared.stopped.send_replace(true);
         while let Some(ended) = self.workers.join_next().await {
@@ -309,10 +308,12 @@ struct Hands {
 }
 
 /// What `future` gives, or that it took too long.
-async fn patiently<T>(future: impl Future<Output = Result<T, String>>) -> Result<T, String> {
-    match timeout(PATIENCE, future).await {
+async fn within_time_limit<T>(
+    future: impl Future<Output = Result<T, String>>,
+) -> Result<T, String> {
+    match timeout(TIME_LIMIT, future).await {
         Ok(result) => result,
-        Err(_) => Err(format!("no answer within {PATIENCE:?}")),
+        Err(_) => Err(format!("no answer within {TIME_LIMIT:?}")),
     }
 }
 

@@ -8,7 +8,7 @@
 //! ```
 //!
 //! It needs the right to make network namespaces (root) and the program `ip`; where either is
-//! missing [`Network::make`] says so. Namespaces and what is in them go when the network goes.
+//! missing [`Network::make`] fails. Namespaces and what is in them go when the network goes.
 
 use std::{
     net::IpAddr,
@@ -59,7 +59,7 @@ impl Network {
         self.address(9)
     }
 
-    /// Has the router drop all packets, without a word to anybody, or forward them again.
+    /// Has the router drop all packets silently, or forward them again.
     ///
     /// # Panics
     /// When the system refuses.

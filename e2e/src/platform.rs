@@ -36,7 +36,7 @@ pub type Body = UnsyncBoxBody<Bytes, Infallible>;
 #[derive(Debug)]
 pub struct PlatformClient {
     entry: Entry,
-    patience: Duration,
+    time_limit: Duration,
     sender: Sender,
     _driver: JoinSet<()>,
 }
@@ -73,7 +73,7 @@ impl PlatformClient {
         driver.spawn(async move { drop(connection.with_upgrades().await) });
         Self {
             entry: entry.clone(),
-            patience: SOON,
+            time_limit: SOON,
             sender: Sender::Http1(sender),
             _driver: driver,
         }
@@ -92,22 +92,22 @@ impl PlatformClient {
         driver.spawn(async move { drop(connection.await) });
         Self {
             entry: entry.clone(),
-            patience: SOON,
+            time_limit: SOON,
             sender: Sender::Http2(sender),
             _driver: driver,
         }
     }
 
-    /// The same, waiting this long for a response and for its end: for long transfers.
+    /// Sets the time-out of a response and of its end, for long transfers.
     #[must_use]
-    pub fn with_patience(self, patience: Duration) -> Self {
-        Self { patience, ..self }
+    pub fn with_time_limit(self, time_limit: Duration) -> Self {
+        Self { time_limit, ..self }
     }
 
-    /// Sends a request, whose URI is a path; the head of its response comes back.
+    /// Sends a request, whose URI is a path, and returns the head of its response.
     ///
     /// # Errors
-    /// As hyper tells them.
+    /// Those of hyper.
     ///
     /// # Panics
     /// When there is no answer for long.
@@ -118,13 +118,13 @@ impl PlatformClient {
                 let host = HeaderValue::from_str(authority).unwrap();
                 request.headers_mut().entry(header::HOST).or_insert(host);
                 within(SOON, "room for a request", sender.ready()).await?;
-                within(self.patience, "a response", sender.send_request(request)).await
+                within(self.time_limit, "a response", sender.send_request(request)).await
             }
             Sender::Http2(sender) => {
                 let uri: Uri = self.entry.url(&request.uri().to_string()).parse().unwrap();
                 *request.uri_mut() = uri;
                 within(SOON, "room for a request", sender.ready()).await?;
-                within(self.patience, "a response", sender.send_request(request)).await
+                within(self.time_limit, "a response", sender.send_request(request)).await
             }
         }
     }
@@ -132,7 +132,7 @@ impl PlatformClient {
     /// As [`PlatformClient::send`], with the status and fields of each informational response.
     ///
     /// # Errors
-    /// As hyper tells them.
+    /// Those of hyper.
     pub async fn send_observing(
         &mut self,
         mut request: Request<Body>,
@@ -149,7 +149,7 @@ impl PlatformClient {
         Ok((observed, response))
     }
 
-    /// Asks for `path` and reads the whole answer.
+    /// Sends a GET for `path` and reads the whole response.
     ///
     /// # Panics
     /// When there is none.
@@ -175,7 +175,7 @@ impl PlatformClient {
         let response = self.send(request).await;
         let response = response.unwrap_or_else(|error| panic!("{what}: {error:?}"));
         let (head, body) = response.into_parts();
-        let body = within(self.patience, "the end of a response", body.collect()).await;
+        let body = within(self.time_limit, "the end of a response", body.collect()).await;
         let body = body.unwrap_or_else(|error| panic!("{what}: the response is cut: {error:?}"));
         Answer {
             status: head.status,
@@ -219,7 +219,7 @@ pub fn empty() -> Body {
     http_body_util::Empty::new().boxed_unsync()
 }
 
-/// A content whose length is not told in advance.
+/// A content without a declared length.
 pub fn streamed(payload: Payload) -> Body {
     let frames = payload.map(|piece| Ok(Frame::data(piece)));
     StreamBody::new(tokio_stream::iter(frames)).boxed_unsync()

@@ -9,7 +9,7 @@ use std::{
     sync::OnceLock,
 };
 
-pub use testkit::program::{Ended, Line, Memory, Program, Signal, run};
+pub use testkit::program::{Ended, Memory, OutputLine, Program, Signal, run};
 
 /// Names a directory that holds the programs to test, instead of building them.
 const PROGRAMS: &str = "E2E_PROGRAMS";

@@ -1,8 +1,7 @@
 //! A network between a tunnel client and a tunnel server that a test can break.
 //!
-//! The relay carries TCP connections to its target. It can hold bytes (nobody is told, as when a
-//! path is lost; both directions or one, all connections or one), cut (both sides see a reset),
-//! refuse newcomers, and lead to another target. It never looks at the bytes.
+//! The relay carries TCP connections to its target, unread. It can hold bytes without a sign, as a lost path does (in both
+//! directions or one, of all connections or one), reset connections, refuse new ones, and change its target.
 
 use std::{
     collections::BTreeMap,
@@ -27,12 +26,12 @@ use crate::{
     record::Record,
 };
 
-/// What happens to newcomers.
+/// What happens to new connections.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Door {
     /// They are carried.
     Open,
-    /// They are reset at once; old connections go on.
+    /// They are reset at once; open connections continue.
     Refusing,
 }
 
@@ -68,7 +67,7 @@ impl Held {
     };
 }
 
-/// One connection through the relay, in the order of their coming, from 0.
+/// The number of a connection through the relay, in the order of arrival, from 0.
 pub type Number = usize;
 
 /// A running relay.
@@ -83,7 +82,7 @@ pub struct Relay {
 struct Shared {
     target: Mutex<SocketAddr>,
     door: Mutex<Door>,
-    /// What holds for all connections, newcomers too.
+    /// The directions that are held on all connections, new ones too.
     held: watch::Sender<Held>,
     tasks: Mutex<JoinSet<()>>,
     carried: Mutex<BTreeMap<Number, Carried>>,
@@ -95,7 +94,7 @@ struct Shared {
 #[derive(Debug)]
 struct Carried {
     task: AbortHandle,
-    /// What holds for this one alone.
+    /// The directions that are held on this one alone.
     held: watch::Sender<Held>,
 }
 
@@ -131,17 +130,17 @@ impl Relay {
         &self.shared.dials
     }
 
-    /// Lets nothing pass from now on, and tells nobody.
+    /// Holds all bytes from now on, without a sign to either side.
     pub fn stall(&self) {
         self.hold(Held::BOTH);
     }
 
-    /// Holds these directions of all connections from now on, newcomers too, and tells nobody.
+    /// Holds these directions of all connections from now on, new ones too, without a sign to either side.
     pub fn hold(&self, held: Held) {
         self.shared.held.send_replace(held);
     }
 
-    /// Holds these directions of the connections of now; newcomers pass.
+    /// Holds these directions of the connections that are open now; new ones pass.
     pub fn hold_present(&self, held: Held) {
         for number in self.connections() {
             self.hold_one(number, held);
@@ -155,24 +154,24 @@ impl Relay {
         }
     }
 
-    /// Resets newcomers from now on.
+    /// Resets new connections from now on.
     pub fn refuse(&self) {
         *self.shared.door.lock() = Door::Refusing;
     }
 
-    /// Lets everything pass again; what waited goes on.
+    /// Passes everything again, first the held bytes.
     pub fn resume(&self) {
         *self.shared.door.lock() = Door::Open;
         self.hold(Held::NONE);
         self.hold_present(Held::NONE);
     }
 
-    /// The connections of now, oldest first.
+    /// The open connections, oldest first.
     pub fn connections(&self) -> Vec<Number> {
         self.shared.carried.lock().keys().copied().collect()
     }
 
-    /// Waits until exactly so many connections are carried.
+    /// Waits until exactly this many connections are carried.
     pub async fn wait_connections(&self, count: usize) -> Vec<Number> {
         let what = format!("{count} connections through the relay");
         eventually(SOON, &what, async || {
@@ -182,7 +181,7 @@ impl Relay {
         .await
     }
 
-    /// Resets all connections of now.
+    /// Resets all open connections.
     pub fn cut(&self) {
         self.shared.tasks.lock().abort_all();
     }
@@ -194,7 +193,7 @@ impl Relay {
         }
     }
 
-    /// Leads newcomers to another target.
+    /// Carries new connections to another target.
     pub fn lead_to(&self, target: SocketAddr) {
         *self.shared.target.lock() = target;
     }
@@ -219,7 +218,7 @@ async fn accept(listener: TcpListener, shared: Arc<Shared>) {
     }
 }
 
-/// Takes a connection's entry away when its task ends, however that comes about.
+/// Removes a connection's entry when its task ends, for whatever reason.
 struct Entered(Number, Arc<Shared>);
 
 impl Drop for Entered {
@@ -235,7 +234,7 @@ async fn carry(client: TcpStream, number: Number, own: watch::Receiver<Held>, sh
         all: shared.held.subscribe(),
         own,
     };
-    // A stalled newcomer is held before its connection goes on, as a lost path would hold it.
+    // A new connection of a held relay waits before it is carried, as on a lost path.
     gate.clone().pass(|held| held.there).await;
     let target = *shared.target.lock();
     let Ok(server) = TcpStream::connect(target).await else {
@@ -253,7 +252,7 @@ async fn carry(client: TcpStream, number: Number, own: watch::Receiver<Held>, sh
     }
 }
 
-/// What may hold one connection: the relay as a whole, or this connection's own word.
+/// The held directions of one connection: those of the relay, and its own.
 #[derive(Clone)]
 struct Gate {
     all: watch::Receiver<Held>,

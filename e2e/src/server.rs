@@ -19,7 +19,7 @@ use crate::{
     deadline::{SOON, eventually},
     entry::Entry,
     platform::{Answer, Body, PlatformClient, empty},
-    program::{Line, Program, built},
+    program::{OutputLine, Program, built},
     secrets,
 };
 
@@ -72,9 +72,8 @@ pub struct ServerFiles {
 }
 
 impl ServerFiles {
-    /// Makes the certificates in `directory`; the runtimes file appears with the first token.
-    /// Makes the certificates in `directory`, the tunnel listener's for these `names` too; the
-    /// runtimes file appears with the first token.
+    /// Makes the certificates in `directory`, the tunnel listener's for these `names` too. The runtimes file is made with
+    /// the first token.
     pub fn new(directory: &Path, ca: &Ca, domain: &str, names: &[String]) -> Self {
         let all = format!("*.{domain}");
         let mut tunnel_names = vec!["localhost", "127.0.0.1"];
@@ -87,7 +86,7 @@ impl ServerFiles {
         }
     }
 
-    /// Adds a runtime by way of `tunnel-server token create` and gives its token's file.
+    /// Adds a runtime by `tunnel-server token create`, and returns its token's file.
     ///
     /// # Panics
     /// When the program refuses.
@@ -106,7 +105,7 @@ impl ServerFiles {
         path
     }
 
-    /// Takes tokens of a runtime back by way of `tunnel-server token revoke`: this one, or all.
+    /// Revokes a token of a runtime, or all of them, by `tunnel-server token revoke`.
     ///
     /// # Panics
     /// When the program refuses.
@@ -224,23 +223,23 @@ impl Admin {
         eventually(SOON, &format!("{} {what}", self.0), ask).await;
     }
 
-    /// What `path` gives.
+    /// The content of `path`.
     pub async fn get(&self, path: &str) -> Answer {
         self.get_as(path, None).await
     }
 
-    /// The same for whoever has this bearer token.
+    /// The content of `path`, requested with this bearer token.
     pub async fn get_as(&self, path: &str, token: Option<&str>) -> Answer {
         let request = Self::request(Request::get(path), token);
         self.ask(request.body(empty()).unwrap()).await
     }
 
-    /// Has something changed: a POST without content, by whoever has this bearer token.
+    /// Sends a POST without content, with this bearer token.
     pub async fn post(&self, path: &str, token: Option<&str>) -> Answer {
         self.post_with(path, token, "").await
     }
 
-    /// The same with content.
+    /// Sends a POST with content, with this bearer token.
     pub async fn post_with(&self, path: &str, token: Option<&str>, content: &str) -> Answer {
         let request = Self::request(Request::post(path), token);
         let content = Full::from(content.to_owned()).boxed_unsync();
@@ -254,7 +253,7 @@ impl Admin {
         }
     }
 
-    /// The answer, in which nothing is secret.
+    /// Sends a request and returns the response, after a check that it shows no secret.
     async fn ask(&self, request: Request<Body>) -> Answer {
         let target = request.uri().to_string();
         // Boxed, since tests ask again and again in futures of their own.
@@ -309,7 +308,7 @@ pub(crate) async fn wait_listening(program: &Program, listener: &str) -> SocketA
         .await
 }
 
-fn listening(line: &Line, listener: &str) -> Option<SocketAddr> {
+fn listening(line: &OutputLine, listener: &str) -> Option<SocketAddr> {
     let event: Value = serde_json::from_str(line.text()).ok()?;
     // Fields stand beside the message, either in an object of their own or at the top.
     let fields = event.get("fields").unwrap_or(&event);
@@ -333,10 +332,13 @@ mod tests {
             r#"{"level":"INFO","fields":{"message":"listening","listener":"admin","address":"127.0.0.1:9"}}"#,
             r#"{"level":"INFO","message":"listening","listener":"admin","address":"127.0.0.1:9"}"#,
         ] {
-            let line = Line::Err(line.to_owned());
+            let line = OutputLine::Err(line.to_owned());
             assert_eq!(listening(&line, "admin"), address);
             assert_eq!(listening(&line, "public"), None);
         }
-        assert_eq!(listening(&Line::Out("listening".to_owned()), "admin"), None);
+        assert_eq!(
+            listening(&OutputLine::Out("listening".to_owned()), "admin"),
+            None
+        );
     }
 }

@@ -1,8 +1,8 @@
-//! A tunnel client that a stranger wrote, with nothing but `docs/protocol.md` in hand.
+//! A second tunnel client, written from `docs/protocol.md` alone.
 //!
-//! It shares no code with the real one, so that it proves the document; and it does whatever a test
-//! says, so that it may be as hostile as an authenticated client can be. It speaks TLS and
-//! WebSocket through libraries; multiplexer and exchanges are in [`wire`], by hand.
+//! It shares no code with `tunnel-client`, so that it proves the document; and it sends whatever a test wants, so that it
+//! can be as hostile as an authenticated client can be. TLS and WebSocket are those of libraries; multiplexer and
+//! exchanges are written here, in [`wire`].
 
 pub mod wire;
 
@@ -33,10 +33,10 @@ use crate::{
     secrets,
 };
 
-/// Every stranger is the same instance, so that the next one takes over from the last at once.
+/// The instance secret of every stranger: as one instance, the next one takes over from the last at once.
 pub const INSTANCE_LINE: &str = "Tunnel-Instance: 0123456789abcdef0123456789abcdef\r\n";
 
-/// What a stream may carry before its window grows.
+/// Bytes that a stream may carry before its window grows.
 const INITIAL_WINDOW: u32 = 256 * 1024;
 
 /// The longest data frame that is sent: any length up to a message's limit is allowed.
@@ -53,7 +53,7 @@ pub struct Stranger {
     closed: Option<Option<u16>>,
 }
 
-/// What a server said instead of opening a session.
+/// A server's response that opens no session.
 #[derive(Clone, Debug)]
 pub struct Refusal {
     /// The answer's head.
@@ -127,7 +127,7 @@ impl Stranger {
         &self.head
     }
 
-    /// Whether the session was still open when last heard of.
+    /// Whether the session was open at the last read.
     pub fn is_open(&self) -> bool {
         self.closed.is_none()
     }
@@ -143,7 +143,7 @@ impl Stranger {
         }
     }
 
-    /// Greets the server and gives its welcome.
+    /// Sends the greeting and waits for the server's welcome.
     pub async fn greet(&mut self) -> Value {
         self.control(json!({ "type": "hello", "version": "stranger" }))
             .await;
@@ -265,7 +265,7 @@ impl Stranger {
         }
     }
 
-    /// Takes in one message; `false` when the session has ended.
+    /// Reads one message; `false` when the session has ended.
     async fn read(&mut self) -> bool {
         match self.socket.next().await {
             Some(Ok(Message::Binary(bytes))) => {

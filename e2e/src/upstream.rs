@@ -7,16 +7,16 @@
 //! | `/download?bytes=N` | `N` bytes of [`crate::payload::Payload`], with their length; `&chunked` without |
 //! | `/duplex` | the content and trailers of the request, as they come |
 //! | `/events?every_ms=N&count=N` | Server-Sent Events that carry the time they were sent |
-//! | `/hold` | none, ever |
+//! | `/hold` | none |
 //! | `/status/NNN` | that status, with a short text where it may have one |
 //! | `/cookies` | three `Set-Cookie` fields whose order matters |
-//! | `/fields?count=N&bytes=N` | so many fields of that size |
+//! | `/fields?count=N&bytes=N` | `count` fields of `bytes` bytes each |
 //! | `/trailers` | a text and two trailer fields |
 //! | `/early` | 413 before any content was read |
 //! | `/truncate` | half of what `Content-Length` promised, then the connection's end |
 //! | `/websocket` | echoes messages (RFC 6455 or RFC 8441); `?close=CODE` closes with it after the first |
 //! | `/e2e.Echo/*` | the gRPC service of [`crate::grpc`] |
-//! | anything else | [`Echo`]: the request as it was seen |
+//! | anything else | [`Echo`]: the received request |
 //!
 //! Every request, content and hang-up goes into the record. What must be exact to the byte, or
 //! break the rules, is a [`crate::scripted::ScriptedUpstream`]'s.
@@ -80,10 +80,10 @@ pub struct Upstream {
 /// What the connections of an upstream have in common.
 struct Shared {
     record: Arc<Record<Event>>,
-    /// Whatever outlives the call that started it: streams and upgraded connections.
+    /// Tasks that outlive the request that started them: streams and upgraded connections.
     tasks: Mutex<JoinSet<()>>,
     grpc: GrpcService,
-    /// What stands before the paths that are answered.
+    /// The prefix of the answered paths, see [`Upstream::mount`].
     prefix: Mutex<String>,
 }
 
@@ -93,7 +93,7 @@ pub enum Event {
     /// A TCP connection came.
     Connection,
     /// A request's head came.
-    Request(Seen),
+    Request(ReceivedRequest),
     /// A request's content came to its end.
     Content(Received),
     /// The other side went away before the answer at this target had ended.
@@ -102,7 +102,7 @@ pub enum Event {
 
 /// A request's head.
 #[derive(Clone, Debug, Deserialize, Serialize)]
-pub struct Seen {
+pub struct ReceivedRequest {
     /// The method.
     pub method: String,
     /// Path and query, byte for byte.
@@ -134,7 +134,7 @@ pub struct Received {
 #[derive(Clone, Debug, Deserialize, Serialize)]
 pub struct Echo {
     /// The head.
-    pub head: Seen,
+    pub head: ReceivedRequest,
     /// The content.
     pub content: Received,
 }
@@ -145,15 +145,15 @@ impl Upstream {
         Self::start_at(IpAddr::from([127, 0, 0, 1])).await
     }
 
-    /// The same at another address of this machine.
+    /// Starts an upstream that speaks HTTP/1.1 and h2c, on a free port of this address.
     pub async fn start_at(address: IpAddr) -> Self {
         Self::start_on((address, 0).into()).await
     }
 
-    /// The same at another address and with a port of the test's choice.
+    /// Starts an upstream that speaks HTTP/1.1 and h2c at this address.
     ///
     /// # Panics
-    /// When that is not to be had.
+    /// When the address cannot be bound.
     pub async fn start_on(address: SocketAddr) -> Self {
         Self::listen(address, None).await
     }
@@ -163,10 +163,10 @@ impl Upstream {
         Self::start_tls_on(([127, 0, 0, 1], 0).into(), certificate).await
     }
 
-    /// The same at another address and with a port of the test's choice.
+    /// Starts an upstream that speaks TLS with this certificate at this address.
     ///
     /// # Panics
-    /// When that is not to be had.
+    /// When the address cannot be bound.
     pub async fn start_tls_on(address: SocketAddr, certificate: &Certificate) -> Self {
         let config = certificate.server_config(&["h2", "http/1.1"]);
         Self::listen(address, Some(TlsAcceptor::from(Arc::new(config)))).await
@@ -257,7 +257,7 @@ impl Upstream {
     }
 
     /// Waits for a request at this target.
-    pub async fn wait_request(&self, target: &str) -> Seen {
+    pub async fn wait_request(&self, target: &str) -> ReceivedRequest {
         let what = format!("a request for {target} at the upstream");
         let request = |event: &Event| match event {
             Event::Request(seen) => (seen.target == target).then(|| seen.clone()),
@@ -277,7 +277,7 @@ impl Upstream {
     }
 
     /// Every request that came up to now.
-    pub fn requests(&self) -> Vec<Seen> {
+    pub fn requests(&self) -> Vec<ReceivedRequest> {
         let request = |event: Event| match event {
             Event::Request(seen) => Some(seen),
             _ => None,
@@ -299,7 +299,7 @@ impl Upstream {
     }
 }
 
-impl Seen {
+impl ReceivedRequest {
     /// All values of a field, in order; `name` in lower case.
     pub fn values(&self, name: &str) -> Vec<&str> {
         let fields = self.fields.iter().filter(|(field, _)| field == name);
@@ -345,7 +345,7 @@ where
             Ok::<Response<Body>, Infallible>(answer(request, &shared).await)
         }
     });
-    // A connection that breaks is the other side's affair, and in the record if it matters.
+    // A broken connection is no fault of the upstream; hang-ups that matter are in the record.
     drop(
         builder
             .serve_connection_with_upgrades(TokioIo::new(stream), service)
@@ -353,14 +353,14 @@ where
     );
 }
 
-fn see(request: &Request<Incoming>) -> Seen {
+fn see(request: &Request<Incoming>) -> ReceivedRequest {
     let uri = request.uri();
     let host = request
         .headers()
         .get("host")
         .and_then(|host| host.to_str().ok());
     let authority = uri.authority().map(|authority| authority.as_str()).or(host);
-    Seen {
+    ReceivedRequest {
         method: request.method().to_string(),
         target: target(request),
         version: format!("{:?}", request.version()),

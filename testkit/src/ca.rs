@@ -1,4 +1,5 @@
-//! Certificates, made at test time and held in memory.
+//! How tests make certificates: a CA and its certificates, held in memory. `e2e/src/ca.rs` makes them as files, for
+//! child processes.
 
 use std::net::IpAddr;
 

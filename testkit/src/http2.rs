@@ -1,8 +1,8 @@
-//! Frames of HTTP/2 (RFC 9113 section 4.1), written and read as they are, so that a test can break every rule.
+//! Frames of HTTP/2 (RFC 9113 section 4.1), written and read without any check, so that a test can break every rule.
 
 use crate::http1::RawConnection;
 
-/// What a client sends first.
+/// The connection preface of a client (RFC 9113 section 3.4).
 const PREFACE: &str = "PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
 
 /// One frame.
@@ -14,31 +14,31 @@ pub struct Frame {
     pub flags: u8,
     /// The stream, 0 for the connection.
     pub stream: u32,
-    /// What follows the head of nine bytes.
+    /// The bytes after the frame header of nine bytes.
     pub payload: Vec<u8>,
 }
 
 impl Frame {
     /// Content of a message.
     pub const DATA: u8 = 0;
-    /// A head or a trailer section.
+    /// A field section: a head or trailers.
     pub const HEADERS: u8 = 1;
     /// The end of a stream before its message's end.
     pub const RST_STREAM: u8 = 3;
     /// Settings of the sender.
     pub const SETTINGS: u8 = 4;
-    /// A question whether the other end is there.
+    /// A ping, or with [`Frame::ACK`] its answer.
     pub const PING: u8 = 6;
     /// The end of the connection.
     pub const GOAWAY: u8 = 7;
-    /// More of a head.
+    /// More of a field section.
     pub const CONTINUATION: u8 = 9;
 
     /// The last frame of its stream.
     pub const END_STREAM: u8 = 1;
-    /// The last frame of its head.
+    /// The last frame of its field section.
     pub const END_HEADERS: u8 = 4;
-    /// The answer to a frame of its kind.
+    /// The acknowledgement of a `SETTINGS` or `PING` frame.
     pub const ACK: u8 = 1;
 
     /// A frame with this payload.

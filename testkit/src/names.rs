@@ -31,11 +31,11 @@ pub struct NameServer {
     _serving: JoinSet<()>,
 }
 
-/// What is known, by name; under the empty name, what is said of all others.
+/// The reply for each name; under the empty name, the reply for all others.
 type Zone = Arc<Mutex<HashMap<String, Reply>>>;
 
-/// What, put before a program and its arguments, has the system's own look-ups ask a name server at
-/// this address, port 53, and no other server. It needs root.
+/// The start of a command line that runs the program after it with `server`, port 53, as the only name server of the
+/// system's resolver. Needs root.
 pub fn looked_up_at(server: IpAddr, directory: &Path) -> Vec<String> {
     let file = directory.join("resolv.conf");
     let text = format!("nameserver {server}\noptions attempts:1 timeout:2\n");
@@ -60,7 +60,7 @@ pub fn looked_up_at(server: IpAddr, directory: &Path) -> Vec<String> {
 /// What is answered to the questions for a name.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Reply {
-    /// These addresses, for so many seconds.
+    /// These addresses, with a TTL in seconds.
     Addresses(Vec<IpAddr>, u32),
     /// The IPv6 addresses among these; a failure to questions for IPv4.
     OnlyIpv6(Vec<IpAddr>, u32),
@@ -70,7 +70,7 @@ pub enum Reply {
     Failure,
     /// That there is no such name.
     Absent,
-    /// Nothing at all.
+    /// No answer.
     Silence,
 }
 
@@ -104,7 +104,7 @@ impl NameServer {
         self.address
     }
 
-    /// A name leads to these addresses from now on; who hears it may believe it for so many seconds.
+    /// Sets the addresses of a name, with a TTL in seconds.
     ///
     /// # Panics
     /// When one is no address.
@@ -115,12 +115,12 @@ impl NameServer {
         self.set_reply(name, Reply::Addresses(addresses.collect(), seconds));
     }
 
-    /// Questions for a name, written without its last dot, are answered like this from now on.
+    /// Sets the reply to questions for a name, written without its last dot.
     pub fn set_reply(&self, name: &str, reply: Reply) {
         self.zone.lock().insert(name.to_owned(), reply);
     }
 
-    /// Every name that nothing else is known of leads to these addresses from now on.
+    /// Sets the addresses of all names that have no reply of their own.
     pub fn set_others(&self, addresses: &[IpAddr]) {
         self.set("", addresses, 60);
     }

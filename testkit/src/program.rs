@@ -1,7 +1,7 @@
-//! Programs as child processes: started, listened to, signalled, measured, and ended.
+//! Child processes: starts them, reads their output, sends signals, measures them, and ends them.
 //!
 //! A [`Program`] is killed and waited for when it is dropped, so that no test leaves one behind.
-//! What it writes is in its record, line by line; a failing test shows the end of it.
+//! Its output is in its record, line by line; a failing test shows the end of the record.
 
 use std::{
     env, fs,
@@ -29,14 +29,14 @@ use crate::{
 pub struct Program {
     name: String,
     child: Child,
-    log: Arc<Record<Line>>,
-    /// How many lines [`Program::next_line`] has looked at.
+    log: Arc<Record<OutputLine>>,
+    /// How many lines [`Program::next_line`] has read.
     read: usize,
 }
 
 /// A line that a program wrote.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Line {
+pub enum OutputLine {
     /// To standard output.
     Out(String),
     /// To standard error.
@@ -63,7 +63,7 @@ pub struct Memory {
     pub peak_bytes: u64,
 }
 
-impl Line {
+impl OutputLine {
     /// The line itself.
     pub fn text(&self) -> &str {
         match self {
@@ -89,11 +89,16 @@ impl Program {
         let open = Arc::new(AtomicUsize::new(2));
         listen(
             child.stdout.take().unwrap(),
-            Line::Out,
+            OutputLine::Out,
             log.clone(),
             open.clone(),
         );
-        listen(child.stderr.take().unwrap(), Line::Err, log.clone(), open);
+        listen(
+            child.stderr.take().unwrap(),
+            OutputLine::Err,
+            log.clone(),
+            open,
+        );
         Self {
             name: name.to_owned(),
             child,
@@ -108,7 +113,7 @@ impl Program {
     }
 
     /// Everything it wrote.
-    pub fn log(&self) -> &Record<Line> {
+    pub fn log(&self) -> &Record<OutputLine> {
         &self.log
     }
 
@@ -118,7 +123,7 @@ impl Program {
     /// When there is none after `limit`, or the program ends without one.
     pub async fn wait_for_line(&self, pattern: &str, limit: Duration) -> String {
         let what = format!("{} to write {pattern:?}", self.name);
-        let matching = |line: &Line| {
+        let matching = |line: &OutputLine| {
             line.text()
                 .contains(pattern)
                 .then(|| line.text().to_owned())
@@ -133,7 +138,7 @@ impl Program {
     pub async fn next_line(&mut self, pattern: &str) -> String {
         let what = format!("{} to write {pattern:?}", self.name);
         let mut looked_at = 0;
-        let next = |line: &Line| {
+        let next = |line: &OutputLine| {
             looked_at += 1;
             let text = line.text();
             text.contains(pattern).then(|| text.to_owned())
@@ -144,7 +149,7 @@ impl Program {
         found
     }
 
-    /// All that it wrote, line by line.
+    /// The whole output, line by line.
     pub fn text(&self) -> String {
         let lines = self.log.all();
         lines
@@ -153,7 +158,7 @@ impl Program {
             .collect()
     }
 
-    /// The files that it holds open so that it could write them.
+    /// The files that it holds open for writing.
     pub fn writable_files(&self) -> Vec<String> {
         let folder = format!("/proc/{}/fd", self.id());
         let files = fs::read_dir(&folder).unwrap().flatten();
@@ -170,7 +175,7 @@ impl Program {
         writable.collect()
     }
 
-    /// Asks it to stop, and waits for that. The exit code; `None` if a signal ended it.
+    /// Sends SIGTERM and waits for the end. Returns the exit code; `None` if a signal ended it.
     pub async fn stop(&mut self) -> Option<i32> {
         self.signal(Signal::TERM);
         self.wait_exit(SOON).await.code()
@@ -246,7 +251,7 @@ impl Drop for Program {
             eprintln!("--- {name} wrote {}", self.log.tail());
         } else if is_ours(name) {
             let lines = self.log.all();
-            let lines: Vec<_> = lines.iter().map(Line::text).collect();
+            let lines: Vec<_> = lines.iter().map(OutputLine::text).collect();
             secrets::assert_hidden(name, &lines.join("\n"));
         }
     }
@@ -257,17 +262,17 @@ fn is_ours(name: &str) -> bool {
     name.starts_with("tunnel-") || name == "demo"
 }
 
-/// Neither the machine's proxies nor a developer's settings may change a test; what the test itself
-/// says stands.
+/// Removes environment variables that would change a test: the machine's proxies and a developer's settings of the
+/// programs. Variables that the test itself has set stay.
 fn forget_settings(command: &mut Command) {
-    let said: Vec<_> = command
+    let set_by_test: Vec<_> = command
         .get_envs()
         .map(|(name, _)| name.to_owned())
         .collect();
     for (variable, _) in env::vars_os() {
         let text = variable.to_string_lossy().to_ascii_lowercase();
         let matters = text.ends_with("_proxy") || text.starts_with("tunnel_");
-        if matters && !said.contains(&variable) {
+        if matters && !set_by_test.contains(&variable) {
             command.env_remove(&variable);
         }
     }
@@ -299,8 +304,8 @@ pub async fn run(name: &str, mut command: Command, limit: Duration) -> Ended {
 
 fn listen(
     output: impl Read + Send + 'static,
-    line: impl Fn(String) -> Line + Send + 'static,
-    log: Arc<Record<Line>>,
+    line: impl Fn(String) -> OutputLine + Send + 'static,
+    log: Arc<Record<OutputLine>>,
     open: Arc<AtomicUsize>,
 ) {
     thread::spawn(move || {
@@ -325,12 +330,17 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn hears_both_outputs_and_the_end() {
+    async fn records_both_outputs_and_the_end() {
         let mut program = shell("echo out; echo err >&2; exit 3");
         program.wait_for_line("out", SOON).await;
         program.wait_for_line("err", SOON).await;
         assert_eq!(program.wait_exit(SOON).await.code(), Some(3));
-        assert!(program.log().all().contains(&Line::Err("err".to_owned())));
+        assert!(
+            program
+                .log()
+                .all()
+                .contains(&OutputLine::Err("err".to_owned()))
+        );
     }
 
     #[tokio::test]

@@ -42,7 +42,7 @@ impl<T: Clone + Debug> Record<T> {
         self.grown.send_modify(|state| state.length = length);
     }
 
-    /// Says that nothing will be appended any more, so that waiting in vain ends at once.
+    /// Marks the record as complete: waiting for a further entry then fails immediately.
     pub fn close(&self) {
         self.grown.send_modify(|state| state.closed = true);
     }

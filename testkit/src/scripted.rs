@@ -1,7 +1,7 @@
-//! Upstreams that say exactly what a script says, byte for byte, and may break every rule.
+//! Upstreams that send exactly the bytes of a script, which may break every rule of HTTP.
 //!
 //! A [`ScriptedUpstream`] hands each connection to the test's script as a [`ScriptedConnection`].
-//! Whatever the scripts read is in the upstream's record.
+//! Everything that the scripts read is in the upstream's record.
 
 use std::{
     net::SocketAddr,
@@ -25,29 +25,29 @@ use crate::{
 /// A listener on loopback that runs a script on each connection.
 pub struct ScriptedUpstream {
     address: SocketAddr,
-    record: Arc<Record<Seen>>,
+    record: Arc<Record<ScriptEvent>>,
     _accepting: JoinSet<()>,
 }
 
 /// What a script reports of its connection.
 #[derive(Clone, Debug)]
-pub enum Seen {
+pub enum ScriptEvent {
     /// A connection came.
     Connection,
     /// A request head came.
     Head(Head),
-    /// A request's content came to its end, whichever that was.
+    /// A request's content ended, completely or not.
     Content(Content),
-    /// The connection ended, in this way.
+    /// The connection ended.
     Ended(End),
-    /// What a script of the test's own wants to say.
+    /// A note of the test's script, see [`ScriptedConnection::note`].
     Note(String),
 }
 
 /// A connection, and the record to report to.
 pub struct ScriptedConnection {
     raw: RawConnection,
-    record: Arc<Record<Seen>>,
+    record: Arc<Record<ScriptEvent>>,
     /// How many connections came before it.
     pub number: usize,
 }
@@ -80,7 +80,7 @@ impl ScriptedUpstream {
             for number in 0.. {
                 let (socket, _) = listener.accept().await.unwrap();
                 socket.set_nodelay(true).unwrap();
-                reports.push(Seen::Connection);
+                reports.push(ScriptEvent::Connection);
                 connections.spawn(script(ScriptedConnection {
                     raw: RawConnection::new(socket),
                     record: reports.clone(),
@@ -142,7 +142,7 @@ impl ScriptedUpstream {
         .await
     }
 
-    /// Sends `100 Continue` to who expects it, then reads the content and answers `200`.
+    /// Sends `100 Continue` if the request expects it, then reads the content and answers `200`.
     pub async fn continuing() -> Self {
         Self::start(|mut connection| async move {
             while let Ok(head) = connection.head().await {
@@ -173,29 +173,31 @@ impl ScriptedUpstream {
         self.address
     }
 
-    /// The address as a tunnel client's `--upstream` wants it.
+    /// The address as a value of `--upstream`.
     pub fn url(&self) -> String {
         format!("http://{}", self.address)
     }
 
     /// What the scripts reported.
-    pub fn record(&self) -> &Record<Seen> {
+    pub fn record(&self) -> &Record<ScriptEvent> {
         &self.record
     }
 
     /// How many connections have come.
     pub fn connections(&self) -> usize {
         let seen = self.record.all();
-        let connections = seen.iter().filter(|seen| matches!(seen, Seen::Connection));
+        let connections = seen
+            .iter()
+            .filter(|seen| matches!(seen, ScriptEvent::Connection));
         connections.count()
     }
 
     /// Waits until more than `count` connections have come.
     pub async fn more_connections(&self, count: usize) {
         let mut left = count;
-        let next = |seen: &Seen| {
-            let is_last = matches!(seen, Seen::Connection) && left == 0;
-            left -= usize::from(matches!(seen, Seen::Connection) && !is_last);
+        let next = |event: &ScriptEvent| {
+            let is_last = matches!(event, ScriptEvent::Connection) && left == 0;
+            left -= usize::from(matches!(event, ScriptEvent::Connection) && !is_last);
             is_last.then_some(())
         };
         self.record
@@ -205,8 +207,8 @@ impl ScriptedUpstream {
 
     /// The next request head after `mark` entries of the record.
     pub async fn wait_head(&self, mark: usize) -> Head {
-        let head = |seen: &Seen| match seen {
-            Seen::Head(head) => Some(head.clone()),
+        let head = |event: &ScriptEvent| match event {
+            ScriptEvent::Head(head) => Some(head.clone()),
             _ => None,
         };
         self.record
@@ -216,8 +218,8 @@ impl ScriptedUpstream {
 
     /// The end of a connection that a script was waiting for.
     pub async fn wait_ended(&self, limit: Duration) -> End {
-        let ended = |seen: &Seen| match seen {
-            Seen::Ended(end) => Some(*end),
+        let ended = |event: &ScriptEvent| match event {
+            ScriptEvent::Ended(end) => Some(*end),
             _ => None,
         };
         self.record
@@ -227,8 +229,8 @@ impl ScriptedUpstream {
 
     /// The first content of a request, with its end.
     pub async fn wait_content(&self) -> Content {
-        let content = |seen: &Seen| match seen {
-            Seen::Content(content) => Some(content.clone()),
+        let content = |event: &ScriptEvent| match event {
+            ScriptEvent::Content(content) => Some(content.clone()),
             _ => None,
         };
         self.record
@@ -265,31 +267,31 @@ impl ScriptedConnection {
     /// How the connection ended instead.
     pub async fn head(&mut self) -> Result<Head, End> {
         let head = self.raw.unbounded_head().await?;
-        self.record.push(Seen::Head(head.clone()));
+        self.record.push(ScriptEvent::Head(head.clone()));
         Ok(head)
     }
 
     /// Reads the content of the request with this head.
     pub async fn content(&mut self, head: &Head) -> Content {
         let content = self.raw.content(head.request_framing()).await;
-        self.record.push(Seen::Content(content.clone()));
+        self.record.push(ScriptEvent::Content(content.clone()));
         content
     }
 
     /// Waits until the other side is gone.
     pub async fn ended(&mut self, limit: Duration) {
         let end = self.raw.wait_end(limit).await;
-        self.record.push(Seen::Ended(end));
+        self.record.push(ScriptEvent::Ended(end));
     }
 
-    /// The connection alone; what is read from it is in no record.
+    /// The connection without its record: what the test reads from it is not recorded.
     pub fn into_raw(self) -> RawConnection {
         self.raw
     }
 
-    /// Says something to the test.
+    /// Adds a note to the record, for the test.
     pub fn note(&self, text: impl Into<String>) {
-        self.record.push(Seen::Note(text.into()));
+        self.record.push(ScriptEvent::Note(text.into()));
     }
 }
 

@@ -1,20 +1,20 @@
-//! All that is secret in a run of tests, and the search for it in all that the programs say.
+//! The secrets of a test process, and the check that no program shows one of them.
 //!
 //! ```text
-//!   tokens, keys, passwords of all tests ──keep──▶ one set ◀──search── output, exit, answers, metrics
+//!   tokens, keys, passwords of all tests ──keep──▶ one set ◀──search── output, responses, metrics of programs
 //! ```
 //!
-//! Whoever makes a secret keeps it here, and whoever has something that a program of ours said searches it
-//! with [`assert_hidden`]: what one test makes must not be in anything that a program says in another
-//! either. A hit ends the test; if that happens in a task whose panic is not noticed, all later tests end as well.
+//! Code that makes a secret calls [`keep`]; code that receives output of a program calls [`assert_hidden`]. The set is
+//! shared by all tests of the process, so a secret of one test must not occur in the output of another either. A hit
+//! fails the test, and all later tests too, in case it happens in a task whose panic nobody notices.
 
 use std::sync::Arc;
 
 use aho_corasick::AhoCorasick;
 use parking_lot::Mutex;
 
-/// Shorter texts could stand anywhere by chance.
-const LEAST: usize = 10;
+/// Length of the shortest secret: shorter texts could occur by chance.
+const MIN_LENGTH: usize = 10;
 
 /// How much of the text around a hit is shown.
 const AROUND: usize = 200;
@@ -26,22 +26,22 @@ static ALL: Mutex<Secrets> = Mutex::new(Secrets {
 });
 
 struct Secrets {
-    /// Each with what it is.
+    /// What each is, for messages, and the secret.
     kept: Vec<(String, String)>,
-    /// For all of them, made when it is needed.
+    /// The search for all of them; made when it is needed.
     search: Option<Arc<AhoCorasick>>,
     /// The first of all hits.
     hit: Option<String>,
 }
 
-/// Keeps a secret, whole and by its part that cannot be guessed; `what` is for messages.
+/// Adds a secret to the set, and the part of it that cannot be guessed; `what` describes it in messages.
 ///
 /// # Panics
-/// When it is so short that finding it would mean nothing.
+/// When it is so short that it could occur by chance.
 pub fn keep(what: &str, secret: &str) {
     for secret in parts(secret) {
         assert!(
-            secret.len() >= LEAST,
+            secret.len() >= MIN_LENGTH,
             "{what}: too short to be searched for"
         );
         let mut all = ALL.lock();
@@ -52,15 +52,15 @@ pub fn keep(what: &str, secret: &str) {
     }
 }
 
-/// The same of what stands in a file, if there is anything that could be one.
+/// Adds the content of a file to the set, if it is long enough for a secret.
 pub fn keep_file(path: &std::path::Path) {
     let text = std::fs::read_to_string(path).unwrap_or_default();
-    if text.trim().len() >= 2 * LEAST {
+    if text.trim().len() >= 2 * MIN_LENGTH {
         keep(&path.display().to_string(), &text);
     }
 }
 
-/// A whole token, and the last part of one that has a public part too.
+/// The texts to search for: the lines of a PEM key; a token, and its last part if the rest of it is public.
 fn parts(secret: &str) -> Vec<String> {
     let whole = secret.trim();
     if whole.starts_with("-----BEGIN") {
@@ -72,7 +72,7 @@ fn parts(secret: &str) -> Vec<String> {
         () if whole.starts_with("eyJ") => whole.rsplit('.').next(),
         () => None,
     };
-    let last = last.filter(|last| last.len() >= LEAST);
+    let last = last.filter(|last| last.len() >= MIN_LENGTH);
     [Some(whole), last]
         .into_iter()
         .flatten()
@@ -80,7 +80,7 @@ fn parts(secret: &str) -> Vec<String> {
         .collect()
 }
 
-/// What is shown in this text that must not be, and where.
+/// The first secret in this text, by its description, with the text around it.
 pub fn search(text: &str) -> Option<String> {
     let mut all = ALL.lock();
     if all.search.is_none() {
@@ -96,11 +96,11 @@ pub fn search(text: &str) -> Option<String> {
     Some(format!("{what}: …{}…", String::from_utf8_lossy(around)))
 }
 
-/// Nothing of what `who` said is secret.
+/// Asserts that the output `text` of the program `who` contains no secret.
 ///
 /// # Panics
-/// When something is, by the name of the secret and with what stands around it; also when that happened
-/// before, in whatever test.
+/// When it contains one, or when an earlier text of any test did. The message describes the secret and shows the text
+/// around it.
 pub fn assert_hidden(who: &str, text: &str) {
     if let Some(found) = search(text) {
         let hit = format!("{who} shows a secret, {found}");

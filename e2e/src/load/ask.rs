@@ -6,7 +6,7 @@ use hyper::{body::Incoming, client::conn::http1};
 use hyper_util::rt::TokioIo;
 use tokio::{net::TcpStream, task::JoinSet};
 
-use super::{End, Worker, patiently};
+use super::{End, Worker, within_time_limit};
 use crate::{
     entry::Entry,
     payload::Payload,
@@ -20,7 +20,7 @@ const CONTENT: u64 = 20_000;
 /// One HTTP/1.1 connection.
 pub(super) struct Connection {
     sender: http1::SendRequest<Body>,
-    /// What it was made for: another entry wants another.
+    /// The entry that it leads to.
     authority: String,
     _driver: JoinSet<()>,
 }
@@ -39,7 +39,7 @@ impl Connection {
         })
     }
 
-    /// Asks; the head of the answer comes back.
+    /// Sends a request and returns the head of the response.
     pub(super) async fn send(
         &mut self,
         mut request: Request<Body>,
@@ -87,7 +87,7 @@ pub(super) async fn dial(entry: &Entry) -> Result<TcpStream, String> {
 
 pub(super) async fn get(worker: &mut Worker, kept: &mut Option<Connection>, entry: &Entry) -> End {
     let target = format!("/load?{}", worker.text());
-    let answer = patiently(async {
+    let answer = within_time_limit(async {
         let reusable = kept
             .as_mut()
             .filter(|kept| kept.authority == entry.authority());
@@ -103,8 +103,8 @@ pub(super) async fn get(worker: &mut Worker, kept: &mut Option<Connection>, entr
             Ok(response) => response,
             Err(Unanswered::Lost(what)) => return Err(what),
             Err(Unanswered::NotSent) => {
-                // A server may close a connection that rests; who finds it closed asks on a new one, as
-                // every client does.
+                // A server may close an idle connection; the request is then sent on a new one, as every client
+                // does.
                 worker.again();
                 let connection = kept.insert(Connection::open(entry).await?);
                 let sent = connection.send(get_of(&target)).await;
@@ -138,7 +138,7 @@ fn get_of(target: &str) -> Request<Body> {
 pub(super) async fn post(worker: &mut Worker, entry: &Entry) -> End {
     let payload = Payload::new(CONTENT + worker.last.elapsed().as_micros() as u64 % 100);
     let content = payload.to_bytes();
-    let answer = patiently(async {
+    let answer = within_time_limit(async {
         let body = Full::new(content).boxed_unsync();
         let request = Request::post("/upload").body(body).unwrap();
         let mut connection = Connection::open(entry).await?;

@@ -5,7 +5,7 @@ use std::error::Error as _;
 use tokio::time::timeout;
 use tonic::{Code, Status};
 
-use super::{End, PATIENCE, Worker, patiently};
+use super::{End, TIME_LIMIT, Worker, within_time_limit};
 use crate::{
     entry::Entry,
     grpc::{self, GrpcClient, Say},
@@ -30,7 +30,7 @@ pub(super) async fn once(worker: &mut Worker, kept: &mut Option<Client>, entry: 
         text: text.clone(),
         ..Say::default()
     };
-    let answer = patiently(async {
+    let answer = within_time_limit(async {
         let answer = client.client.once(say).await;
         answer.map_err(|status| describe(&status))
     });
@@ -51,7 +51,7 @@ pub(super) async fn many(worker: &mut Worker, entry: &Entry) -> End {
         ..Say::default()
     };
     let mut client = grpc::client(entry);
-    let opened = patiently(async {
+    let opened = within_time_limit(async {
         let opened = client.many(say).await;
         opened.map_err(|status| describe(&status))
     });
@@ -62,11 +62,11 @@ pub(super) async fn many(worker: &mut Worker, entry: &Entry) -> End {
     let mut number = 0;
     loop {
         let message = tokio::select! {
-            message = timeout(PATIENCE, answers.message()) => message,
+            message = timeout(TIME_LIMIT, answers.message()) => message,
             () = worker.wait_stopped() => return End::Whole,
         };
         match message {
-            Err(_) => return End::Failed(format!("no message within {PATIENCE:?}")),
+            Err(_) => return End::Failed(format!("no message within {TIME_LIMIT:?}")),
             Ok(Ok(Some(said))) if said.number == number => {
                 number += 1;
                 worker.tick();

@@ -1,4 +1,4 @@
-//! The account of a load: counts by kind, and what failed when, between the events of the test.
+//! The report of a load: counts by kind, and the failures with their times, between the marks of the test.
 
 use std::{fmt, time::Duration};
 
@@ -12,11 +12,11 @@ const SHOWN: usize = 30;
 /// What happened with one kind.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Counts {
-    /// Things that were begun.
+    /// Exchanges that were begun.
     pub begun: u64,
-    /// Answers, and messages of streams, that came whole.
+    /// Complete answers, and messages of streams.
     pub ticks: u64,
-    /// Things that came whole to their end; streams because the load ended.
+    /// Exchanges that ended completely; streams because the load ended.
     pub whole: u64,
     /// Streams that were ended in the way of their protocol.
     pub by_protocol: u64,
@@ -43,7 +43,7 @@ impl Counts {
     }
 }
 
-/// Something that did not go well.
+/// A failure.
 #[derive(Clone, Debug)]
 pub struct Failure {
     /// What it was.

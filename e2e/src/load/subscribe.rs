@@ -11,7 +11,7 @@ use tokio_tungstenite::{
     tungstenite::{Message, protocol::CloseFrame},
 };
 
-use super::{End, PATIENCE, Worker, ask, patiently};
+use super::{End, TIME_LIMIT, Worker, ask, within_time_limit};
 use crate::{entry::Entry, platform::empty};
 
 /// The code of a server that goes away (RFC 6455 section 7.4.1).
@@ -25,7 +25,7 @@ pub(super) async fn events(worker: &mut Worker, entry: &Entry) -> End {
     // As browsers' EventSource: only such readers are given an orderly end, since they come again.
     let request = Request::get(target).header("accept", "text/event-stream");
     let request = request.body(empty()).unwrap();
-    let opened = patiently(async {
+    let opened = within_time_limit(async {
         let mut connection = ask::Connection::open(entry).await?;
         let response = connection.send(request).await;
         let response = response.map_err(ask::Unanswered::on_new_connection)?;
@@ -48,11 +48,11 @@ pub(super) async fn events(worker: &mut Worker, entry: &Entry) -> End {
     let mut is_between = true;
     loop {
         let frame = tokio::select! {
-            frame = timeout(PATIENCE, body.frame()) => frame,
+            frame = timeout(TIME_LIMIT, body.frame()) => frame,
             () = worker.wait_stopped() => return End::Whole,
         };
         match frame {
-            Err(_) => return End::Failed(format!("no event within {PATIENCE:?}")),
+            Err(_) => return End::Failed(format!("no event within {TIME_LIMIT:?}")),
             Ok(None) if is_between => return End::ByProtocol,
             Ok(None) => return End::Failed("ended in the middle of an event".to_owned()),
             Ok(Some(Err(error))) => return End::Failed(format!("cut: {error:?}")),
@@ -67,7 +67,7 @@ pub(super) async fn events(worker: &mut Worker, entry: &Entry) -> End {
 }
 
 pub(super) async fn websocket(worker: &mut Worker, entry: &Entry) -> End {
-    let opened = patiently(async {
+    let opened = within_time_limit(async {
         let url = entry.websocket_url("/websocket");
         let opened = client_async(url, ask::dial(entry).await?).await;
         opened.map_err(|error| format!("opening: {error:?}"))
@@ -82,7 +82,7 @@ pub(super) async fn websocket(worker: &mut Worker, entry: &Entry) -> End {
     loop {
         // Read all the time: a close is answered when it comes, not when the next echo is due.
         let message = tokio::select! {
-            message = timeout(PATIENCE, socket.next()) => message,
+            message = timeout(TIME_LIMIT, socket.next()) => message,
             _ = pace.tick(), if sent.is_none() => {
                 let text = worker.text();
                 sent = Some(text.clone());
@@ -96,7 +96,7 @@ pub(super) async fn websocket(worker: &mut Worker, entry: &Entry) -> End {
             }
         };
         match message {
-            Err(_) => return End::Failed(format!("no echo within {PATIENCE:?}")),
+            Err(_) => return End::Failed(format!("no echo within {TIME_LIMIT:?}")),
             Ok(Some(Ok(Message::Text(text)))) => {
                 if sent.take().is_none_or(|sent| sent != text.as_str()) {
                     return End::Failed(format!("another echo came: {text}"));

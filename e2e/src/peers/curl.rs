@@ -1,4 +1,4 @@
-//! curl, asked as a person would ask it.
+//! curl, run as a person would run it.
 
 use std::{ffi::OsStr, process::Stdio};
 
@@ -10,7 +10,7 @@ use crate::{
     http1::Head,
 };
 
-/// What curl said.
+/// The result of a run of curl.
 #[derive(Clone, Debug)]
 pub struct Output {
     /// Its exit code; 0 is success, 18 a cut response, 52 no response, 56 a reset.
@@ -19,7 +19,7 @@ pub struct Output {
     pub body: Vec<u8>,
     /// All response heads, informational ones first.
     pub heads: Vec<Head>,
-    /// What it complained of.
+    /// What it wrote to standard error.
     pub complaint: String,
 }
 

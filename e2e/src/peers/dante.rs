@@ -16,7 +16,7 @@ use tempfile::TempDir;
 use super::port::on_free_port;
 use crate::{
     deadline::SOON,
-    peers::squid::{HIDDEN, PASSWORD, USER},
+    peers::squid::{PASSWORD, PASSWORD_HASH, USER},
     program::{Program, is_root},
     secrets,
 };
@@ -82,7 +82,7 @@ impl Dante {
         format!("{scheme}://{USER}:{password}@{}", self.address)
     }
 
-    /// Its URL with this scheme and the login that it lets through.
+    /// Its URL with this scheme and the login that it accepts.
     pub fn login_url(&self, scheme: &str) -> String {
         secrets::keep("the proxy's password", PASSWORD);
         self.url(scheme, PASSWORD)
@@ -112,7 +112,7 @@ fn write_files(directory: &Path, address: SocketAddr, hosts: &[(String, IpAddr)]
         .collect();
     let more = [
         format!("{USER}:x:64999:65534::/nonexistent:/usr/sbin/nologin\n"),
-        format!("{USER}:{HIDDEN}:19000:0:99999:7:::\n"),
+        format!("{USER}:{PASSWORD_HASH}:19000:0:99999:7:::\n"),
         hosts,
     ];
     for (name, more) in REPLACED.iter().zip(more) {

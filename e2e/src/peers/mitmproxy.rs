@@ -1,5 +1,5 @@
-//! mitmproxy, a proxy that opens TLS: it shows a certificate of its own for every name, signed by
-//! an authority that it makes when it starts.
+//! mitmproxy, a proxy that inspects TLS: for every name it presents a certificate that is signed by its own CA, which it
+//! makes when it starts.
 
 use std::{net::SocketAddr, path::PathBuf, process::Command};
 
@@ -33,7 +33,7 @@ impl Mitmproxy {
             trusted.file().display()
         ));
         let program = Program::start("mitmproxy", &mut command);
-        // Python and what it loads take their time on a busy machine.
+        // Python starts slowly on a busy machine.
         let line = program.wait_for_line("proxy listening at", 3 * SOON).await;
         let address = line.rsplit(' ').next().unwrap().trim_end_matches('.');
         Self {
@@ -48,7 +48,7 @@ impl Mitmproxy {
         format!("http://{}", self.address)
     }
 
-    /// PEM file of the authority that signs what it shows.
+    /// PEM file of its CA.
     pub fn ca_file(&self) -> PathBuf {
         self.directory.path().join("mitmproxy-ca-cert.pem")
     }

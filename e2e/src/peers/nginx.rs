@@ -18,18 +18,18 @@ use crate::{ca::Certificate, deadline::SOON, entry::Entry, program::Program};
 
 pub use router::{RouterUpstreams, ZONE};
 
-/// What gets out of a test's way, whoever is behind or before.
+/// Directives that all configurations have, so that nginx adds no limit of its own.
 const USUAL: &str = "client_max_body_size 0; large_client_header_buffers 16 64k;\n\
     absolute_redirect off; map $http_upgrade $onward { default upgrade; '' ''; }";
 
 /// What a load balancer does with requests for an upgrade.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Upgrades {
-    /// It strips what asks for one, as nginx does unless it is told otherwise.
+    /// It removes the fields of an upgrade, as nginx does by default.
     Strips,
     /// It passes them.
     Passes,
-    /// It passes them, and cuts what has been idle for so many seconds.
+    /// It passes them, and cuts connections that were idle for this many seconds.
     PassesWhileNotIdleFor(u32),
 }
 
@@ -74,8 +74,7 @@ impl Nginx {
         .await
     }
 
-    /// A place where guests of a network are sent to log in: whatever it is asked, over TLS with this
-    /// certificate or in plain text, it leads there.
+    /// A captive portal: it redirects every request to a login page, over TLS with this certificate or in plain text.
     pub async fn portal(certificate: Option<&Certificate>) -> Self {
         let login = "return 302 http://login.portal.test/;";
         Self::configured(|address| match certificate {
@@ -90,7 +89,7 @@ impl Nginx {
         .await
     }
 
-    /// A gateway that lets nobody through who shows no certificate by the authority in this file.
+    /// A gateway that requires client certificates of the CA in this file.
     pub async fn wanting_certificates(certificate: &Certificate, authority: &Path) -> Self {
         let Certificate { certificate, key } = certificate;
         Self::configured(|address| {

@@ -1,7 +1,6 @@
 //! Python's `websockets` and `h2`, each in a small script under `e2e/peers`.
 //!
-//! The scripts do what their standard input or arguments say and report in lines of JSON; what
-//! that means is decided here and in the tests.
+//! The scripts perform the steps in their standard input or arguments, and report the results as lines of JSON.
 
 use std::{
     net::SocketAddr,
@@ -43,7 +42,7 @@ impl WebSocketServer {
         }
     }
 
-    /// The address as a tunnel client's `--upstream` wants it.
+    /// The address as a value of `--upstream`.
     pub fn url(&self) -> String {
         format!("http://{}", self.address)
     }
@@ -64,11 +63,11 @@ impl WebSocketServer {
 pub enum Step<'a> {
     /// Sends a text and reports the answer.
     Text(&'a str),
-    /// Sends so many bytes and reports whether the same came back.
+    /// Sends this many bytes and reports whether they came back unchanged.
     Binary(usize),
     /// Sends a ping and reports whether the pong came.
     Ping,
-    /// Does nothing for so many milliseconds.
+    /// Does nothing for this many milliseconds.
     Rest(u64),
     /// Closes with this code and reports the code that came back.
     Close(u16),
@@ -118,7 +117,7 @@ pub struct H2Event {
     /// Data, as text, of a `DataReceived`.
     #[serde(default)]
     pub data: String,
-    /// The same in hexadecimal.
+    /// The data in hexadecimal.
     #[serde(default)]
     pub hex: String,
     /// The error code of a reset or of the connection's end.

@@ -1,5 +1,4 @@
-//! squid, the proxy that many networks are left through: plain or over TLS, with or without a
-//! login.
+//! squid, a forward proxy of many corporate networks: plain or over TLS, with or without a login.
 
 use std::{
     fs,
@@ -18,25 +17,25 @@ use crate::{
     secrets,
 };
 
-/// Whom squid lets through where it asks.
+/// The user name that squid accepts where it requires a login.
 pub const USER: &str = "runtime";
 
-/// That one's password: with what a URL must encode, and a colon.
+/// The password of [`USER`]. Has a colon, and characters that a URL must encode.
 pub const PASSWORD: &str = "op:en/ses@me";
 
-/// [`PASSWORD`] as `crypt` with SHA-512 hides it.
-pub(super) const HIDDEN: &str = "$6$abcdefgh$O1u88Ut2Vtg1OR8Bnv4gr0tzlK17fAREqNnuugKpBcOy29vELnFv6uwMgR4ZbQ5OPt122qrvWoIj7FOoznZ5I1";
+/// The hash of [`PASSWORD`] by `crypt` with SHA-512.
+pub(super) const PASSWORD_HASH: &str = "$6$abcdefgh$O1u88Ut2Vtg1OR8Bnv4gr0tzlK17fAREqNnuugKpBcOy29vELnFv6uwMgR4ZbQ5OPt122qrvWoIj7FOoznZ5I1";
 
-/// User, [`REALM`] and password as RFC 7616 hides them, by MD5.
-const DIGESTED: &str = "bdc3b0d4a8b9641989416f8f9afeea16";
+/// The MD5 hash of user, [`REALM`] and password (RFC 7616).
+const DIGEST_HASH: &str = "bdc3b0d4a8b9641989416f8f9afeea16";
 
-/// What squid calls what it protects.
+/// The realm of squid's challenges.
 pub const REALM: &str = "the way out";
 
-/// How squid asks who somebody is.
+/// The login that squid requires.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Login {
-    /// Not at all.
+    /// None.
     #[default]
     None,
     /// `Basic`, RFC 7617.
@@ -48,13 +47,13 @@ pub enum Login {
 /// What a squid is started with.
 #[derive(Clone, Debug, Default)]
 pub struct SquidOptions {
-    /// Who may pass.
+    /// The login that it requires.
     pub login: Login,
-    /// Speaks TLS to those who ask it, with this certificate.
+    /// Its certificate, if clients speak TLS to it.
     pub certificate: Option<Certificate>,
-    /// Names that only the proxy knows.
+    /// Names that only the proxy can resolve.
     pub hosts: Vec<(String, IpAddr)>,
-    /// Lets nobody through, whoever it is.
+    /// Refuses all requests.
     pub denies: bool,
 }
 
@@ -71,7 +70,7 @@ impl Squid {
     /// Starts one.
     ///
     /// # Panics
-    /// When squid is not there or does not like its configuration.
+    /// When squid is not installed or refuses its configuration.
     pub async fn start(options: &SquidOptions) -> Self {
         on_free_port("squid", async |address| {
             let directory = tempfile::tempdir().unwrap();
@@ -102,12 +101,12 @@ impl Squid {
         self.address
     }
 
-    /// Its URL for a client that needs no login, or has it elsewhere.
+    /// Its URL without a login.
     pub fn url(&self) -> String {
         self.url_with("")
     }
 
-    /// Its URL with the login that it lets through.
+    /// Its URL with the login that it accepts.
     pub fn login_url(&self) -> String {
         let password = PASSWORD
             .replace(':', "%3A")
@@ -126,15 +125,15 @@ impl Squid {
         }
     }
 
-    /// What it has let through and refused up to now, a line for each request that has ended.
+    /// Its access log up to now: a line for each request that has ended, allowed or refused.
     pub fn access(&self) -> Vec<String> {
         let text = fs::read_to_string(self.directory.path().join("access.log"));
         let text = text.unwrap_or_default();
         text.lines().map(str::to_owned).collect()
     }
 
-    /// Waits for a request in its access log that has this text in its line. A tunnel is written
-    /// down when it ends.
+    /// Waits for a request in its access log that has this text in its line. A tunnel is logged
+    /// when it ends.
     ///
     /// # Panics
     /// When there is none for long.
@@ -159,12 +158,12 @@ impl Drop for Squid {
     }
 }
 
-/// What squid calls itself: several of one name would take each other's shared memory.
+/// The service name of a squid: two with one name would use the shared memory of each other.
 fn service_name(address: SocketAddr) -> String {
     format!("e2e{}", address.port())
 }
 
-/// Removes what a squid of this name that was killed has left.
+/// Removes the shared memory that a killed squid of this name has left.
 fn remove_shared_memory(address: SocketAddr) {
     let name = format!("{}-", service_name(address));
     for entry in fs::read_dir("/dev/shm").into_iter().flatten().flatten() {
@@ -178,7 +177,7 @@ fn write_files(directory: &Path, address: SocketAddr, options: &SquidOptions) {
     let place = directory.display();
     let mut listen = format!("http_port {address}");
     if let Some(certificate) = &options.certificate {
-        // squid runs as nobody, who cannot look into other directories.
+        // squid runs as the user `nobody`, which cannot read other directories.
         fs::copy(&certificate.certificate, directory.join("proxy.pem")).unwrap();
         fs::copy(&certificate.key, directory.join("proxy.key")).unwrap();
         listen =
@@ -208,8 +207,8 @@ fn write_files(directory: &Path, address: SocketAddr, options: &SquidOptions) {
         .map(|(name, address)| format!("{address} {name}\n"))
         .collect();
     let user = match options.login {
-        Login::Digest => format!("{USER}:{REALM}:{DIGESTED}\n"),
-        _ => format!("{USER}:{HIDDEN}\n"),
+        Login::Digest => format!("{USER}:{REALM}:{DIGEST_HASH}\n"),
+        _ => format!("{USER}:{PASSWORD_HASH}\n"),
     };
     let files = [
         ("hosts", format!("127.0.0.1 localhost\n{hosts}")),

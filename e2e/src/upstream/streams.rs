@@ -1,4 +1,4 @@
-//! Answers of [`super::Upstream`] that take their time: each notices at once when nobody reads on.
+//! Responses of [`super::Upstream`] whose content takes time. Each detects at once that the peer is gone.
 
 use std::{
     future::pending,
@@ -66,7 +66,7 @@ pub(super) fn events(request: &Request<Incoming>, query: &str, shared: &Shared) 
     response
 }
 
-/// Half of what is promised, then a break.
+/// A response whose connection breaks after half of the announced content.
 pub(super) fn truncated(request: &Request<Incoming>, shared: &Shared) -> Response<Body> {
     let body = stream(target(request), shared, async |frames| {
         drop(
@@ -74,7 +74,7 @@ pub(super) fn truncated(request: &Request<Incoming>, shared: &Shared) -> Respons
                 .send(Ok(Frame::data(Bytes::from_static(b"half of it"))))
                 .await,
         );
-        // An error at once would keep the half from being written at all.
+        // Without this pause the error would come before the half is written.
         sleep(Duration::from_millis(50)).await;
         drop(
             frames
@@ -89,7 +89,7 @@ pub(super) fn truncated(request: &Request<Incoming>, shared: &Shared) -> Respons
     response
 }
 
-/// Never answers; says so when nobody waits any more.
+/// Never responds; records a hang-up when the request is dropped.
 pub(super) async fn hold(request: &Request<Incoming>, shared: &Shared) -> Response<Body> {
     let _given_up = GivenUp {
         target: target(request),
@@ -98,7 +98,7 @@ pub(super) async fn hold(request: &Request<Incoming>, shared: &Shared) -> Respon
     pending().await
 }
 
-/// Wall-clock time that processes of one machine share.
+/// The wall clock in microseconds, which all processes of the machine share.
 pub(crate) fn microseconds() -> u128 {
     SystemTime::now()
         .duration_since(UNIX_EPOCH)
@@ -117,8 +117,8 @@ impl Drop for GivenUp<'_> {
     }
 }
 
-/// A content that `produce` writes. It is stopped, and a hang-up recorded, as soon as the
-/// content is dropped before `produce` is through.
+/// A content that `produce` writes. If the content is dropped before `produce` has ended, `produce` is stopped and a
+/// hang-up recorded.
 fn stream<P, F>(target: String, shared: &Shared, produce: P) -> Body
 where
     P: FnOnce(Frames) -> F,

@@ -168,7 +168,8 @@ async fn dropped_packets_are_a_lost_path_like_any_other() {
             .await;
     })
     .await;
-    let noticed = |line: &e2e::program::Line| line.text().contains("dialling again").then_some(());
+    let noticed =
+        |line: &e2e::program::OutputLine| line.text().contains("dialling again").then_some(());
     client
         .log()
         .wait_for_after(

@@ -56,7 +56,7 @@ fn with(system: &mut System, flags: &[&str]) -> ClientOptions {
     options
 }
 
-/// The same, but another one answers where the server should be.
+/// The options of a system's client, with another program in place of the server.
 fn instead(system: &mut System, server: SocketAddr) -> ClientOptions {
     ClientOptions {
         server,

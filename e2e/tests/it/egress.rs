@@ -14,7 +14,7 @@ use e2e::{
         squid::{Login, PASSWORD, Squid, SquidOptions, USER},
     },
     platform::PlatformClient,
-    program::Line,
+    program::OutputLine,
     system::{Options, System},
     upstream::Upstream,
 };
@@ -25,7 +25,7 @@ const HIDDEN: &str = "register.hidden.test";
 /// Refusals come quickly, and again: a test waits for one of them.
 const REDIAL: [&str; 4] = ["--redial-base", "200ms", "--redial-cap", "400ms"];
 
-/// A system without a client, and the upstream that it is to lead to.
+/// A system without a client, and its upstream.
 async fn waiting() -> (Upstream, System) {
     let upstream = Upstream::start().await;
     let options = Options::to(&upstream.url()).client_flags(&REDIAL);
@@ -33,8 +33,8 @@ async fn waiting() -> (Upstream, System) {
     (upstream, System::with(options.not_connected()).await)
 }
 
-/// The same at an address that is not this machine's loopback, for which proxies of the environment
-/// are never asked; none where there is no such address.
+/// A system without a client whose server is not on loopback, since proxies of the environment are never used for
+/// loopback; `None` where this machine has no such address.
 async fn outside() -> Option<(Addresses, Upstream, System)> {
     let addresses = match Addresses::take(1) {
         Ok(addresses) => addresses,
@@ -52,14 +52,14 @@ async fn outside() -> Option<(Addresses, Upstream, System)> {
     Some((addresses, upstream, system))
 }
 
-/// What the client of a system is started with, and these flags.
+/// The options of a system's client, with these flags.
 fn with(system: &mut System, flags: &[&str]) -> ClientOptions {
     let mut options = system.client_options("demo-app").clone();
     options.flags.extend(flags.iter().map(ToString::to_string));
     options
 }
 
-/// The same with environment variables instead.
+/// The options of a system's client, with these environment variables.
 fn within_environment(system: &mut System, variables: &[(&str, &str)]) -> ClientOptions {
     let mut options = with(system, &[]);
     let variables = variables.iter();
@@ -94,7 +94,7 @@ async fn assert_refused(options: &ClientOptions, words: &[&str]) {
 /// Waits until a client has said all these words in one line, after its first `mark` lines.
 async fn wait_said(client: &Client, mark: usize, words: &[&str]) {
     let what = format!("a line with {words:?}");
-    let says = |line: &Line| {
+    let says = |line: &OutputLine| {
         let said = words.iter().all(|word| line.text().contains(word));
         said.then_some(())
     };
@@ -326,7 +326,7 @@ async fn dante_lets_who_knows_the_password_through() {
         let login = dante.login_url(scheme);
         let options = within_environment(&mut system, &[("ALL_PROXY", &login)]);
         assert_up(&system, &options).await;
-        let carried = |line: &Line| {
+        let carried = |line: &OutputLine| {
             let text = line.text();
             (text.contains(USER) && text.contains("tcp/connect")).then_some(())
         };

@@ -17,7 +17,7 @@ use e2e::{
     },
     platform::{PlatformClient, empty, streamed, with_trailers},
     raw::RawClient,
-    scripted::{ScriptedUpstream, Seen},
+    scripted::{ScriptEvent, ScriptedUpstream},
     upstream::{Echo, Received, Upstream, sign},
 };
 use http::{HeaderMap, Request};
@@ -274,7 +274,7 @@ async fn a_silent_upstream_sees_who_gives_up() {
         .await
         .wait_end(SOON)
         .await;
-    let is_note = |seen: &Seen| matches!(seen, Seen::Note(_)).then_some(());
+    let is_note = |event: &ScriptEvent| matches!(event, ScriptEvent::Note(_)).then_some(());
     noting.record().wait_for("a note", SOON, is_note).await;
 }
 

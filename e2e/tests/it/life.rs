@@ -193,7 +193,7 @@ struct Life {
 #[derive(Debug, PartialEq)]
 struct Holdings {
     gauges: BTreeMap<String, String>,
-    /// The same of the client that is a process of its own.
+    /// The gauges of the client that is a process of its own.
     client_gauges: BTreeMap<String, String>,
     /// Series that belong to single runtimes, but for the one whose tunnel stays.
     series: usize,
@@ -523,7 +523,7 @@ impl Life {
         }
     }
 
-    /// The same when no session is left but those of the client that stays, and nothing changes any more.
+    /// The holdings once only the sessions of the client that stays are left, and nothing changes any more.
     async fn holdings_at_rest(&self) -> Holdings {
         let mut now = self.holdings().await;
         let at_rest = async || {

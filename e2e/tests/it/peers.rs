@@ -6,7 +6,7 @@ use std::net::IpAddr;
 use e2e::{
     addresses::Addresses,
     ca::Ca,
-    cluster::{Cluster, Who},
+    cluster::{Cluster, ClusterService},
     names::{NameServer, Reply},
     peers::{
         curl::{Output, curl},
@@ -128,21 +128,25 @@ async fn the_router_of_today_asks_the_name_server_for_event_sources() {
     })
     .await;
     let entry = router.entry();
-    for (path, who, target) in [
+    for (path, service, target) in [
         (
             "/app-proxy/status/200",
-            Who::AppProxy,
+            ClusterService::AppProxy,
             "/app-proxy/status/200",
         ),
-        ("/workflows/status/200", Who::Workflows, "/status/200"),
+        (
+            "/workflows/status/200",
+            ClusterService::Workflows,
+            "/status/200",
+        ),
         (
             "/webhooks/argo/push/status/200",
-            Who::Push,
+            ClusterService::Push,
             "/webhooks/argo/push/status/200",
         ),
         (
             "/webhooks/argo/pull/status/200",
-            Who::Trap,
+            ClusterService::Trap,
             "/webhooks/argo/pull/status/200",
         ),
     ] {
@@ -155,9 +159,9 @@ async fn the_router_of_today_asks_the_name_server_for_event_sources() {
         let came = cluster.since(&mark);
         let came: Vec<_> = came
             .iter()
-            .map(|(who, seen)| (*who, &*seen.target))
+            .map(|(service, seen)| (*service, &*seen.target))
             .collect();
-        assert_eq!(came, [(who, target)]);
+        assert_eq!(came, [(service, target)]);
     }
     let asked = cluster.names().questions().all();
     assert!(

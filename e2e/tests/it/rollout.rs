@@ -58,7 +58,7 @@ async fn wait_moved(load: &Load, streams: &OpenStreams) {
     load.wait_progress(10).await;
 }
 
-/// The same after the last thing that is done to the system, and nothing has failed.
+/// Waits, after the last change of the system, until every long stream was ended, and asserts that nothing has failed.
 async fn assert_nothing_lost(load: Load, streams: OpenStreams) {
     wait_moved(&load, &streams).await;
     load.finish().await.assert_none_failed();

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use e2e::{
     client::tunnel_client,
-    cluster::{Cluster, Who},
+    cluster::{Cluster, ClusterService},
     deadline::{SOON, within},
     entry::Entry,
     load::{Kind, Load, Plan},
@@ -30,22 +30,22 @@ const APP_PROXY: &str = "cap-app-proxy";
 /// The name of the workflows' server there.
 const WORKFLOWS: &str = "argo-server";
 
-/// What became of a request.
+/// The outcome of a request.
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum Outcome {
-    /// It came to this one with this target.
-    Reached(Who, String),
-    /// It was answered with this status, and nobody got it.
+    /// This service received it, with this target.
+    Reached(ClusterService, String),
+    /// It was answered with this status, and no service received it.
     Answered(u16),
 }
 
 use Outcome::Answered;
 
-fn reached(who: Who, target: &str) -> Outcome {
-    Outcome::Reached(who, target.to_owned())
+fn reached(service: ClusterService, target: &str) -> Outcome {
+    Outcome::Reached(service, target.to_owned())
 }
 
-/// All that routes, before the same cluster.
+/// The routers to compare, in front of one cluster.
 struct Routers {
     cluster: Cluster,
     nginx: Nginx,
@@ -54,7 +54,7 @@ struct Routers {
 }
 
 impl Routers {
-    /// None where this machine does not allow a cluster.
+    /// `None` where this machine does not allow a cluster.
     async fn start(read_seconds: u32) -> Option<Self> {
         let cluster = match Cluster::make(APP_PROXY, WORKFLOWS).await {
             Ok(cluster) => cluster,
@@ -93,7 +93,7 @@ impl Routers {
         ]
     }
 
-    /// Sends a request and looks at who got it.
+    /// Sends a request, and returns which service received it.
     async fn outcome(&self, entry: &Entry, method: &str, target: &str) -> Outcome {
         let mark = self.cluster.mark();
         let mut client = RawClient::connect(entry).await;
@@ -101,14 +101,14 @@ impl Routers {
         let answer = client.exchange(method, target, lines).await;
         match &self.cluster.since(&mark)[..] {
             [] => Answered(answer.head.status()),
-            [(who, seen)] => {
+            [(service, seen)] => {
                 assert_eq!(seen.method, method);
-                if *who == Who::Push {
-                    // It is told its own name; the port that goes without saying is said by some.
-                    let told = seen.authority.trim_end_matches(":80");
-                    assert_eq!(told, "push-eventsource-svc.argo.svc.cluster.local");
+                if *service == ClusterService::Push {
+                    // It receives its own name as `Host`; some routers add the default port.
+                    let host = seen.authority.trim_end_matches(":80");
+                    assert_eq!(host, "push-eventsource-svc.argo.svc.cluster.local");
                 }
-                reached(*who, &seen.target)
+                reached(*service, &seen.target)
             }
             more => panic!("{method} {target} was sent more than once: {more:?}"),
         }
@@ -123,8 +123,8 @@ fn table(_cluster: &Cluster) -> String {
 
 /// Requests for which the router of today is right.
 fn equal() -> Vec<(&'static str, &'static str, Outcome)> {
-    let app_proxy = |method, target| (method, target, reached(Who::AppProxy, target));
-    let push = |method, target| (method, target, reached(Who::Push, target));
+    let app_proxy = |method, target| (method, target, reached(ClusterService::AppProxy, target));
+    let push = |method, target| (method, target, reached(ClusterService::Push, target));
     vec![
         app_proxy("GET", "/app-proxy"),
         app_proxy("GET", "/app-proxy/"),
@@ -138,24 +138,28 @@ fn equal() -> Vec<(&'static str, &'static str, Outcome)> {
         ),
         app_proxy("GET", "/app-proxy/a%20b/%C3%BC"),
         app_proxy("GET", "/app-proxy/api/repos/owner%2Frepo"),
-        ("GET", "/workflows/", reached(Who::Workflows, "/")),
+        (
+            "GET",
+            "/workflows/",
+            reached(ClusterService::Workflows, "/"),
+        ),
         (
             "GET",
             "/workflows/main.js",
-            reached(Who::Workflows, "/main.js"),
+            reached(ClusterService::Workflows, "/main.js"),
         ),
         (
             "GET",
             "/workflows/api/v1/workflow-events/argo?listOptions.x=%2F",
             reached(
-                Who::Workflows,
+                ClusterService::Workflows,
                 "/api/v1/workflow-events/argo?listOptions.x=%2F",
             ),
         ),
         (
             "POST",
             "/workflows/upload-artifacts/a%20b",
-            reached(Who::Workflows, "/upload-artifacts/a%20b"),
+            reached(ClusterService::Workflows, "/upload-artifacts/a%20b"),
         ),
         push("POST", "/webhooks/argo/push/github"),
         push("POST", "/webhooks/argo/push/"),
@@ -179,7 +183,7 @@ fn better() -> Vec<(&'static str, &'static str, Outcome, Outcome)> {
         (
             "GET",
             "/app-proxyless",
-            reached(Who::AppProxy, "/app-proxyless"),
+            reached(ClusterService::AppProxy, "/app-proxyless"),
             Answered(404),
         ),
         ("GET", "/readyzzz", Answered(200), Answered(404)),
@@ -187,33 +191,33 @@ fn better() -> Vec<(&'static str, &'static str, Outcome, Outcome)> {
         (
             "POST",
             "/elsewhere/webhooks/argo/push/x",
-            reached(Who::Push, "/elsewhere/webhooks/argo/push/x"),
+            reached(ClusterService::Push, "/elsewhere/webhooks/argo/push/x"),
             Answered(404),
         ),
         // What is matched is what is forwarded.
         (
             "GET",
             "/app-proxy/../webhooks/argo/push",
-            reached(Who::Push, "/app-proxy/../webhooks/argo/push"),
+            reached(ClusterService::Push, "/app-proxy/../webhooks/argo/push"),
             Answered(404),
         ),
         // What a service may read in two ways goes nowhere, but for the encoded slash.
         (
             "GET",
             "/app-proxy/a;v=1",
-            reached(Who::AppProxy, "/app-proxy/a;v=1"),
+            reached(ClusterService::AppProxy, "/app-proxy/a;v=1"),
             Answered(404),
         ),
         (
             "GET",
             "/app-proxy//twice//",
-            reached(Who::AppProxy, "/app-proxy//twice//"),
+            reached(ClusterService::AppProxy, "/app-proxy//twice//"),
             Answered(404),
         ),
         (
             "GET",
             "/%61pp-proxy/api",
-            reached(Who::AppProxy, "/%61pp-proxy/api"),
+            reached(ClusterService::AppProxy, "/%61pp-proxy/api"),
             Answered(404),
         ),
     ]
@@ -262,8 +266,12 @@ async fn routes_test_tells_beforehand_what_becomes_of_a_request() {
         let url = format!("http://any.example.com{target}");
         let ended = tunnel_client(&["routes", "test", "--config", file, method, &url]).await;
         let expected = match &outcome {
-            Outcome::Reached(Who::AppProxy, target) => format!("http://{APP_PROXY}:3017{target}"),
-            Outcome::Reached(Who::Workflows, target) => format!("https://{WORKFLOWS}:2746{target}"),
+            Outcome::Reached(ClusterService::AppProxy, target) => {
+                format!("http://{APP_PROXY}:3017{target}")
+            }
+            Outcome::Reached(ClusterService::Workflows, target) => {
+                format!("https://{WORKFLOWS}:2746{target}")
+            }
             Outcome::Reached(_, target) => {
                 format!("http://push-eventsource-svc.argo.svc.cluster.local{target}")
             }
@@ -301,7 +309,7 @@ async fn a_webhook_larger_than_a_mebibyte_arrives_whole() {
         assert_eq!(post(&entry).await.unwrap().status(), 200, "{name}");
         let received: Received = routers
             .cluster
-            .member(Who::Push)
+            .member(ClusterService::Push)
             .wait_content("/webhooks/argo/push/webhook")
             .await;
         assert_eq!(received.bytes, content.len() as u64, "{name}");
@@ -332,7 +340,7 @@ async fn an_upstream_that_takes_its_time_is_waited_for() {
 }
 
 /// Whether the first event comes though the second does not.
-async fn first_event(entry: &Entry, path: &str, patience: Duration) -> bool {
+async fn first_event(entry: &Entry, path: &str, time_limit: Duration) -> bool {
     let mut client = PlatformClient::http1(entry).await;
     let events = format!("{path}/events?every_ms=60000&count=2");
     let request = Request::get(events).body(empty()).unwrap();
@@ -341,7 +349,7 @@ async fn first_event(entry: &Entry, path: &str, patience: Duration) -> bool {
         let frame = response.body_mut().frame().await.unwrap().unwrap();
         frame.into_data().unwrap()
     };
-    tokio::time::timeout(patience, first).await.is_ok()
+    tokio::time::timeout(time_limit, first).await.is_ok()
 }
 
 /// The router of today holds back what comes from where it speaks HTTP/1.0.
@@ -353,8 +361,8 @@ async fn an_event_is_not_held_back() {
     let (held, passed) = ("/webhooks/argo/push", "/workflows");
     let nginx = routers.nginx.entry();
     assert!(first_event(&nginx, passed, SOON).await);
-    let patience = Duration::from_secs(2);
-    let theirs = first_event(&nginx, held, patience).await;
+    let time_limit = Duration::from_secs(2);
+    let theirs = first_event(&nginx, held, time_limit).await;
     assert!(!theirs, "nginx did not hold the event back");
     for (name, entry) in routers.ours() {
         for path in [held, passed] {
@@ -370,14 +378,16 @@ async fn a_content_is_not_held_back() {
     let Some(routers) = Routers::start(60).await else {
         return;
     };
-    let echoed = async |entry: &Entry, patience: Duration| {
+    let echoed = async |entry: &Entry, time_limit: Duration| {
         let mut client = RawClient::connect(entry).await;
         let lines = "Transfer-Encoding: chunked\r\n";
         let part = b"5\r\nfirst\r\n";
         client
             .request("POST", "/app-proxy/duplex", lines, part)
             .await;
-        tokio::time::timeout(patience, client.head()).await.is_ok()
+        tokio::time::timeout(time_limit, client.head())
+            .await
+            .is_ok()
     };
     let theirs = echoed(&routers.nginx.entry(), Duration::from_secs(2)).await;
     assert!(!theirs, "nginx did not hold the content back");
@@ -420,7 +430,7 @@ async fn a_page_sees_that_the_app_proxy_is_away() {
     let Some(mut routers) = Routers::start(60).await else {
         return;
     };
-    routers.cluster.take_away(Who::AppProxy);
+    routers.cluster.stop(ClusterService::AppProxy);
     let nginx = [("nginx", routers.nginx.entry())];
     for (name, entry) in nginx.into_iter().chain(routers.ours()) {
         for method in [Method::OPTIONS, Method::POST] {
@@ -553,7 +563,7 @@ async fn no_path_leads_to_a_place_that_nobody_named() {
     let path = "/webhooks/argo/secret.argo.svc.cluster.local%3f/x";
     let outcome = routers.outcome(&routers.nginx.entry(), "POST", path).await;
     assert!(
-        matches!(outcome, Outcome::Reached(Who::Trap, _)),
+        matches!(outcome, Outcome::Reached(ClusterService::Trap, _)),
         "{outcome:?}"
     );
 

@@ -9,7 +9,7 @@ use e2e::{
     entry::Entry,
     issuer::{AUDIENCE, ISSUER, Issuer, LATE, OVER},
     platform::{PlatformClient, empty},
-    program::{Line, Program},
+    program::{OutputLine, Program},
     raw::RawClient,
     scripted::ScriptedUpstream,
     secrets,
@@ -38,7 +38,7 @@ impl Said {
 
     fn add_program(&mut self, who: &str, program: &Program) {
         let lines = program.log().all();
-        let lines: Vec<_> = lines.iter().map(Line::text).collect();
+        let lines: Vec<_> = lines.iter().map(OutputLine::text).collect();
         assert!(!lines.is_empty(), "{who} wrote nothing: nothing was tested");
         self.add(who, lines.join("\n"));
     }

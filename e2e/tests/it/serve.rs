@@ -6,7 +6,7 @@ use e2e::{
     deadline::SOON,
     http1::End,
     load::{Kind, Load, Plan},
-    program::{Line, Signal},
+    program::{OutputLine, Signal},
     raw::RawClient,
     served::Served,
     upstream::Upstream,
@@ -23,7 +23,7 @@ async fn assert_ended_within_its_grace(served: &mut Served, limit: Duration) {
     let ended = served.program_mut().wait_exit(limit).await;
     assert!(ended.success(), "{ended}");
     let log = served.program().log().all();
-    let is_cut = |line: &Line| line.text().contains("and are cut");
+    let is_cut = |line: &OutputLine| line.text().contains("and are cut");
     assert!(!log.iter().any(is_cut), "{log:?}");
 }
 

@@ -1,5 +1,4 @@
-//! The client as a cluster's sidecar: nobody's user, a directory that cannot be written to, and
-//! little memory.
+//! The client as a sidecar in a cluster: as the user `nobody`, in a read-only directory, with little memory.
 
 use std::os::unix::fs::{PermissionsExt, chown};
 
@@ -11,8 +10,8 @@ use e2e::{
     upstream::Upstream,
 };
 
-/// More than a client at rest may ever need, in a build for debugging too.
-const GENEROUS: u64 = 64 * 1024 * 1024;
+/// The memory that an idle client may use, also in a debug build.
+const MEMORY_LIMIT: u64 = 64 * 1024 * 1024;
 
 #[tokio::test]
 async fn it_runs_as_nobody_where_nothing_can_be_written() {
@@ -41,7 +40,7 @@ async fn it_runs_as_nobody_where_nothing_can_be_written() {
     assert_eq!(platform.get("/status/200").await.status, 200);
     let memory = client.program().memory();
     eprintln!("resident at rest: {} KiB", memory.bytes / 1024);
-    assert!(memory.bytes < GENEROUS, "{memory:?}");
+    assert!(memory.bytes < MEMORY_LIMIT, "{memory:?}");
     client.program().signal(Signal::TERM);
     let ended = client.program_mut().wait_exit(e2e::deadline::SOON).await;
     assert!(ended.success(), "{ended}");
@@ -64,13 +63,13 @@ async fn ready_and_live_tell_the_truth() {
     assert_eq!(
         admin.status("/healthz").await,
         200,
-        "what is not ready is alive"
+        "a client that is not ready is alive"
     );
     system.start_server().await;
     admin.wait_ready(true).await;
 }
 
-/// What charts set is set by the environment alone.
+/// Helm charts set environment variables only.
 #[tokio::test]
 async fn it_is_started_by_environment_alone() {
     let upstream = Upstream::start().await;

@@ -20,7 +20,7 @@ const GIB: u64 = 1024 * 1024 * 1024;
 const MEMORY: u64 = 64 * 1024 * 1024;
 
 /// Time for a transfer on a busy machine, with programs built for debugging.
-const PATIENCE: Duration = Duration::from_secs(300);
+const TIME_LIMIT: Duration = Duration::from_secs(300);
 
 const SECOND: Duration = Duration::from_secs(1);
 
@@ -45,7 +45,7 @@ async fn a_gibibyte_goes_up_in_constant_memory() {
     let request = Request::put("/upload")
         .body(streamed(payload.clone()))
         .unwrap();
-    let received: Received = client.with_patience(PATIENCE).ask(request).await.json();
+    let received: Received = client.with_time_limit(TIME_LIMIT).ask(request).await.json();
     assert_eq!((received.bytes, received.sha256), (GIB, payload.sha256()));
     assert_memory(&system);
 }

@@ -11,7 +11,7 @@ use e2e::{
     deadline::{SOON, eventually},
     http1::End,
     platform::PlatformClient,
-    program::{Line, Program, Signal},
+    program::{OutputLine, Program, Signal},
     raw::RawClient,
     system::{Options, System},
     upstream::Upstream,
@@ -45,7 +45,7 @@ async fn accepted(server: &Program, newer: &Client) -> Duration {
     let line = newer.program().wait_for_line("\"instance\":", SOON).await;
     let (_, instance) = line.split_once("\"instance\":\"").unwrap();
     let instance = &instance[..32];
-    let begun = |line: &Line| {
+    let begun = |line: &OutputLine| {
         let text = line.text();
         let is_it = text.contains("a session has begun") && text.contains(instance);
         is_it.then(|| time_of_day(text))

@@ -325,7 +325,7 @@ fn replace_table(system: &System, table: &str) {
     std::fs::rename(&next, system.directory().join(CLIENT_FILE)).unwrap();
 }
 
-/// Who has cost its failures costs none again because the table has changed around it.
+/// The state of an ejected upstream outlives a reload of routes that keeps the upstream: no further request fails.
 #[tokio::test]
 async fn one_that_is_ejected_stays_so_when_the_table_changes_under_load() {
     let bad = ScriptedUpstream::silent().await;
@@ -374,7 +374,7 @@ async fn the_table_is_replaced_without_a_failure() {
     let mark = log.len();
     replace_table(&system, "[[route]]\nname = \"all\"\npath = \"nowhere\"\n");
     load.mark("a table with faults");
-    let refused = |line: &e2e::program::Line| {
+    let refused = |line: &e2e::program::OutputLine| {
         let text = line.text();
         (text.contains("\"ERROR\"") || text.contains("\"WARN\"")).then(|| text.to_owned())
     };
@@ -463,7 +463,7 @@ async fn one_that_hangs_holds_nobody_else_up() {
         waiting.spawn(async move {
             let client = PlatformClient::http1(&entry).await;
             client
-                .with_patience(Duration::from_secs(600))
+                .with_time_limit(Duration::from_secs(600))
                 .get("/silent/x")
                 .await
         });

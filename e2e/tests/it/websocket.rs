@@ -1,4 +1,4 @@
-//! WebSockets by implementations that others wrote, at both ends of the tunnel.
+//! WebSockets with foreign implementations at both ends of the tunnel.
 
 use e2e::{
     deadline::SOON,
@@ -55,7 +55,7 @@ async fn a_conversation_passes_whole() {
 async fn the_upstream_may_close_or_refuse() {
     let upstream = WebSocketServer::start().await;
     let system = System::start(&upstream.url()).await;
-    // A text that asks for a close gets no echo, so the next step finds the close.
+    // The server closes with this code instead of an echo, so the step reports the close.
     let close = [Step::Text("close 4002")];
     let report = websocket_client(&system.entry(), "/", &[], &close).await;
     assert_eq!(report, [json!({"opened": null}), json!({"lost": 4002})]);
@@ -69,7 +69,7 @@ async fn the_upstream_may_close_or_refuse() {
 }
 
 #[tokio::test]
-async fn whoever_breaks_off_is_noticed_at_the_other_end() {
+async fn an_end_that_breaks_off_is_noticed_at_the_other_end() {
     let upstream = WebSocketServer::start().await;
     let mut system = System::start(&upstream.url()).await;
     let lines = "Connection: Upgrade\r\nUpgrade: websocket\r\nSec-WebSocket-Version: 13\r\n\

@@ -19,7 +19,7 @@ use super::Nginx;
 /// The domain below which Event Sources have their names.
 pub const ZONE: &str = "svc.cluster.local";
 
-/// Who is behind the router.
+/// The services behind the router.
 #[derive(Clone, Copy, Debug)]
 pub struct RouterUpstreams {
     /// The App-Proxy.
