@@ -169,7 +169,7 @@ fn no_module_has_an_empty_name() {
 }
 
 #[test]
-fn crates_know_only_whom_they_may() {
+fn crates_depend_only_on_those_that_the_table_allows() {
     // The wire knows no program, the programs do not know each other; measuring knows the wire.
     let members: Vec<_> = ARROWS.iter().map(|(name, _)| *name).collect();
     for (path, text) in sources("toml") {
@@ -299,6 +299,25 @@ fn links_lead_to_files() {
             );
         }
     }
+}
+
+#[test]
+fn the_architecture_names_files_that_exist() {
+    // A reader looks for these names, so they must change with the files.
+    let without_src = |path: &str| format!("/{}", path.replace("/src/", "/"));
+    let files = sources("rs").into_iter();
+    let files: Vec<_> = files
+        .map(|(path, _)| without_src(&path.to_string_lossy()))
+        .collect();
+    let text = fs::read_to_string(root().join("ARCHITECTURE.md")).unwrap();
+    let is_separator = |c: char| !c.is_alphanumeric() && !"_-/.".contains(c);
+    let names = text
+        .split(is_separator)
+        .filter(|name| name.ends_with(".rs"));
+    let missing: Vec<_> = names
+        .filter(|name| !files.iter().any(|file| file.ends_with(&without_src(name))))
+        .collect();
+    assert!(missing.is_empty(), "there are no files {missing:?}");
 }
 
 /// Fails with all that `inspect` finds in all sources, as `path:line: complaint`.
