@@ -176,7 +176,7 @@ impl<S: GivenSettings> Args for Given<S> {
             .value_name("FILE")
             .env(format!("{}CONFIG", S::VARIABLES))
             .value_parser(clap::value_parser!(PathBuf))
-            .help("Read what the flags and the environment do not say from this TOML file");
+            .help("TOML file with the settings that neither flags nor the environment set");
         S::augment_args(command.arg(config))
     }
 

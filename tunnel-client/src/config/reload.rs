@@ -90,7 +90,7 @@ impl Reloader {
         let files = &change.files;
         tracing::info!(
             ?files,
-            asked = change.is_requested,
+            sighup = change.is_requested,
             "reading the routes again"
         );
         let result = self.apply(routes).await;

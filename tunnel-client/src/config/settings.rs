@@ -181,11 +181,11 @@ tunnel_ops::settings! {
         ///
         /// The first request too; let it be longer than the ingress controller's own
         keep_alive_timeout: PositiveDuration = Duration::from_secs(3 * 60), "TIME", Restart;
-        /// Of serve: longest silence within a request's body until its answer begins, and time to take something of an answer
+        /// Of serve: longest silence within a request's body until its answer begins, and longest time without reading an answer
         ///
-        /// A gRPC call may be silent for longer. Also of one direction of an upgraded connection when the other has ended. The time to take something of an answer, or of
-        /// what there is for the peer on an upgraded connection, bounds the pauses of a consumer while data waits for it: a gRPC
-        /// client that thinks for minutes with its window full needs more
+        /// A gRPC call may be silent for longer. Also the longest silence of one direction of an upgraded connection after the other has ended. A
+        /// peer that reads nothing for this time while data waits for it, in an answer or on an upgraded connection, is cut: a gRPC
+        /// client that pauses for minutes with a full window needs a longer time
         body_idle_timeout: PositiveDuration = Duration::from_secs(60), "TIME", Restart;
         // An ingress controller notices "not ready" meanwhile.
         /// Of serve: how long it still accepts connections after a signal to stop

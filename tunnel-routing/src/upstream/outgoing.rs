@@ -27,7 +27,7 @@ const TRAILERS: HeaderValue = HeaderValue::from_static("trailers");
 /// [`Progress`](super::progress::Progress).
 pub(super) type Http2Content = MapErr<OutgoingBody, fn(BodyError) -> h2::Error>;
 
-/// What the fields said that are not forwarded as they are.
+/// What `TE` and `Content-Length` contain, which are not forwarded as they are.
 #[derive(Default)]
 pub(super) struct Found {
     accepts_trailers: bool,

@@ -121,7 +121,7 @@ settings! {
     "Requests" {
         /// Add Via to requests; nginx as an upstream compresses nothing for those that have it
         ///
-        /// Via is RFC 9110's; nginx's `gzip_proxied` may say otherwise. Loops are found by a field of their own, `Tunnel-Via`
+        /// Via is defined in RFC 9110; nginx's `gzip_proxied` can enable compression for it. Loops are found by another field, `Tunnel-Via`
         via: bool = false, "BOOL", AtOnce;
         /// Origins whose pages may read the responses that the tunnel itself makes
         cors_origin: Vec<Origin> = Vec::new(), "ORIGIN", AtOnce;
@@ -133,11 +133,10 @@ settings! {
         tls_handshake_timeout: PositiveDuration = Duration::from_secs(10), "TIME", AtOnce;
         /// Time for a request's head, from its first byte
         request_head_timeout: PositiveDuration = Duration::from_secs(30), "TIME", AtOnce;
-        /// Longest silence within a request's body until its answer begins, and time to take something of an answer
+        /// Longest silence within a request's body until its answer begins, and longest time without reading an answer
         ///
-        /// A gRPC call may be silent for longer. The time in which a platform client has to take something of an answer, or of what there is for it on an
-        /// upgraded connection, bounds the pauses of a consumer while data waits for it: a gRPC client that thinks for
-        /// minutes with its window full needs more
+        /// A gRPC call may be silent for longer. A platform client that reads nothing for this time while data waits for it, in an answer or on an
+        /// upgraded connection, is cut: a gRPC client that pauses for minutes with a full window needs a longer time
         body_idle_timeout: PositiveDuration = Duration::from_secs(60), "TIME", AtOnce;
         // More than common load balancers' 60 s, so that they close connections first.
         /// Longest silence between requests on one connection
@@ -168,20 +167,20 @@ settings! {
         /// Memory for received bytes of answers that platform clients have not taken yet; one runtime may fill a quarter of it
         max_buffered_size: SizeFrom<1024> = 1 << 30, "SIZE", AtOnce;
     }
-    "Limits of a runtime whose own limits do not say" {
-        /// Exchanges open at once for a runtime whose own limits do not say
+    "Default limits of a runtime" {
+        /// Exchanges open at once for a runtime without a limit of its own
         limit_exchanges: Count<1, 1_000_000> = 2_048, "NUMBER", AtOnce;
-        /// Exchanges begun in a second for a runtime whose own limits do not say
+        /// Exchanges begun in a second for a runtime without a limit of its own
         limit_exchange_rate: Count<1, 1_000_000>, else "no limit unless set", "NUMBER", AtOnce;
-        /// Bytes in a second to a runtime whose own limits do not say
+        /// Bytes in a second to a runtime without a limit of its own
         limit_upload_rate: SizeText, else "no limit unless set", "SIZE", AtOnce;
-        /// Bytes in a second from a runtime whose own limits do not say
+        /// Bytes in a second from a runtime without a limit of its own
         limit_download_rate: SizeText, else "no limit unless set", "SIZE", AtOnce;
-        /// Upgraded connections open at once for a runtime whose own limits do not say
+        /// Upgraded connections open at once for a runtime without a limit of its own
         limit_websockets: Count<0, 1_000_000> = 1_024, "NUMBER", AtOnce;
-        /// Largest request head for a runtime whose own limits do not say
+        /// Largest request head for a runtime without a limit of its own
         limit_head_size: BoundedSize<1, 128>, else "--max-head-size unless set", "SIZE", AtOnce;
-        /// Requests that wait at once for the client of a runtime whose own limits do not say
+        /// Requests that wait at once for the client of a runtime without a limit of its own
         limit_waiting: Count<0, 100_000> = 256, "NUMBER", AtOnce;
         /// Memory that the requests of --limit-waiting may hold together
         limit_waiting_size: SizeText = 64 << 20, "SIZE", AtOnce;

@@ -101,7 +101,7 @@ impl Reloader {
         let files = &change.files;
         tracing::info!(
             ?files,
-            asked = change.is_requested,
+            sighup = change.is_requested,
             "reading the configuration again"
         );
         let result = self.read_and_apply(parts, telemetry, change.is_requested);

@@ -84,13 +84,13 @@ impl Stub {
         if let Some(current) = &mut *current {
             let is_due = now.saturating_duration_since(current.checked) >= FILES_CHECK;
             current.checked = if is_due { now } else { current.checked };
-            if !is_due || current.files == changed() {
+            if !is_due || current.files == modification_times() {
                 return Arc::clone(&current.setup);
             }
             tracing::info!("the system's name servers or hosts have changed, and are read again");
         }
         // Before the files are read, so that a later change is noticed.
-        let files = changed();
+        let files = modification_times();
         let setup = Arc::new(Setup::new(&self.servers));
         *current = Some(LoadedSetup {
             setup: Arc::clone(&setup),
@@ -102,7 +102,7 @@ impl Stub {
 }
 
 /// The modification times of the system's files.
-fn changed() -> [Option<SystemTime>; FILES.len()] {
+fn modification_times() -> [Option<SystemTime>; FILES.len()] {
     FILES.map(|file| {
         std::fs::metadata(file)
             .and_then(|data| data.modified())
@@ -168,8 +168,8 @@ impl Setup {
         for candidate in candidates(&name, &self.search, self.ndots) {
             match query_one(resolver, candidate).await {
                 Err(LookUpError::NotFound) => {}
-                // The meaning of a name must not depend on lost answers: the next candidate may belong to somebody
-                // else.
+                // The meaning of a name must not depend on lost answers: the next candidate may be
+                // another service.
                 Err(LookUpError::TimedOut) => return Err(LookUpError::TimedOut),
                 // A server that fails for one domain may know the next: the system tries on, too.
                 Err(error) => worst = error,
@@ -181,12 +181,12 @@ impl Setup {
 
     /// The answer of the hosts file.
     fn in_hosts(&self, name: &Name) -> Option<DnsAnswer> {
-        let of = |record_type| {
+        let lookup = |record_type| {
             let query = Query::query(name.clone(), record_type);
             self.hosts.lookup_static_host(&query)
         };
-        let lookups = [of(RecordType::A), of(RecordType::AAAA)];
-        let addresses: Vec<_> = lookups.iter().flatten().flat_map(addresses).collect();
+        let found = [lookup(RecordType::A), lookup(RecordType::AAAA)];
+        let addresses: Vec<_> = found.iter().flatten().flat_map(addresses).collect();
         (!addresses.is_empty()).then_some(DnsAnswer {
             addresses,
             ttl: FILES_CHECK,
