@@ -319,7 +319,7 @@ pub async fn start_client(
         upstream,
     ]);
     command.arg("--token-file").arg(token);
-    command.arg("--ca-file").arg(files.authority());
+    command.arg("--ca-file").arg(files.certificate());
     command.args(&args.client_flags);
     let child = Child::start(TUNNEL_CLIENT, command)?;
     let address = child.wait_listening("admin", START_LIMIT).await?;

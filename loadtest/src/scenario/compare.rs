@@ -4,8 +4,9 @@
 //!   direct   load ─────────────────────────────────────▶ upstream
 //!   hop      load ─▶ hyper proxy ──────────────────────▶ upstream
 //!   nginx    load ─▶ nginx ══ TLS ══▶ nginx ───────────▶ upstream
-//!   ours     load ─▶ tunnel server ◀═ TLS ═ client ────▶ upstream
+//!   envoy    load ─▶ Envoy ◀═ TLS ═ Envoy ─────────────▶ upstream
 //!   rathole  load ─▶ rathole ◀═ noise ═ rathole ───────▶ upstream
+//!   ours     load ─▶ tunnel server ◀═ TLS ═ client ────▶ upstream
 //!   NAME     load ─▶ whatever --target names ──────────▶ upstream
 //! ```
 //!
@@ -56,8 +57,8 @@ pub struct Args {
     /// an IP:PORT to connect to instead of the URL's host; repeat for more
     #[arg(long = "target", value_name = "NAME=URL[,PID...]")]
     pub targets: Vec<Named>,
-    /// Compare these alone, by name [default: all]. What is started ends with this program, but
-    /// nginx, rathole and the tunnel's programs not when it is killed by SIGKILL
+    /// Compare these alone, by name [default: all that are installed]. What is started ends with this program; when
+    /// it is killed by SIGKILL, programs other than its own go on
     #[arg(long, value_name = "NAME,...", value_delimiter = ',')]
     pub only: Vec<String>,
     /// The target that ratios are to [default: nginx, or hop where nginx is not installed]
@@ -125,8 +126,8 @@ pub enum Traffic {
 /// # Errors
 /// The flags contradict one another, there is no upstream, or no target could be measured.
 pub async fn run(args: Args, context: &Context) -> anyhow::Result<Report> {
-    let choices = Choice::all(&args)?;
     let mut report = Report::new("compare", "the same load over several targets");
+    let choices = Choice::all(&args, &mut report)?;
     context.progress.message("starting the targets");
     let levels = args.levels();
     let mut environments = Vec::new();

@@ -185,7 +185,7 @@ impl Child {
     }
 
     /// Whether both its outputs are closed, which its end does.
-    fn is_gone(&self) -> bool {
+    pub fn is_gone(&self) -> bool {
         Arc::strong_count(&self.log) == 1
     }
 }

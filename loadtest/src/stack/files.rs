@@ -1,4 +1,4 @@
-//! What the programs of a tunnel are started with: an authority, a certificate, runtimes, tokens.
+//! What the programs of a tunnel are started with: a certificate, runtimes, tokens.
 //! All of it lies in a directory that goes when this does.
 
 use std::{
@@ -8,7 +8,6 @@ use std::{
 };
 
 use anyhow::Context as _;
-use rcgen::{BasicConstraints, CertificateParams, CertifiedIssuer, DnType, IsCa, KeyPair};
 use sha2::{Digest as _, Sha256};
 use tempfile::TempDir;
 
@@ -25,7 +24,7 @@ pub struct Files {
 }
 
 impl Files {
-    /// Makes certificates for `localhost` and `127.0.0.1`.
+    /// Makes a certificate for `localhost` and `127.0.0.1`.
     ///
     /// # Errors
     /// The server's program is not there, or the directory cannot be written.
@@ -33,18 +32,11 @@ impl Files {
         // What cannot be started is said before anything else is.
         program(args, "tunnel-server")?;
         let directory = TempDir::with_prefix("loadtest-").context("cannot make a directory")?;
-        let files = Self { directory };
-        let made = files.make_certificates();
-        made.context("cannot make certificates")?;
-        Ok(files)
+        make_certificate(directory.path()).context("cannot make a certificate")?;
+        Ok(Self { directory })
     }
 
-    /// Certificate of the authority, PEM.
-    pub fn authority(&self) -> PathBuf {
-        self.path("ca.pem")
-    }
-
-    /// Certificate for `localhost` and `127.0.0.1`, PEM.
+    /// Certificate for `localhost` and `127.0.0.1`, PEM. It is its own authority.
     pub fn certificate(&self) -> PathBuf {
         self.path("server.pem")
     }
@@ -93,22 +85,16 @@ impl Files {
         fs::write(&file, text).with_context(|| format!("cannot write {}", file.display()))?;
         Ok(file)
     }
+}
 
-    fn make_certificates(&self) -> anyhow::Result<()> {
-        let mut authority = CertificateParams::default();
-        authority.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
-        authority
-            .distinguished_name
-            .push(DnType::CommonName, "loadtest throw-away CA");
-        let authority = CertifiedIssuer::self_signed(authority, KeyPair::generate()?)?;
-        let names = vec!["localhost".to_owned(), "127.0.0.1".to_owned()];
-        let key = KeyPair::generate()?;
-        let certificate = CertificateParams::new(names)?.signed_by(&key, &authority)?;
-        fs::write(self.authority(), authority.pem())?;
-        fs::write(self.certificate(), certificate.pem())?;
-        fs::write(self.key(), key.serialize_pem())?;
-        Ok(())
-    }
+/// Makes a certificate for `localhost` and `127.0.0.1` that is its own authority, `server.pem`, and its key,
+/// `server.key`.
+pub(crate) fn make_certificate(directory: &Path) -> anyhow::Result<()> {
+    let names = ["localhost", "127.0.0.1"].map(str::to_owned);
+    let made = rcgen::generate_simple_self_signed(names)?;
+    fs::write(directory.join("server.pem"), made.cert.pem())?;
+    let key = made.signing_key.serialize_pem();
+    Ok(fs::write(directory.join("server.key"), key)?)
 }
 
 /// A runtime in the form that the tunnel server reads.

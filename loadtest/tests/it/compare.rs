@@ -1,11 +1,11 @@
 //! Ratios must be those that are known, and what cannot be measured must be told.
 
-use std::{fs, process::Command};
+use std::{env, fs, process::Command};
 
 use serde_json::Value;
 use tempfile::TempDir;
 
-use crate::language::{Measured, Upstream, loadtest, nobody, programs};
+use crate::language::{Measured, PROGRAM, Upstream, alone, loadtest, nobody, programs};
 
 /// Short, and never without figures.
 const SHORT: &str = "--rounds 3 --duration 400ms --warm-up 100ms";
@@ -194,28 +194,68 @@ fn errors_of_a_target_are_counted_in_its_row() {
     );
 }
 
+/// Whether a program is found where the program under test looks for it first.
+fn is_installed(name: &str) -> bool {
+    let path = env::var_os("PATH").unwrap_or_default();
+    env::split_paths(&path).any(|directory| directory.join(name).is_file())
+}
+
 #[test]
-fn our_tunnel_and_the_nginx_pair_are_started() {
-    let has_nginx = Command::new("nginx").arg("-v").output().is_ok();
-    let (only, upstream) = if has_nginx {
-        ("nginx,ours", "nginx")
+fn our_tunnel_and_all_that_is_installed_are_started() {
+    let mut only = vec!["hop", "ours"];
+    only.extend(
+        ["nginx", "envoy", "rathole"]
+            .into_iter()
+            .filter(|name| is_installed(name)),
+    );
+    let upstream = if only.contains(&"nginx") {
+        "nginx"
     } else {
-        ("hop,ours", "sample")
+        "sample"
     };
     let measured = loadtest(&format!(
-        "compare --only {only} --upstream {upstream} --connections 2 --rounds 1 --duration 300ms \
-         --warm-up 100ms --size 2MiB --programs {}",
+        "compare --only {} --base hop --upstream {upstream} --connections 2 --rounds 1 \
+         --duration 300ms --warm-up 100ms --size 2MiB --programs {}",
+        only.join(","),
         programs().display()
     ));
     assert_eq!(measured.code, 0, "{measured:#?}");
     for table in 0..3 {
-        for target in only.split(',') {
+        for target in &only {
             let row = Row::of(&measured, table, target);
             assert_eq!(row.cell("errors"), "0", "{measured:#?}");
             let cost = if table == 0 { "CPU/request" } else { "CPU/GiB" };
             assert!(row.ratio(cost) > 0.0, "{measured:#?}");
         }
     }
+    // Both ends are accounted.
+    let runs = measured.report["runs"].as_array().unwrap();
+    for name in only.iter().filter(|name| !["hop", "ours"].contains(name)) {
+        let of_target = |run: &&Value| run["name"].as_str().unwrap().ends_with(name);
+        let usage = runs.iter().find(of_target).unwrap()["usage"]
+            .as_object()
+            .unwrap();
+        let ends = usage.iter().filter(|(role, _)| role.contains(name));
+        let counts: Vec<_> = ends.map(|(_, used)| &used["processes"]).collect();
+        assert_eq!(counts, [1, 1], "{name}: {measured:#?}");
+    }
+}
+
+#[test]
+fn what_is_not_installed_is_named() {
+    let _alone = alone();
+    let measured = Command::new(PROGRAM)
+        .args("compare --load http --connections 1 --upstream sample --programs missing".split(' '))
+        .args(SHORT.split(' '))
+        .env("PATH", "missing")
+        .output()
+        .unwrap();
+    assert!(measured.status.success(), "{measured:#?}");
+    let text = String::from_utf8(measured.stdout).unwrap();
+    let note = text
+        .lines()
+        .find(|line| line.contains("not installed, so not measured: "));
+    assert!(note.unwrap().ends_with("envoy, rathole"), "{text}");
 }
 
 #[test]

@@ -19,7 +19,10 @@ use tokio::{
     time::{Instant, sleep},
 };
 
-use crate::{report::usage::UPSTREAM, stack::child::Child};
+use crate::{
+    report::usage::UPSTREAM,
+    stack::{child::Child, files},
+};
 
 const START_LIMIT: Duration = Duration::from_secs(10);
 const RETRY_INTERVAL: Duration = Duration::from_millis(20);
@@ -30,8 +33,8 @@ const ATTEMPTS: usize = 3;
 /// Where the first process listens for requests; an address like those of [`Preset::addresses`].
 const LISTEN: &str = "listen";
 
-/// Values for the names in templates.
-pub(super) type Values = BTreeMap<&'static str, String>;
+/// Values for the names in templates. An address `a` has its parts as `a.ip` and `a.port` as well.
+type Values = BTreeMap<String, String>;
 
 /// A set of programs.
 pub(super) struct Preset {
@@ -41,8 +44,6 @@ pub(super) struct Preset {
     pub(super) program: Option<&'static str>,
     /// Names of the addresses between the processes.
     addresses: &'static [&'static str],
-    /// Makes files in the directory, such as certificates, and further values.
-    prepare: fn(&Path, &mut Values) -> anyhow::Result<()>,
     /// In the order in which they start.
     processes: &'static [Process],
 }
@@ -61,16 +62,18 @@ enum Ready {
     Writes(&'static str),
     /// It accepts connections at the address of this name.
     Accepts(&'static str),
-    /// None: the sign of the next process covers it.
+    /// None: the sign of the next process covers it, or the first right answer does.
     AtOnce,
 }
+
+/// All that can be compared, in the order of the tables.
+pub(super) const CONTENDERS: [&Preset; 4] = [&HOP, &NGINX, &ENVOY, &RATHOLE];
 
 pub(super) const HOP: Preset = Preset {
     name: "hop",
     about: "one plain hyper proxy on one thread, no TLS, no checks",
     program: None,
     addresses: &[],
-    prepare: |_, _| Ok(()),
     processes: &[Process {
         role: "hop",
         arguments: &["hop", "--listen=@listen@", "--upstream=@upstream@"],
@@ -84,45 +87,17 @@ pub(super) const NGINX: Preset = Preset {
     about: "two nginx of one worker each, TLS 1.3 between, 512 kept connections",
     program: Some("nginx"),
     addresses: &["inner"],
-    prepare: certificate,
     processes: &[
         Process {
             role: "second nginx",
             arguments: NGINX_ARGUMENTS,
-            config: "    upstream next {
-        server @upstream@;
-        keepalive 512;
-        keepalive_requests 1000000000;
-        keepalive_timeout 600s;
-    }
-    server {
-        listen @inner@ ssl backlog=4096;
-        ssl_certificate @directory@/server.pem;
-        ssl_certificate_key @directory@/server.key;
-        ssl_protocols TLSv1.3;
-        location / { proxy_pass http://next; }
-    }
-",
+            config: include_str!("presets/nginx-second.conf"),
             ready: NGINX_READY,
         },
         Process {
             role: "first nginx",
             arguments: NGINX_ARGUMENTS,
-            config: "    upstream next {
-        server @inner@;
-        keepalive 512;
-        keepalive_requests 1000000000;
-        keepalive_timeout 600s;
-    }
-    server {
-        listen @listen@ backlog=4096;
-        location / {
-            proxy_pass https://next;
-            proxy_ssl_protocols TLSv1.3;
-            proxy_ssl_session_reuse on;
-        }
-    }
-",
+            config: include_str!("presets/nginx-first.conf"),
             ready: NGINX_READY,
         },
     ],
@@ -134,86 +109,70 @@ pub(super) const NGINX_UPSTREAM: Preset = Preset {
     about: "nginx upstream",
     program: Some("nginx"),
     addresses: &[],
-    prepare: content,
     processes: &[Process {
         role: UPSTREAM,
         arguments: NGINX_ARGUMENTS,
-        config: "    sendfile on;
-    default_type application/octet-stream;
-    server {
-        listen @listen@ backlog=4096;
-        location = / { return 200 \"ok\"; }
-        location /bytes/ { alias @directory@/bytes/; }
-        location /upload { proxy_pass http://@upstream@; }
-    }
-",
+        config: include_str!("presets/nginx-upstream.conf"),
         ready: NGINX_READY,
     }],
 };
 
-pub(super) const RATHOLE: Preset = Preset {
+const ENVOY: Preset = Preset {
+    name: "envoy",
+    about: "reverse tunnel between two Envoys of one worker each, HTTP/2 in TLS 1.3",
+    program: Some("envoy"),
+    addresses: &["tunnel"],
+    processes: &[
+        Process {
+            role: "envoy server",
+            arguments: ENVOY_ARGUMENTS,
+            config: include_str!("presets/envoy-server.yaml"),
+            ready: Ready::Accepts("tunnel"),
+        },
+        Process {
+            role: "envoy client",
+            arguments: ENVOY_ARGUMENTS,
+            config: include_str!("presets/envoy-client.yaml"),
+            ready: Ready::AtOnce,
+        },
+    ],
+};
+
+const RATHOLE: Preset = Preset {
     name: "rathole",
     about: "server and client with the Noise protocol between; forwards bytes only",
     program: Some("rathole"),
     addresses: &["control"],
-    prepare: keys,
     processes: &[
         Process {
             role: "rathole server",
             arguments: &["--server", "@config@"],
-            config: "[server]
-bind_addr = \"@control@\"
-default_token = \"loadtest\"
-[server.transport]
-type = \"noise\"
-[server.transport.noise]
-local_private_key = \"@private@\"
-[server.services.web]
-bind_addr = \"@listen@\"
-",
+            config: include_str!("presets/rathole-server.toml"),
             ready: Ready::AtOnce,
         },
         Process {
             role: "rathole client",
             arguments: &["--client", "@config@"],
-            config: "[client]
-remote_addr = \"@control@\"
-default_token = \"loadtest\"
-[client.transport]
-type = \"noise\"
-[client.transport.noise]
-remote_public_key = \"@public@\"
-[client.services.web]
-local_addr = \"@upstream@\"
-",
+            config: include_str!("presets/rathole-client.toml"),
             ready: Ready::Accepts(LISTEN),
         },
     ],
 };
 
+const ENVOY_ARGUMENTS: &[&str] = &[
+    "--config-path",
+    "@config@",
+    "--concurrency",
+    "1",
+    "--disable-hot-restart",
+    "--log-level",
+    "error",
+];
 const NGINX_ARGUMENTS: &[&str] = &["-p", "@directory@", "-c", "@config@"];
 const NGINX_READY: Ready = Ready::Writes("using the \"");
 
 /// The configuration that all nginx processes share; `@server@` is the part of one process.
-const NGINX_FRAME: &str = "daemon off;
-master_process off;
-pid @config@.pid;
-error_log stderr notice;
-events { worker_connections 16384; }
-http {
-    access_log off;
-    keepalive_requests 1000000000;
-    keepalive_timeout 600s;
-    client_max_body_size 0;
-    client_body_temp_path @config@.client_body;
-    proxy_temp_path @config@.proxy;
-    proxy_http_version 1.1;
-    proxy_set_header Connection \"\";
-    proxy_set_header Host $http_host;
-    proxy_request_buffering off;
-    proxy_max_temp_file_size 0;
-@server@}
-";
+const NGINX_FRAME: &str = include_str!("presets/nginx.conf");
 
 /// The running processes of a preset. Dropping it ends them.
 #[derive(Debug)]
@@ -230,27 +189,30 @@ impl Preset {
         self.program.is_none_or(|name| installed(name).is_some())
     }
 
-    /// Starts all processes in front of `upstream`, the first of them at `listen` or at any free port.
+    /// Starts all processes in front of `upstream`, the first of them at `listen` or at any free port. In their
+    /// directory are a certificate and files of these sizes.
     pub(super) async fn start(
         &self,
         upstream: SocketAddr,
         listen: Option<SocketAddr>,
-        values: Values,
+        sizes: &[u64],
     ) -> anyhow::Result<Programs> {
         let mut attempts = 1;
         loop {
             let directory = TempDir::with_prefix(format!("loadtest-{}-", self.name));
             let directory = directory.context("cannot make a directory")?;
+            let path = directory.path();
+            files::make_certificate(path).context("cannot make a certificate")?;
+            make_content(path, sizes)?;
             let address = listen.map_or_else(free_address, Ok)?;
-            let mut values = values.clone();
-            values.insert("upstream", upstream.to_string());
-            values.insert("directory", directory.path().display().to_string());
-            values.insert(LISTEN, address.to_string());
+            let mut values = Values::new();
+            values.insert("directory".to_owned(), path.display().to_string());
+            insert(&mut values, "upstream", upstream);
+            insert(&mut values, LISTEN, address);
             for name in self.addresses {
-                values.insert(name, free_address()?.to_string());
+                insert(&mut values, name, free_address()?);
             }
-            (self.prepare)(directory.path(), &mut values)?;
-            match self.start_all(directory.path(), &values).await {
+            match self.start_all(path, &values).await {
                 Ok(children) => {
                     return Ok(Programs {
                         address,
@@ -271,12 +233,13 @@ impl Preset {
     ) -> anyhow::Result<Vec<(&'static str, Child)>> {
         let mut children: Vec<(&'static str, Child)> = Vec::new();
         for (number, process) in self.processes.iter().enumerate() {
-            let config = directory.join(format!("{number}.conf"));
+            // Envoy takes the format from the suffix, which the other programs ignore.
+            let config = directory.join(format!("{number}.yaml"));
             let mut values = values.clone();
-            values.insert("config", config.display().to_string());
+            values.insert("config".to_owned(), config.display().to_string());
             let mut text = filled(process.config, &values);
             if self.program == Some("nginx") {
-                values.insert("server", text);
+                values.insert("server".to_owned(), text);
                 text = filled(NGINX_FRAME, &values);
             }
             fs::write(&config, text)?;
@@ -316,9 +279,9 @@ impl Ready {
             Self::Accepts(name) => name,
         };
         let until = Instant::now() + START_LIMIT;
-        let address = values.get(name).map_or("", String::as_str);
+        let address = values.get(*name).map_or("", String::as_str);
         while TcpStream::connect(address).await.is_err() {
-            if Instant::now() >= until {
+            if child.is_gone() || Instant::now() >= until {
                 let tails: String = children.iter().map(|(_, child)| child.tail()).collect();
                 bail!("{role} does not listen{tails}");
             }
@@ -330,13 +293,18 @@ impl Ready {
 
 /// Whether a program could not start because of its address.
 fn is_taken(error: &anyhow::Error) -> bool {
-    let text = error.to_string();
-    text.contains("bind()") || text.contains("cannot listen")
+    error.to_string().contains("Address already in use")
+}
+
+fn insert(values: &mut Values, name: &str, address: SocketAddr) {
+    values.insert(name.to_owned(), address.to_string());
+    values.insert(format!("{name}.ip"), address.ip().to_string());
+    values.insert(format!("{name}.port"), address.port().to_string());
 }
 
 fn filled(template: &str, values: &Values) -> String {
     let fill =
-        |text: String, (name, value): (&&str, &String)| text.replace(&format!("@{name}@"), value);
+        |text: String, (name, value): (&String, &String)| text.replace(&format!("@{name}@"), value);
     values.iter().fold(template.to_owned(), fill)
 }
 
@@ -352,51 +320,15 @@ fn free_address() -> anyhow::Result<SocketAddr> {
     Ok(listener.local_addr()?)
 }
 
-/// The certificate of the second nginx.
-fn certificate(directory: &Path, _: &mut Values) -> anyhow::Result<()> {
-    let names = vec!["localhost".to_owned()];
-    let made = rcgen::generate_simple_self_signed(names).context("cannot make a certificate")?;
-    fs::write(directory.join("server.pem"), made.cert.pem())?;
-    let key = made.signing_key.serialize_pem();
-    Ok(fs::write(directory.join("server.key"), key)?)
-}
-
-/// Files of zeros of the sizes in the value `sizes`, under their size. nginx may read them as another user.
-fn content(directory: &Path, values: &mut Values) -> anyhow::Result<()> {
+/// Files of zeros of these sizes, under their size. nginx may read them as another user.
+fn make_content(directory: &Path, sizes: &[u64]) -> anyhow::Result<()> {
     fs::set_permissions(directory, Permissions::from_mode(0o755))?;
     let files = directory.join("bytes");
     fs::create_dir(&files)?;
-    let sizes = values.remove("sizes").unwrap_or_default();
-    for size in sizes.split_whitespace() {
-        fs::File::create(files.join(size))?.set_len(size.parse()?)?;
+    for size in sizes {
+        fs::File::create(files.join(size.to_string()))?.set_len(*size)?;
     }
     Ok(())
-}
-
-/// The keys of rathole's Noise protocol.
-fn keys(_: &Path, values: &mut Values) -> anyhow::Result<()> {
-    let Some(program) = installed("rathole") else {
-        bail!("rathole is not installed");
-    };
-    let output = Command::new(program).arg("--genkey").output();
-    let output = output.context("cannot run rathole --genkey")?;
-    let text = String::from_utf8_lossy(&output.stdout);
-    let Some((private, public)) = parse_keys(&text) else {
-        let complaint = String::from_utf8_lossy(&output.stderr);
-        let complaint = complaint.trim();
-        bail!("rathole --genkey gave no keys; is it built with noise? {complaint}");
-    };
-    values.extend([("private", private), ("public", public)]);
-    Ok(())
-}
-
-fn parse_keys(text: &str) -> Option<(String, String)> {
-    let after = |name: &str| {
-        let mut lines = text.lines().map(str::trim);
-        lines.find(|line| line.starts_with(name))?;
-        lines.find(|line| !line.is_empty()).map(str::to_owned)
-    };
-    Some((after("Private Key")?, after("Public Key")?))
 }
 
 #[cfg(test)]
@@ -404,39 +336,34 @@ mod tests {
     use super::*;
 
     #[test]
-    fn keys_are_found_in_what_it_writes() {
-        let text = "Private Key:\nabc=\n\nPublic Key:\ndef=\n\n";
-        let keys = parse_keys(text).unwrap();
-        assert_eq!((keys.0.as_str(), keys.1.as_str()), ("abc=", "def="));
-        assert_eq!(parse_keys("error: not compiled\n"), None);
-    }
-
-    #[test]
     fn every_name_in_a_template_has_a_value() {
-        for preset in [HOP, NGINX, NGINX_UPSTREAM, RATHOLE] {
-            let given = [
-                "upstream",
-                "directory",
-                "config",
-                LISTEN,
-                "private",
-                "public",
-            ];
-            let names = given.iter().chain(preset.addresses);
-            let values: Values = names.map(|name| (*name, name.to_uppercase())).collect();
+        let address = SocketAddr::from(([127, 0, 0, 1], 4711));
+        for preset in CONTENDERS.into_iter().chain([&NGINX_UPSTREAM]) {
+            let mut values = Values::new();
+            for name in ["directory", "config"] {
+                values.insert(name.to_owned(), name.to_uppercase());
+            }
+            let names = ["upstream", LISTEN].iter().chain(preset.addresses);
+            names.for_each(|name| insert(&mut values, name, address));
             for process in preset.processes {
                 for text in process.arguments.iter().chain([&process.config]) {
-                    assert!(!filled(text, &values).contains('@'), "{text}");
+                    let text = filled(text, &values);
+                    // What else stands between two of these signs has more than letters and dots.
+                    let is_name = |part: &str| {
+                        part.bytes()
+                            .all(|byte| byte.is_ascii_lowercase() || byte == b'.')
+                    };
+                    assert!(!text.split('@').skip(1).any(is_name), "{text}");
                 }
             }
         }
-        let server = filled(
-            RATHOLE.processes[0].config,
-            &Values::from([("private", "secret".to_owned())]),
-        );
-        assert!(
-            server.contains("local_private_key = \"secret\""),
-            "{server}"
-        );
+    }
+
+    #[test]
+    fn an_address_has_parts() {
+        let mut values = Values::new();
+        insert(&mut values, LISTEN, ([127, 0, 0, 1], 4711).into());
+        let text = filled("@listen@ is @listen.ip@ and @listen.port@", &values);
+        assert_eq!(text, "127.0.0.1:4711 is 127.0.0.1 and 4711");
     }
 }

@@ -10,13 +10,13 @@ use tokio::time::{Instant, sleep, timeout};
 use super::{
     Args,
     named::Named,
-    preset::{HOP, NGINX, Preset, Programs, RATHOLE, Values},
+    preset::{CONTENDERS, Preset, Programs},
     upstream::Upstream,
 };
 use crate::{
     client::body,
     measure::{errors::Failure, usage},
-    report::usage::UPSTREAM,
+    report::{Report, usage::UPSTREAM},
     stack::{Plan, RUNTIME, Stack},
     target::{Manner, Target},
 };
@@ -37,18 +37,11 @@ pub(super) enum Choice {
 }
 
 impl Choice {
-    /// Those that the flags ask for.
-    pub(super) fn all(args: &Args) -> anyhow::Result<Vec<Self>> {
-        let is_wanted = |name: &str| args.only.iter().any(|only| only == name);
-        let mut all = vec![
-            Self::Direct,
-            Self::Preset(&HOP),
-            Self::Preset(&NGINX),
-            Self::Ours,
-        ];
-        if RATHOLE.is_installed() || is_wanted(RATHOLE.name) {
-            all.push(Self::Preset(&RATHOLE));
-        }
+    /// Those that the flags ask for; without `--only` all whose programs are installed, and a note on the others.
+    pub(super) fn all(args: &Args, report: &mut Report) -> anyhow::Result<Vec<Self>> {
+        let mut all = vec![Self::Direct];
+        all.extend(CONTENDERS.map(Self::Preset));
+        all.push(Self::Ours);
         for target in &args.targets {
             let name = &target.name;
             if all.iter().any(|choice| choice.name() == name) {
@@ -56,17 +49,24 @@ impl Choice {
             }
             all.push(Self::Named(target.clone()));
         }
-        let names: Vec<_> = all.iter().map(|choice| choice.name().to_owned()).collect();
-        if let Some(unknown) = args.only.iter().find(|only| !names.contains(*only)) {
+        let names: Vec<_> = all.iter().map(Self::name).collect();
+        let is_unknown = |only: &&String| !names.contains(&only.as_str());
+        if let Some(unknown) = args.only.iter().find(is_unknown) {
             let names = names.join(", ");
             bail!("--only {unknown}: no such target; there are {names}");
         }
-        all.retain(|choice| match choice {
-            _ if !args.only.is_empty() => is_wanted(choice.name()),
+        let is_wanted = |choice: &Self| match choice {
+            _ if !args.only.is_empty() => args.only.iter().any(|only| only == choice.name()),
             Self::Preset(preset) => preset.is_installed(),
             _ => true,
-        });
-        Ok(all)
+        };
+        let (wanted, others): (Vec<_>, Vec<_>) = all.into_iter().partition(is_wanted);
+        if args.only.is_empty() && !others.is_empty() {
+            let names: Vec<_> = others.iter().map(Self::name).collect();
+            let names = names.join(", ");
+            report.note(format!("not installed, so not measured: {names}"));
+        }
+        Ok(wanted)
     }
 
     pub(super) fn name(&self) -> &str {
@@ -135,7 +135,7 @@ impl Started {
     }
 
     async fn preset(preset: &Preset, upstream: &Upstream) -> anyhow::Result<Self> {
-        let programs = preset.start(upstream.address, None, Values::new()).await?;
+        let programs = preset.start(upstream.address, None, &[]).await?;
         let mut started = Self::of(at(programs.address).await?, preset.about);
         for (role, child) in &programs.children {
             started.target.roles.add(*role, child.id());

@@ -4,7 +4,7 @@ use std::{net::SocketAddr, str::FromStr};
 
 use super::{
     Args,
-    preset::{NGINX_UPSTREAM, Programs, Values},
+    preset::{NGINX_UPSTREAM, Programs},
     sample::{Level, warm_size},
 };
 use crate::{
@@ -71,8 +71,8 @@ impl Upstream {
         let mut all = Vec::new();
         if choice == Choice::Nginx {
             let size = args.size.as_u64();
-            let values = Values::from([("sizes", format!("{size} {}", warm_size(size)))]);
-            let programs = NGINX_UPSTREAM.start(sample.address, listen, values).await?;
+            let sizes = [size, warm_size(size)];
+            let programs = NGINX_UPSTREAM.start(sample.address, listen, &sizes).await?;
             let address = programs.address;
             all.push(Self {
                 pid: programs.children.first().map(|(_, child)| child.id()),
