@@ -44,6 +44,13 @@ impl Report {
         self.charts.extend(charts.into_iter().flatten());
     }
 
+    /// All settings in one line.
+    pub(super) fn settings(&self) -> String {
+        let settings = self.settings.iter();
+        let settings = settings.map(|setting| format!("{} {}", setting.name, setting.value));
+        settings.collect::<Vec<_>>().join(", ")
+    }
+
     /// Whether anything at all was completed.
     pub fn has_completed(&self) -> bool {
         self.runs
@@ -64,6 +71,16 @@ impl Note {
 }
 
 impl Table {
+    /// A table with a value in each row.
+    pub fn of_values<const N: usize>(
+        title: impl Into<String>,
+        head: &str,
+        rows: [(&str, String); N],
+    ) -> Self {
+        let rows = rows.map(|(name, value)| vec![name.to_owned(), value]);
+        Self::new(title, &["", head], rows.to_vec())
+    }
+
     /// A table with a column for each head.
     pub fn new(title: impl Into<String>, columns: &[&str], rows: Vec<Vec<String>>) -> Self {
         Self {

@@ -10,9 +10,7 @@ pub fn render(report: &Report) -> String {
         processor,
         system,
     } = &report.machine;
-    let settings = report.settings.iter();
-    let settings = settings.map(|setting| format!("{} {}", setting.name, setting.value));
-    let settings = settings.collect::<Vec<_>>().join(", ");
+    let settings = report.settings();
     let about = format!(
         "{}; {cores} cores, {processor}, {system}; {settings}",
         report.started

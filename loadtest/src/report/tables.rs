@@ -125,7 +125,7 @@ pub(crate) fn errors(runs: &[Run]) -> Table {
 }
 
 /// The share of everything that was tried.
-pub(crate) fn share(run: &Run, times: u64) -> String {
+fn share(run: &Run, times: u64) -> String {
     let all = run.completed + run.errors.values().sum::<u64>();
     format!("{:.2} %", times as f64 * 100.0 / all.max(1) as f64)
 }

@@ -27,7 +27,6 @@ pub(super) fn show(report: &mut Report, measured: &Measured) {
     "coming back".clone_into(&mut run.name);
     report.tables.push(times(measured, &served));
     report.tables.push(load(measured, &served, &handshakes));
-    report.tables.extend(refusals(&run));
     notes(report, measured, &run);
     report.runs.push(run);
     report.charts.extend(charts(&served, &handshakes));
@@ -94,15 +93,7 @@ fn load(measured: &Measured, served: &Line, handshakes: &Line) -> Table {
             count(measured.answered as f64),
         ),
     ];
-    let row = |(name, value): (&str, String)| vec![name.to_owned(), value];
-    Table::new("The storm", &["", "value"], rows.map(row).to_vec())
-}
-
-fn refusals(run: &Run) -> Option<Table> {
-    let row = |(kind, times): (&String, &u64)| vec![kind.clone(), count(*times as f64)];
-    let rows: Vec<_> = run.errors.iter().map(row).collect();
-    let title = "Failed dials; a status is a refusal of the server";
-    (!rows.is_empty()).then(|| Table::new(title, &["kind", "dials"], rows))
+    Table::of_values("The storm", "value", rows)
 }
 
 fn notes(report: &mut Report, measured: &Measured, run: &Run) {
@@ -119,7 +110,7 @@ fn notes(report: &mut Report, measured: &Measured, run: &Run) {
         report.warn("the fleet was the limit: real clients would have come back faster");
     }
     report.note(
-        "failed dials within the outage are those that found no listener; each makes its \
+        "of failed dials, a status is a refusal of the server, and those within the outage found no listener; each makes its \
          client wait longer, at random up to 1 s, 2 s, 4 s and so on to 30 s, as real clients do",
     );
 }

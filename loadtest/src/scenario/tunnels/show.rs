@@ -123,12 +123,7 @@ fn at_rest(measured: &Measured, own: Option<Sum>) -> Option<Table> {
         ),
     ];
     let title = format!("CPU at rest, over {}", seconds(measured.idle_seconds));
-    let row = |(name, value): (&str, String)| vec![name.to_owned(), value];
-    Some(Table::new(
-        title,
-        &["", TUNNEL_SERVER],
-        rows.map(row).to_vec(),
-    ))
+    Some(Table::of_values(title, TUNNEL_SERVER, rows))
 }
 
 fn percent(share: f64) -> String {
