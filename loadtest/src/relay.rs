@@ -16,7 +16,7 @@ use std::{future::Future, net::SocketAddr, pin::Pin, rc::Rc, time::Duration};
 
 use tokio::net::{TcpListener, TcpStream};
 
-use crate::serve;
+use crate::serve::{self, FREE_PORT};
 use direction::Direction;
 
 pub use rate::BitRate;
@@ -33,9 +33,6 @@ pub struct Link {
 /// Flags of `loadtest relay`.
 #[derive(Clone, Debug, clap::Args)]
 pub struct Args {
-    /// Where to listen
-    #[arg(long, value_name = "IP:PORT", default_value = "127.0.0.1:0")]
-    pub listen: SocketAddr,
     /// Where to carry the connections to
     #[arg(long, value_name = "IP:PORT")]
     pub to: SocketAddr,
@@ -56,7 +53,7 @@ pub fn run(args: Args) -> anyhow::Result<()> {
         delay: args.delay,
         rate: args.rate,
     };
-    serve::run(args.listen, connections(args.to, link))
+    serve::run(FREE_PORT, connections(args.to, link))
 }
 
 /// Relays for ever, on a local runtime.

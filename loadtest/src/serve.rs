@@ -4,7 +4,7 @@
 use std::{
     future::Future,
     io::{self, Write as _},
-    net::SocketAddr,
+    net::{IpAddr, Ipv4Addr, SocketAddr},
     time::Duration,
 };
 
@@ -18,6 +18,9 @@ use tokio::{
 
 /// Accepting goes on after a failure, such as too many open files, but not in a busy loop.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
+
+/// Any free port of the loopback.
+pub const FREE_PORT: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), 0);
 
 /// As many waiting connections as the system allows.
 const BACKLOG: u32 = 65_535;
@@ -33,13 +36,21 @@ pub fn run<F: Future<Output = ()> + 'static>(
 ) -> anyhow::Result<()> {
     on_this_thread(async {
         let listener = listen(address).with_context(|| format!("cannot listen on {address}"))?;
-        let mut out = io::stdout().lock();
-        writeln!(out, "listening on http://{}", listener.local_addr()?)?;
-        out.flush()?;
-        drop(out);
+        announce(listener.local_addr()?)?;
         each(listener, connection).await;
         Ok(())
     })
+}
+
+/// Says in one line on standard output where a server listens.
+///
+/// # Errors
+/// It cannot be written.
+pub fn announce(address: SocketAddr) -> anyhow::Result<()> {
+    let mut out = io::stdout().lock();
+    writeln!(out, "listening on http://{address}")
+        .and_then(|()| out.flush())
+        .context("cannot write where it listens")
 }
 
 /// Runs this alone, with tasks that stay on the thread.

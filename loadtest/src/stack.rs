@@ -22,6 +22,7 @@ use crate::{
     measure::usage::Roles,
     relay::Link,
     report::usage::{RELAY, TUNNEL_CLIENT, TUNNEL_SERVER, UPSTREAM},
+    serve::FREE_PORT,
     stack::{child::Child, files::Files},
     upstream::UpstreamArgs,
 };
@@ -229,7 +230,7 @@ pub async fn start_upstream(
     args: &UpstreamArgs,
     listen: Option<SocketAddr>,
 ) -> anyhow::Result<Running> {
-    let listen = listen.unwrap_or_else(|| SocketAddr::from(([127, 0, 0, 1], 0)));
+    let listen = listen.unwrap_or(FREE_PORT);
     let flags = ["upstream".to_owned(), format!("--listen={listen}")];
     Running::start_own(UPSTREAM, flags.into_iter().chain(args.flags())).await
 }
@@ -259,8 +260,8 @@ pub async fn start_server(
     files: &Files,
     tunnel: Option<SocketAddr>,
 ) -> anyhow::Result<Server> {
-    let free = SocketAddr::from(([127, 0, 0, 1], 0)).to_string();
-    let tunnel = tunnel.map_or_else(|| free.clone(), |address| address.to_string());
+    let free = FREE_PORT.to_string();
+    let tunnel = tunnel.unwrap_or(FREE_PORT).to_string();
     let mut command = Command::new(program(args, "tunnel-server")?);
     command.args(["run", "--log-format", "json", "--access-log=off"]);
     command.args(["--domain", DOMAIN, "--tunnel-listen", &tunnel]);

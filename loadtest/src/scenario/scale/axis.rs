@@ -1,6 +1,6 @@
 //! What is varied: a flag and its levels, and where they lie on the axis of a chart.
 
-use std::{fmt, str::FromStr};
+use std::str::FromStr;
 
 use bytesize::ByteSize;
 
@@ -46,17 +46,6 @@ impl Axis {
             Scale::Linear
         };
         report::Axis::new(&self.flag, self.unit, scale)
-    }
-}
-
-impl fmt::Display for Axis {
-    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let levels: Vec<_> = self
-            .levels
-            .iter()
-            .map(|level| level.text.as_str())
-            .collect();
-        write!(formatter, "{}={}", self.flag, levels.join(","))
     }
 }
 
