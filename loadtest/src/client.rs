@@ -6,7 +6,6 @@
 
 pub mod body;
 pub mod connection;
-pub mod http1;
 pub mod minimal;
 pub mod shared;
 pub mod template;

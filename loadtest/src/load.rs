@@ -41,7 +41,7 @@ const NO_END: Duration = Duration::from_secs(7 * 24 * 3600);
 const REPORTS: usize = 64;
 
 /// Flags that say how long and how much, for all scenarios that send requests.
-#[derive(Clone, Debug, clap::Args)]
+#[derive(Clone, Copy, Debug, clap::Args)]
 #[command(next_help_heading = "Load")]
 pub struct LoadArgs {
     /// How long to measure
@@ -56,33 +56,6 @@ pub struct LoadArgs {
     /// Threads that make the load; each is a core that the target does not get
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u16).range(1..=64))]
     pub threads: u16,
-}
-
-/// How long to run.
-#[derive(Clone, Copy, Debug)]
-pub struct Stretch {
-    /// Before measuring begins.
-    pub warm_up: Duration,
-    /// Of the window.
-    pub duration: Duration,
-    /// Longest time for one request, and for workers to get ready; those that are late join late.
-    pub timeout: Duration,
-}
-
-impl LoadArgs {
-    /// The load that these flags ask for, without groups.
-    pub fn load(&self) -> Load {
-        Load::new(self.stretch(), self.threads.into())
-    }
-
-    /// The stretch that these flags ask for.
-    pub fn stretch(&self) -> Stretch {
-        Stretch {
-            warm_up: self.warm_up,
-            duration: self.duration,
-            timeout: self.timeout,
-        }
-    }
 }
 
 /// The repeated request to a target: how to connect, and one request and its response.
@@ -172,20 +145,18 @@ pub(crate) struct Group {
 
 /// What to run: groups of workers, for how long, on how many threads.
 pub struct Load {
-    stretch: Stretch,
+    args: LoadArgs,
     interval: Duration,
-    threads: usize,
     groups: Vec<Group>,
     opening: watch::Sender<Option<Window>>,
 }
 
 impl Load {
     /// Without groups yet.
-    pub fn new(stretch: Stretch, threads: usize) -> Self {
+    pub fn new(args: LoadArgs) -> Self {
         Self {
-            stretch,
-            interval: timeline::interval(stretch.duration),
-            threads: threads.max(1),
+            args,
+            interval: timeline::interval(args.duration),
             groups: Vec::new(),
             opening: watch::Sender::new(None),
         }
@@ -193,15 +164,14 @@ impl Load {
 
     /// Without groups yet, for workers that end by themselves. The intervals of the timeline are those
     /// of a load of the usual duration.
-    pub fn until_done(args: &LoadArgs) -> Self {
-        let stretch = Stretch {
-            warm_up: Duration::ZERO,
-            duration: NO_END,
-            timeout: args.timeout,
-        };
+    pub fn until_done(args: LoadArgs) -> Self {
         Self {
             interval: timeline::interval(args.duration),
-            ..Self::new(stretch, args.threads.into())
+            ..Self::new(LoadArgs {
+                warm_up: Duration::ZERO,
+                duration: NO_END,
+                ..args
+            })
         }
     }
 
@@ -246,16 +216,17 @@ impl Load {
     /// # Errors
     /// When a thread cannot be started, or ends before it should.
     pub async fn run(self, progress: &Progress, roles: &Roles) -> anyhow::Result<Outcome> {
-        let Stretch {
+        let LoadArgs {
             warm_up,
             duration,
             timeout,
-        } = self.stretch;
+            threads,
+        } = self.args;
         let interval = self.interval;
         let workers = self.groups.iter().map(|group| group.workers).sum();
         // A thread without workers would only be waited for.
         let most = self.groups.iter().map(|group| group.workers).max();
-        let threads = self.threads.min(most.unwrap_or(1)).max(1);
+        let threads = most.unwrap_or(1).clamp(1, threads.into());
         let collector = |group: &Group| Collector::new(group.name.clone(), interval, threads);
         let mut collectors: Vec<_> = self.groups.iter().map(collector).collect();
 
@@ -278,10 +249,11 @@ impl Load {
         let all = tokio::time::timeout(timeout, all_ready.recv()).await;
         // A worker that is ready drops its sender.
         let missing = all.map_or_else(|_| all_ready.sender_strong_count(), |_| 0);
+        // Without a warm-up the first request must not be ahead of the meter.
+        let mut meter = warm_up.is_zero().then(|| Meter::start(roles.clone()));
         let window = Window::from_now(warm_up, duration);
         self.opening.send_replace(Some(window));
 
-        let mut meter = None;
         let mut usage = None;
         let begin = sleep_until(window.begin);
         let end = sleep_until(window.end);
@@ -306,9 +278,9 @@ impl Load {
             }
         }
         // Threads may see the window's end first, or have had no more to do before it.
+        let seconds = measured_for(&window);
         let usage = usage.or_else(|| meter.map(Meter::finish));
         let threads = threads.join()?;
-        let seconds = measured_for(&window);
         let groups = collectors.into_iter();
         let groups = groups.map(|collector| collector.finish(seconds));
         let usage = usage.unwrap_or_default();
@@ -337,12 +309,12 @@ mod tests {
     use crate::report::Note;
 
     fn load(timeout: u64) -> Load {
-        let stretch = Stretch {
+        Load::new(LoadArgs {
             warm_up: Duration::ZERO,
             duration: Duration::from_millis(300),
             timeout: Duration::from_millis(timeout),
-        };
-        Load::new(stretch, 1)
+            threads: 1,
+        })
     }
 
     #[tokio::test]

@@ -19,7 +19,7 @@ use crate::{
     progress::Progress,
     relay,
     report::{Report, Setting, html, markdown, text},
-    scenario::{Context, Scenario},
+    scenario::Scenario,
     serve::on_this_thread,
     tls_sink, upstream,
 };
@@ -82,20 +82,18 @@ fn settings(command: &clap::Command, matches: &ArgMatches) -> Vec<Setting> {
 fn measure(scenario: Scenario, settings: Vec<Setting>, output: &OutputArgs) -> anyhow::Result<()> {
     // A measurement must not be lost because its file cannot be written.
     let files = open(output)?;
-    let context = Context {
-        progress: Progress::new(output.quiet),
-    };
+    let progress = Progress::new(output.quiet);
     // When a signal wins, the scenario is dropped, and with it all processes that it started.
     let measured = on_this_thread(async {
         tokio::select! {
-            report = scenario.run(&context) => report,
+            report = scenario.run(&progress) => report,
             stopped = interrupted() => match stopped {
                 Ok(()) => bail!("interrupted; nothing was reported"),
                 Err(error) => Err(error).context("cannot listen for signals"),
             },
         }
     });
-    context.progress.finish();
+    progress.finish();
     let report = Report {
         settings,
         ..measured?

@@ -23,13 +23,6 @@ use crate::{
     target::{Target, TargetArgs},
 };
 
-/// What every scenario is given.
-#[derive(Debug)]
-pub struct Context {
-    /// The live line.
-    pub progress: Progress,
-}
-
 /// The subcommands that measure.
 #[derive(Clone, Debug, clap::Subcommand)]
 pub enum Scenario {
@@ -60,35 +53,33 @@ impl Scenario {
     ///
     /// # Errors
     /// It could not be run at all; what failed while it ran is part of the report.
-    pub async fn run(self, context: &Context) -> anyhow::Result<Report> {
+    pub async fn run(self, progress: &Progress) -> anyhow::Result<Report> {
         match self {
-            Self::Http(args) => http::run(args, context).await,
-            Self::Bulk(args) => bulk::run(args, context).await,
-            Self::Websocket(args) => websocket::run(args, context).await,
-            Self::Sse(args) => sse::run(args, context).await,
-            Self::Grpc(args) => grpc::run(args, context).await,
-            Self::Fairness(args) => fairness::run(args, context).await,
-            Self::Tunnels(args) => Box::pin(tunnels::run(args, context)).await,
-            Self::Storm(args) => Box::pin(storm::run(args, context)).await,
-            Self::Scale(args) => scale::run(args, context).await,
-            Self::Compare(args) => compare::run(args, context).await,
+            Self::Http(args) => http::run(args, progress).await,
+            Self::Bulk(args) => bulk::run(args, progress).await,
+            Self::Websocket(args) => websocket::run(args, progress).await,
+            Self::Sse(args) => sse::run(args, progress).await,
+            Self::Grpc(args) => grpc::run(args, progress).await,
+            Self::Fairness(args) => fairness::run(args, progress).await,
+            Self::Tunnels(args) => Box::pin(tunnels::run(args, progress)).await,
+            Self::Storm(args) => Box::pin(storm::run(args, progress)).await,
+            Self::Scale(args) => scale::run(args, progress).await,
+            Self::Compare(args) => compare::run(args, progress).await,
         }
     }
 }
 
-impl Context {
-    /// Opens a target, and begins a report on it whose title begins with `title`.
-    async fn open(
-        &self,
-        (scenario, title): (&str, &str),
-        target: &TargetArgs,
-        plan: Plan<'_>,
-    ) -> anyhow::Result<(Target, Report)> {
-        self.progress.message("starting");
-        let target = Box::pin(target.open_with(plan)).await?;
-        let report = Report::new(scenario, format!("{title} {}", target.name));
-        Ok((target, report))
-    }
+/// Opens a target, and begins a report on it whose title begins with `title`.
+async fn open(
+    progress: &Progress,
+    (scenario, title): (&str, &str),
+    target: &TargetArgs,
+    plan: Plan<'_>,
+) -> anyhow::Result<(Target, Report)> {
+    progress.message("starting");
+    let target = Box::pin(target.open_with(plan)).await?;
+    let report = Report::new(scenario, format!("{title} {}", target.name));
+    Ok((target, report))
 }
 
 /// A rate as a flag.

@@ -117,7 +117,6 @@ impl TargetArgs {
 
 /// How a target is spoken to.
 #[derive(Clone, Debug, Default, clap::Args)]
-#[command(next_help_heading = "Target")]
 pub struct Manner {
     /// Header to send with each request, such as "authorization: Bearer x"; repeat for more
     #[arg(long = "header", short = 'H', value_name = "NAME: VALUE", value_parser = parse_header)]
@@ -260,7 +259,7 @@ fn read_certificates(file: &Path) -> anyhow::Result<Vec<CertificateDer<'static>>
 }
 
 /// `NAME: VALUE`.
-pub(crate) fn parse_header(text: &str) -> Result<(HeaderName, HeaderValue), String> {
+fn parse_header(text: &str) -> Result<(HeaderName, HeaderValue), String> {
     let (name, value) = text
         .split_once(':')
         .ok_or("a header is written \"name: value\"")?;

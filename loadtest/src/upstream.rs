@@ -5,9 +5,9 @@
 //! random, so that a test can count them.
 
 mod answer;
+pub(crate) mod content;
 mod events;
 mod grpc;
-mod paced;
 mod plain;
 mod websocket;
 

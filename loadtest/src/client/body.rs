@@ -26,6 +26,12 @@ pub fn full(bytes: Bytes) -> Outgoing {
 
 /// The pieces of a stream, until it ends. The length is announced only by a field of the head.
 pub fn stream(pieces: impl Stream<Item = Bytes> + 'static) -> Outgoing {
-    let frames = pieces.map(|piece| Ok(Frame::data(piece)));
-    Either::Right(StreamBody::new(frames.boxed_local()))
+    Either::Right(StreamBody::new(frames(pieces).boxed_local()))
+}
+
+/// The pieces of a stream as frames of content that cannot fail.
+pub fn frames(
+    pieces: impl Stream<Item = Bytes>,
+) -> impl Stream<Item = Result<Frame<Bytes>, Infallible>> {
+    pieces.map(|piece| Ok(Frame::data(piece)))
 }

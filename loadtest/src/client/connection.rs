@@ -1,4 +1,4 @@
-//! A connection that hyper speaks HTTP/1.1 or HTTP/2 over.
+//! A connection that hyper speaks HTTP/1.1 or HTTP/2 over, whose bytes a task on this thread moves.
 
 use std::rc::Rc;
 
@@ -7,32 +7,43 @@ use http::{Request, Response};
 use http_body_util::BodyExt as _;
 use hyper::{
     body::{Body as _, Incoming},
-    client::conn::http2::{self, SendRequest},
+    client::conn::{http1, http2},
 };
 use hyper_util::rt::TokioIo;
 use tokio::task::JoinSet;
 
 use crate::{
-    client::{Dialer, body::Outgoing, http1::Http1},
+    client::{Dialer, Stream, body::Outgoing, minimal::MinimalClient},
     measure::errors::{Failure, Kind},
 };
 
 /// Flow-control window of HTTP/2, as large as those of browsers: downloads must not wait for it.
 const WINDOW: u32 = 4 * 1024 * 1024;
 
+/// The largest piece that is read at once over HTTP/1.1: fewer and larger reads cost less for bulk, and small
+/// answers do not fill it.
+const READ_BUFFER: usize = 512 * 1024;
+
 /// A connection to a target. Dropping it ends it.
 #[derive(Debug)]
 pub enum Connection {
     /// HTTP/1.1.
-    One(Box<Http1>),
+    One(Http1),
     /// HTTP/2.
     Two(Http2),
 }
 
-/// A handle of an HTTP/2 connection, whose bytes a task moves. The connection ends with its last handle.
+/// An HTTP/1.1 connection, which carries one request at a time.
+#[derive(Debug)]
+pub struct Http1 {
+    sender: http1::SendRequest<Outgoing>,
+    _driver: JoinSet<()>,
+}
+
+/// A handle of an HTTP/2 connection. The connection ends with its last handle.
 #[derive(Clone, Debug)]
 pub struct Http2 {
-    sender: SendRequest<Outgoing>,
+    sender: http2::SendRequest<Outgoing>,
     _driver: Rc<JoinSet<()>>,
 }
 
@@ -55,8 +66,8 @@ impl Dialer {
         if http2 {
             return Ok(Connection::Two(self.http2().await?));
         }
-        let http1 = Http1::new(self.dial().await?).await?;
-        Ok(Connection::One(Box::new(http1)))
+        let stream = self.dial().await?;
+        Ok(Connection::One(Http1::new(stream).await?))
     }
 
     /// Makes a connection for HTTP/2, with prior knowledge when it is plain.
@@ -69,17 +80,22 @@ impl Dialer {
             .initial_connection_window_size(WINDOW)
             .handshake(TokioIo::new(self.dial().await?))
             .await;
-        let (sender, connection) = made.map_err(|error| Failure::fatal(Kind::of_hyper(&error)))?;
-        let mut driver = JoinSet::new();
-        driver.spawn_local(async move {
-            // The future of the answer gets the error.
-            drop(connection.await);
-        });
+        let (sender, connection) = made.map_err(|error| fatal(&error))?;
         Ok(Http2 {
             sender,
-            _driver: Rc::new(driver),
+            _driver: Rc::new(driver(connection)),
         })
     }
+}
+
+/// Moves a connection's bytes for as long as it lives.
+fn driver(connection: impl Future<Output = Result<(), hyper::Error>> + 'static) -> JoinSet<()> {
+    let mut driver = JoinSet::new();
+    driver.spawn_local(async move {
+        // The future of the answer gets the error.
+        drop(connection.await);
+    });
+    driver
 }
 
 impl Connection {
@@ -102,10 +118,16 @@ impl Connection {
     /// # Errors
     /// It ended before its announced end.
     pub async fn frame(&mut self, content: &mut Incoming) -> Result<Option<Bytes>, Failure> {
-        match self {
-            Self::One(connection) => connection.frame(content).await,
-            Self::Two(connection) => connection.frame(content).await,
+        while let Some(frame) = content.frame().await {
+            let frame = frame.map_err(|error| match self {
+                Self::One(_) => short(&error),
+                Self::Two(connection) => connection.failure(&error),
+            })?;
+            if let Ok(data) = frame.into_data() {
+                return Ok(Some(data));
+            }
         }
+        Ok(None)
     }
 
     /// Takes the whole of an answer's content, and gives its length.
@@ -136,12 +158,80 @@ impl Connection {
     }
 
     /// Whether it may carry the next request: the peer has not closed it while it rested.
-    pub fn is_open(&mut self) -> bool {
+    pub fn is_open(&self) -> bool {
         match self {
-            Self::One(connection) => connection.is_open(),
+            Self::One(connection) => !connection.sender.is_closed(),
             Self::Two(connection) => connection.is_open(),
         }
     }
+}
+
+/// A connection for requests whose answers are counted alone, or for any.
+#[derive(Debug)]
+pub enum RequestConnection {
+    /// HTTP/1.1, for requests in one piece.
+    Minimal(Box<MinimalClient>),
+    /// For all others.
+    Hyper(Connection),
+}
+
+impl RequestConnection {
+    /// Whether it may carry the next request: the peer has not closed it while it rested.
+    pub fn is_open(&mut self) -> bool {
+        match self {
+            Self::Minimal(connection) => connection.is_open(),
+            Self::Hyper(connection) => connection.is_open(),
+        }
+    }
+}
+
+impl Http1 {
+    /// Speaks HTTP/1.1 over a connection that is there.
+    ///
+    /// # Errors
+    /// Those of hyper's handshake, which sends nothing.
+    pub async fn new(stream: Stream) -> Result<Self, Failure> {
+        let made = http1::Builder::new()
+            .max_buf_size(READ_BUFFER)
+            .handshake(TokioIo::new(stream))
+            .await;
+        let (sender, connection) = made.map_err(|error| fatal(&error))?;
+        Ok(Self {
+            sender,
+            _driver: driver(connection.with_upgrades()),
+        })
+    }
+
+    async fn send(&mut self, request: Request<Outgoing>) -> Result<Response<Incoming>, Failure> {
+        let ready = self.sender.ready().await;
+        ready.map_err(|error| fatal(&error))?;
+        let answer = self.sender.send_request(request).await;
+        answer.map_err(|error| fatal(&error))
+    }
+}
+
+/// The stream of a connection that `answer` has upgraded, and what was read beyond its head.
+///
+/// # Errors
+/// The connection broke.
+pub async fn upgraded(answer: Response<Incoming>) -> Result<(Stream, Bytes), Failure> {
+    let upgraded = hyper::upgrade::on(answer).await;
+    let upgraded = upgraded.map_err(|error| fatal(&error))?;
+    let parts = upgraded.downcast::<TokioIo<Stream>>();
+    let parts = parts.map_err(|_| Failure::fatal(Kind::Protocol))?;
+    Ok((parts.io.into_inner(), parts.read_buf))
+}
+
+fn fatal(error: &hyper::Error) -> Failure {
+    Failure::fatal(Kind::of_hyper(error))
+}
+
+/// A failure after the head of HTTP/1.1: the content is incomplete, however the connection ended.
+fn short(error: &hyper::Error) -> Failure {
+    Failure::fatal(match Kind::of_hyper(error) {
+        Kind::ClosedEarly => Kind::BodyShort,
+        other => other,
+    })
 }
 
 impl Http2 {
@@ -157,16 +247,6 @@ impl Http2 {
         ready.map_err(|error| self.failure(&error))?;
         let answer = self.sender.send_request(request).await;
         answer.map_err(|error| self.failure(&error))
-    }
-
-    async fn frame(&self, content: &mut Incoming) -> Result<Option<Bytes>, Failure> {
-        while let Some(frame) = content.frame().await {
-            let frame = frame.map_err(|error| self.failure(&error))?;
-            if let Ok(data) = frame.into_data() {
-                return Ok(Some(data));
-            }
-        }
-        Ok(None)
     }
 
     /// Whether it may carry the next request.

@@ -16,7 +16,11 @@ use tunnel_proto::{
 };
 
 use crate::{
-    client::{Stream, body, body::Outgoing, connection::Connection, http1::Http1},
+    client::{
+        Stream, body,
+        body::Outgoing,
+        connection::{self, Connection, Http1},
+    },
     fleet::HOST_NAME,
     measure::errors::{Failure, Kind},
 };
@@ -71,15 +75,15 @@ pub(super) async fn upgrade(
         .header(AUTHORIZATION, format!("Bearer {token}"))
         .body(body::empty())
         .map_err(|_| Kind::Other("token_malformed"))?;
-    let mut connection = Box::new(Http1::new(stream).await?);
+    let mut connection = Connection::One(Http1::new(stream).await?);
     let answer = connection.send(request).await?;
     if answer.status() != StatusCode::SWITCHING_PROTOCOLS {
-        return Err(refused(answer, Connection::One(connection)).await);
+        return Err(refused(answer, connection).await);
     }
     if !handshake::is_accepted(answer.headers(), greeting, &key) {
         return Err(Kind::Protocol.into());
     }
-    let (stream, unread) = connection.into_stream();
+    let (stream, unread) = connection::upgraded(answer).await?;
     Ok(Link { stream, unread })
 }
 

@@ -2,9 +2,6 @@
 
 use std::time::Duration;
 
-use anyhow::bail;
-use http::Uri;
-
 use crate::stack::ProgramArgs;
 
 /// The fleet, and the programs that are started.
@@ -20,29 +17,7 @@ pub struct CrowdArgs {
     /// Longest time until all tunnels are connected
     #[arg(long, value_name = "TIME", default_value = "5m", value_parser = humantime::parse_duration)]
     pub limit: Duration,
-    /// Taken for likeness with other scenarios: this one always starts the server itself
-    #[arg(long, help_heading = "Self-contained")]
-    pub self_contained: bool,
-    /// Not possible here; known so that it can be said why.
-    #[arg(long, hide = true)]
-    pub url: Option<Uri>,
     /// The programs.
     #[command(flatten)]
     pub programs: ProgramArgs,
-}
-
-impl CrowdArgs {
-    /// The flags of the programs, once it is sure that they are what is to be measured.
-    ///
-    /// # Errors
-    /// A target was named.
-    pub fn stack(&self, scenario: &str) -> anyhow::Result<ProgramArgs> {
-        if let Some(url) = &self.url {
-            bail!(
-                "{scenario} cannot measure {url}: it needs as many runtimes with tokens as there \
-                 are tunnels, so it starts the tunnel server itself; leave out --url"
-            );
-        }
-        Ok(self.programs.clone())
-    }
 }

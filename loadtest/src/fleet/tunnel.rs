@@ -21,7 +21,7 @@ use tunnel_proto::{
 };
 
 use crate::{
-    client::{Dialer, Stream},
+    client::{Dialer, Stream, template::connected},
     fleet::{
         dial::{Link, NoSession, upgrade},
         redial::Redial,
@@ -120,8 +120,7 @@ async fn dial(
     worker: &Worker,
     greeting: &Greeting,
 ) -> Result<Dialled, NoSession> {
-    let connecting = timeout(workers.limit, workers.dialer.dial());
-    let stream = connecting.await.map_err(|_| Kind::ConnectTimeout)??;
+    let stream = connected(workers.limit, workers.dialer.dial()).await?;
     workers.counters.count(|status| status.handshakes += 1);
     let Worker::Client(token) = worker else {
         return Ok(Dialled::Bare(stream));

@@ -12,10 +12,11 @@ use http::Method;
 
 use crate::{
     load::{Load, LoadArgs, Pace},
+    progress::Progress,
     relay::{BitRate, Link},
     report::Report,
     scenario::{
-        Context,
+        open,
         transfer::{self, Flow, Transfer},
     },
     stack::Plan,
@@ -79,16 +80,16 @@ pub enum Direction {
 ///
 /// # Errors
 /// The target cannot be opened, or the load cannot be run.
-pub async fn run(args: Args, context: &Context) -> anyhow::Result<Report> {
+pub async fn run(args: Args, progress: &Progress) -> anyhow::Result<Report> {
     let title = ("bulk", "bulk streams through");
     let plan = Plan {
         link: args.link(),
         ..Plan::default()
     };
-    let (target, mut report) = context.open(title, &args.target, plan).await?;
+    let (target, mut report) = open(progress, title, &args.target, plan).await?;
     let mut load = match args.size {
-        Some(_) => Load::until_done(&args.load),
-        None => args.load.load(),
+        Some(_) => Load::until_done(args.load),
+        None => Load::new(args.load),
     };
     let directions = [
         ("down", false, Direction::Up),
@@ -106,7 +107,7 @@ pub async fn run(args: Args, context: &Context) -> anyhow::Result<Report> {
             transfer::work(flow.clone(), worker)
         });
     }
-    report.add(load.run(&context.progress, &target.roles).await?);
+    report.add(load.run(progress, &target.roles).await?);
     summary::show(&mut report, &args, &flows);
     Ok(report)
 }

@@ -21,24 +21,21 @@ mod sample;
 mod started;
 pub mod upstream;
 
-use std::{net::SocketAddr, path::PathBuf};
+use std::net::SocketAddr;
 
 use anyhow::bail;
 use bytesize::ByteSize;
-use http::{HeaderName, HeaderValue};
 
 use crate::{
     load::LoadArgs,
     measure::usage::Roles,
+    progress::Progress,
     report::{
         Axis, Chart, Note, Report, Scale, Unit, build::latency_chart, format, tables::Figure,
     },
-    scenario::{
-        Context,
-        rounds::{self, Rounds},
-    },
+    scenario::rounds::{self, Rounds},
     stack::StackArgs,
-    target::parse_header,
+    target::Manner,
 };
 use named::Named;
 use noise::Noise;
@@ -64,15 +61,6 @@ pub struct Args {
     /// The target that ratios are to [default: nginx, or hop where nginx is not installed]
     #[arg(long, value_name = "NAME")]
     pub base: Option<String>,
-    /// Header to send to the targets of --target, such as "host: a.example"; repeat for more
-    #[arg(long = "header", short = 'H', value_name = "NAME: VALUE", value_parser = parse_header)]
-    pub headers: Vec<(HeaderName, HeaderValue)>,
-    /// Accept any certificate of the targets of --target
-    #[arg(long, conflicts_with = "ca")]
-    pub insecure: bool,
-    /// CA certificates to trust instead of the system's, PEM
-    #[arg(long, value_name = "FILE")]
-    pub ca: Option<PathBuf>,
     /// What answers: nginx, sample, or the IP:PORT of something that runs and answers as `loadtest
     /// upstream` does [default: nginx where installed]
     #[arg(long, value_name = "WHAT")]
@@ -81,6 +69,9 @@ pub struct Args {
     /// port]
     #[arg(long, value_name = "IP:PORT")]
     pub upstream_listen: Option<SocketAddr>,
+    /// How requests are sent to those of --target.
+    #[command(flatten, next_help_heading = "Targets of --target")]
+    pub manner: Manner,
     /// What to send: small requests, and one large download and upload
     #[arg(
         long = "load",
@@ -125,10 +116,10 @@ pub enum Traffic {
 ///
 /// # Errors
 /// The flags contradict one another, there is no upstream, or no target could be measured.
-pub async fn run(args: Args, context: &Context) -> anyhow::Result<Report> {
+pub async fn run(args: Args, progress: &Progress) -> anyhow::Result<Report> {
     let mut report = Report::new("compare", "the same load over several targets");
     let choices = Choice::all(&args, &mut report)?;
-    context.progress.message("starting the targets");
+    progress.message("starting the targets");
     let levels = args.levels();
     let mut environments = Vec::new();
     for upstream in Upstream::open_all(&args).await? {
@@ -150,7 +141,7 @@ pub async fn run(args: Args, context: &Context) -> anyhow::Result<Report> {
     let names: Vec<_> = names.collect();
     let mut results = Results::new(&levels, &names);
     for round in 0..usize::from(args.rounds) {
-        measure(&args, context, &environments, round, &mut results).await?;
+        measure(&args, progress, &environments, round, &mut results).await?;
     }
     if results
         .cells
@@ -176,7 +167,7 @@ pub async fn run(args: Args, context: &Context) -> anyhow::Result<Report> {
 /// One round: every level over every target.
 async fn measure(
     args: &Args,
-    context: &Context,
+    progress: &Progress,
     environments: &[Environment],
     round: usize,
     results: &mut Results<'_>,
@@ -191,8 +182,8 @@ async fn measure(
                 continue;
             };
             let label = format!("round {} of {}, {level}, {name}", round + 1, args.rounds);
-            context.progress.label(label);
-            let measured = sample::measure(level, target, args, &context.progress);
+            progress.label(label);
+            let measured = sample::measure(level, target, args, progress);
             let (run, notes) = Box::pin(measured).await?;
             if let Some(cell) = results.cells[number].get_mut(index) {
                 cell.add(run, notes);

@@ -30,10 +30,10 @@ use http::{Method, Uri};
 use tokio::join;
 
 use crate::{
-    load::{Load, LoadArgs, Pace, Stretch},
+    load::{Load, LoadArgs, Pace},
     progress::Progress,
     report::Report,
-    scenario::{Context, http::Requests, rounds},
+    scenario::{http::Requests, rounds},
     target::{Target, TargetArgs},
 };
 use environment::Environment;
@@ -107,8 +107,8 @@ pub struct Args {
 ///
 /// # Errors
 /// The target cannot be opened.
-pub async fn run(args: Args, context: &Context) -> anyhow::Result<Report> {
-    context.progress.message("starting");
+pub async fn run(args: Args, progress: &Progress) -> anyhow::Result<Report> {
+    progress.message("starting");
     let environment = Box::pin(Environment::open(&args)).await?;
     let name = &environment.at(Destination::Tunnel).name;
     let title = format!("small requests beside large ones, {name}");
@@ -130,8 +130,8 @@ pub async fn run(args: Args, context: &Context) -> anyhow::Result<Report> {
             };
             let phase = result.phase;
             let label = format!("round {} of {}, {phase}", round + 1, args.rounds);
-            context.progress.label(label);
-            Box::pin(measure(&args, &environment, result, &context.progress)).await?;
+            progress.label(label);
+            Box::pin(measure(&args, &environment, result, progress)).await?;
         }
     }
     results.fill(args.rounds.into(), &mut report);
@@ -167,7 +167,10 @@ async fn measure(
 
 fn small(args: &Args, target: &Target) -> anyhow::Result<Load> {
     let client = Requests::new(target.sample_template(Method::GET, "/")?, 0)?;
-    let mut load = Load::new(args.load.stretch(), 1);
+    let mut load = Load::new(LoadArgs {
+        threads: 1,
+        ..args.load
+    });
     let pace = Pace::Open(args.rate.into());
     load.requests("small requests", args.connections, pace, Arc::new(client));
     Ok(load)
@@ -175,17 +178,13 @@ fn small(args: &Args, target: &Target) -> anyhow::Result<Load> {
 
 impl Args {
     /// What runs beside is measured from within the small requests' warm-up until after them.
-    fn stretch_beside(&self) -> Stretch {
-        let Stretch {
-            warm_up,
-            duration,
-            timeout,
-        } = self.load.stretch();
-        Stretch {
-            warm_up: warm_up / 2,
-            duration: duration + warm_up + CONNECTING,
+    fn load_beside(&self) -> LoadArgs {
+        LoadArgs {
+            warm_up: self.load.warm_up / 2,
+            duration: self.load.duration + self.load.warm_up + CONNECTING,
             // Its answers have no end that is worth waiting for.
-            timeout: timeout.min(Duration::from_secs(2)),
+            timeout: self.load.timeout.min(Duration::from_secs(2)),
+            ..self.load
         }
     }
 }

@@ -16,9 +16,10 @@ use http::{HeaderValue, Method, header};
 
 use crate::{
     client::shared::Shared,
-    load::{LoadArgs, Pace},
+    load::{Load, LoadArgs, Pace},
+    progress::Progress,
     report::Report,
-    scenario::{Context, parse_rate},
+    scenario::{open, parse_rate},
     stack::Plan,
     target::TargetArgs,
 };
@@ -75,7 +76,7 @@ pub enum Kind {
 ///
 /// # Errors
 /// The target cannot be opened, or there is no such file of a message.
-pub async fn run(args: Args, context: &Context) -> anyhow::Result<Report> {
+pub async fn run(args: Args, progress: &Progress) -> anyhow::Result<Report> {
     let mut target = args.target;
     // There is no gRPC over anything else.
     target.manner.http2 = true;
@@ -84,7 +85,7 @@ pub async fn run(args: Args, context: &Context) -> anyhow::Result<Report> {
         ..Plan::default()
     };
     let title = ("grpc", "gRPC calls to");
-    let (target, mut report) = context.open(title, &target, plan).await?;
+    let (target, mut report) = open(progress, title, &target, plan).await?;
     let message = match &args.message_file {
         Some(file) => {
             fs::read(file).with_context(|| format!("--message-file {}", file.display()))?
@@ -109,9 +110,9 @@ pub async fn run(args: Args, context: &Context) -> anyhow::Result<Report> {
     };
     let pace = args.rate.map_or(Pace::Closed, Pace::Open);
     let workers = args.connections as usize * args.calls as usize;
-    let mut load = args.load.load();
+    let mut load = Load::new(args.load);
     load.requests(&target.name, workers, pace, Arc::new(calls));
-    report.add(load.run(&context.progress, &target.roles).await?);
+    report.add(load.run(progress, &target.roles).await?);
     report.add_standard_charts();
     Ok(report)
 }

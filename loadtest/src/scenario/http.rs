@@ -20,15 +20,16 @@ use http::{HeaderValue, Method, header::HOST};
 use crate::{
     client::{
         body,
-        connection::Connection,
-        minimal::{MOST_CONTENT, MinimalClient, Written},
+        connection::{Connection, RequestConnection},
+        minimal::{MOST_CONTENT, Written},
         shared::Shared,
         template::{Template, within},
     },
-    load::{Client, LoadArgs, Moved, Pace},
+    load::{Client, Load, LoadArgs, Moved, Pace},
     measure::errors::{Errors, Failure, Kind},
+    progress::Progress,
     report::Report,
-    scenario::{Context, parse_rate},
+    scenario::{open, parse_rate},
     stack::Plan,
     target::{Manner, Target, TargetArgs},
 };
@@ -87,17 +88,17 @@ pub struct Args {
 ///
 /// # Errors
 /// The target cannot be opened, or the load cannot be run.
-pub async fn run(args: Args, context: &Context) -> anyhow::Result<Report> {
+pub async fn run(args: Args, progress: &Progress) -> anyhow::Result<Report> {
     let title = ("http", "http requests to");
-    let (target, mut report) = context.open(title, &args.target, Plan::default()).await?;
+    let (target, mut report) = open(progress, title, &args.target, Plan::default()).await?;
     let template = target.template(args.method, args.path.as_deref())?;
     let mut client = Requests::new(template, args.body_size.as_u64())?;
     client.shared = Shared::new(args.streams.get());
     let workers = args.connections.get() * args.streams.get();
     let pace = args.rate.map_or(Pace::Closed, Pace::Open);
-    let mut load = args.load.load();
+    let mut load = Load::new(args.load);
     load.requests(&target.name, workers, pace, Arc::new(client));
-    report.add(load.run(&context.progress, &target.roles).await?);
+    report.add(load.run(progress, &target.roles).await?);
     report.add_standard_charts();
     Ok(report)
 }
@@ -112,15 +113,6 @@ pub(crate) struct Requests {
     /// The requests in one piece each, when they are small enough.
     written: Vec<Written>,
     next: AtomicUsize,
-}
-
-/// What requests go over.
-#[derive(Debug)]
-pub(crate) enum RequestConnection {
-    /// HTTP/1.1, for requests in one piece.
-    Minimal(Box<MinimalClient>),
-    /// For all others.
-    Hyper(Connection),
 }
 
 impl Requests {
@@ -235,10 +227,7 @@ impl Client for Requests {
     }
 
     fn is_open(connection: &mut RequestConnection) -> bool {
-        match connection {
-            RequestConnection::Minimal(connection) => connection.is_open(),
-            RequestConnection::Hyper(connection) => connection.is_open(),
-        }
+        connection.is_open()
     }
 }
 

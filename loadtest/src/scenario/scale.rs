@@ -11,9 +11,10 @@ use anyhow::{Context as _, bail};
 use clap::Parser as _;
 
 use crate::{
+    progress::Progress,
     report::Report,
     scenario::{
-        Context, Scenario, rounds,
+        Scenario, rounds,
         scale::{axis::Axis, results::Results},
     },
 };
@@ -43,7 +44,7 @@ pub struct Args {
 ///
 /// # Errors
 /// The scenario's flags are wrong, or one of its levels cannot be measured.
-pub async fn run(args: Args, context: &Context) -> anyhow::Result<Report> {
+pub async fn run(args: Args, progress: &Progress) -> anyhow::Result<Report> {
     let command = args.command();
     let levels = args.over.levels();
     // All are parsed before the first is run: a wrong level must not cost a measurement.
@@ -61,13 +62,13 @@ pub async fn run(args: Args, context: &Context) -> anyhow::Result<Report> {
                 continue;
             };
             let flag = &args.over.flag;
-            context.progress.label(format!(
+            progress.label(format!(
                 "round {} of {}, {flag} {}",
                 round + 1,
                 args.rounds,
                 level.text
             ));
-            let measured = Box::pin(scenario.clone().run(context)).await;
+            let measured = Box::pin(scenario.clone().run(progress)).await;
             let measured = measured.with_context(|| format!("{flag} {}", level.text))?;
             results.add(number, measured, &mut report);
             // One that has none at its first level has none at any.

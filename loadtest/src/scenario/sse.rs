@@ -13,12 +13,13 @@ use bytesize::ByteSize;
 use http::{HeaderValue, Method, header};
 
 use crate::{
-    load::{LoadArgs, Pace},
+    load::{Load, LoadArgs, Pace},
+    progress::Progress,
     report::{
         Report, Run, Table,
         format::{cell, count, per_second},
     },
-    scenario::{Context, parse_rate, rounds::Spread},
+    scenario::{open, parse_rate, rounds::Spread},
     stack::Plan,
     target::TargetArgs,
 };
@@ -49,9 +50,9 @@ pub struct Args {
 ///
 /// # Errors
 /// The target cannot be opened, or the load cannot be run.
-pub async fn run(args: Args, context: &Context) -> anyhow::Result<Report> {
+pub async fn run(args: Args, progress: &Progress) -> anyhow::Result<Report> {
     let title = ("sse", "Server-Sent Events from");
-    let (target, mut report) = context.open(title, &args.target, Plan::default()).await?;
+    let (target, mut report) = open(progress, title, &args.target, Plan::default()).await?;
     let size = args.event_size.as_u64();
     let sample = format!("/events?rate={}&size={size}", args.rate);
     let mut template = target.sample_template(Method::GET, &sample)?;
@@ -59,7 +60,7 @@ pub async fn run(args: Args, context: &Context) -> anyhow::Result<Report> {
     template.headers.insert(header::ACCEPT, wanted);
     let rate = target.is_sample().then_some(args.rate);
     let (template, counts) = (Arc::new(template), Arc::new(Counts::new(args.subscribers)));
-    let mut load = args.load.load();
+    let mut load = Load::new(args.load);
     let counted = counts.clone();
     load.group(
         &target.name,
@@ -67,7 +68,7 @@ pub async fn run(args: Args, context: &Context) -> anyhow::Result<Report> {
         Pace::Closed,
         move |worker| subscriber::work(template.clone(), counted.clone(), rate, worker),
     );
-    report.add(load.run(&context.progress, &target.roles).await?);
+    report.add(load.run(progress, &target.roles).await?);
 
     let table = report.runs.first().map(|run| table(run, &counts, rate));
     report.tables.extend(table);

@@ -22,9 +22,10 @@ use crate::{
         watch::{Samples, Watch, Work, kinds},
     },
     measure::{errors::Errors, usage::Meter},
+    progress::Progress,
     report::{Report, Usage, format::count, usage::TUNNEL_SERVER},
-    scenario::{Context, http::Requests},
-    stack::{self, ProgramArgs, files::Files},
+    scenario::http::Requests,
+    stack::{self, files::Files},
 };
 
 /// Connections over which each runtime gets one request at the end.
@@ -73,32 +74,31 @@ struct Measured {
 ///
 /// # Errors
 /// The programs cannot be started, or not all tunnels were connected in the first place.
-pub async fn run(args: Args, context: &Context) -> anyhow::Result<Report> {
-    let stack = args.crowd.stack("storm")?;
-    context.progress.message("making runtimes and tokens");
-    let files = Files::new(&stack)?;
+pub async fn run(args: Args, progress: &Progress) -> anyhow::Result<Report> {
+    progress.message("making runtimes and tokens");
+    let files = Files::new(&args.crowd.programs)?;
     let runtimes = Runtimes::create(&files, args.tunnels)?;
     let title = format!("{} tunnels lose their server", count(args.tunnels as f64));
     let mut report = Report::new("storm", title);
-    let measured = measure(&args, &stack, &files, &runtimes, context).await?;
+    let measured = measure(&args, &files, &runtimes, progress).await?;
     show::show(&mut report, &measured);
     Ok(report)
 }
 
 async fn measure(
     args: &Args,
-    stack: &ProgramArgs,
     files: &Files,
     runtimes: &Runtimes,
-    context: &Context,
+    progress: &Progress,
 ) -> anyhow::Result<Measured> {
-    context.progress.message("starting the tunnel server");
+    let stack = &args.crowd.programs;
+    progress.message("starting the tunnel server");
     let mut server = stack::start_server(stack, files, None).await?;
     let (address, work) = (server.tunnel, Work::Clients(runtimes.tokens()));
     // All sessions count as stable, as they are in a server that has run for a while.
     let stable = Duration::ZERO;
     let mut watch = Watch::start(&args.crowd, address, server.child.id(), work, stable)?;
-    let (limit, shown) = (args.crowd.limit, (TUNNEL_SERVER, &context.progress));
+    let (limit, shown) = (args.crowd.limit, (TUNNEL_SERVER, progress));
     if !watch.until_up(args.tunnels, limit, shown).await? {
         let status = watch.next().await?;
         let (up, all) = (count(status.up as f64), count(args.tunnels as f64));
@@ -110,7 +110,7 @@ async fn measure(
     drop(watch.take());
     let before = watch.next().await?.clone();
 
-    context.progress.message("killing the tunnel server");
+    progress.message("killing the tunnel server");
     let killed = clock();
     server.child.kill();
     watch.meanwhile(sleep(args.outage)).await?;
@@ -123,15 +123,13 @@ async fn measure(
         |status: &Status| status.lost - before.lost >= args.tunnels && status.up >= args.tunnels;
     let tell = |status: &Status| {
         let (up, all) = (count(status.up as f64), count(args.tunnels as f64));
-        context
-            .progress
-            .message(format_args!("{up} of {all} are back"));
+        progress.message(format_args!("{up} of {all} are back"));
     };
     let all = watch.until(args.crowd.limit, is_back, tell).await?;
     let usage = meter.finish();
     let samples = watch.take();
 
-    context.progress.message("asking each runtime once");
+    progress.message("asking each runtime once");
     let requests = Requests::in_turn(server.public, &runtimes.hosts()?).await?;
     let asking = requests.once_each(ASKING);
     let (answered, unanswered) = watch.meanwhile(Box::pin(asking)).await?;

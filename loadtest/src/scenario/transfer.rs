@@ -13,7 +13,7 @@ use std::{
 };
 
 use bytes::Bytes;
-use futures_util::{Stream, stream};
+use futures_util::{Stream, StreamExt as _, future::Either};
 use http::{HeaderValue, StatusCode, header};
 use parking_lot::Mutex;
 use tokio::time::{Instant, sleep, sleep_until, timeout, timeout_at};
@@ -21,7 +21,7 @@ use tokio::time::{Instant, sleep, sleep_until, timeout, timeout_at};
 use crate::{
     client::{
         body::{self, CHUNK},
-        connection::Connection,
+        connection::{Connection, RequestConnection},
         minimal::{MinimalClient, Written},
         template::{PAUSE, Template, connected, within},
     },
@@ -31,13 +31,11 @@ use crate::{
         errors::{Failure, Kind},
     },
     report::latency::Latencies,
+    upstream::content::{paced, repeated},
 };
 
 /// What all bytes of the sample upstream are.
 const FILL: u8 = b'x';
-
-/// Pieces of a paced upload each second: so many that it is steady, so few that timers do not cost.
-const PIECES_PER_SECOND: u64 = 50;
 
 /// The longest answer to an upload that is read as a count.
 const LONGEST_COUNT: usize = 64;
@@ -55,14 +53,6 @@ pub(crate) struct Transfer {
     pub(crate) pace: Option<u64>,
     /// Whether each byte of a download is compared with the sample upstream's.
     pub(crate) verify: bool,
-}
-
-/// What transfers go over, one after another.
-pub(crate) enum TransferConnection {
-    /// For downloads whose bytes are only counted.
-    Minimal(Box<MinimalClient>),
-    /// For all others.
-    Hyper(Connection),
 }
 
 impl Transfer {
@@ -87,13 +77,13 @@ impl Transfer {
     ///
     /// # Errors
     /// As [`Template::connect`].
-    pub(crate) async fn connect(&self, limit: Duration) -> Result<TransferConnection, Failure> {
+    pub(crate) async fn connect(&self, limit: Duration) -> Result<RequestConnection, Failure> {
         let looks_at_content = self.is_upload || self.verify || self.pace.is_some();
         Ok(if looks_at_content || self.template.http2 {
-            TransferConnection::Hyper(self.template.connect(limit).await?)
+            RequestConnection::Hyper(self.template.connect(limit).await?)
         } else {
             let minimal = connected(limit, self.template.dialer.minimal()).await?;
-            TransferConnection::Minimal(Box::new(minimal))
+            RequestConnection::Minimal(Box::new(minimal))
         })
     }
 
@@ -104,18 +94,16 @@ impl Transfer {
     /// has arrived.
     pub(crate) async fn make(
         &self,
-        connection: &mut TransferConnection,
+        connection: &mut RequestConnection,
         limit: Duration,
         moved: impl Fn(u64) + 'static,
     ) -> Result<(), Failure> {
         let length = match connection {
-            TransferConnection::Minimal(connection) => self.count(connection, limit, moved).await?,
-            TransferConnection::Hyper(connection) if self.is_upload => {
+            RequestConnection::Minimal(connection) => self.count(connection, limit, moved).await?,
+            RequestConnection::Hyper(connection) if self.is_upload => {
                 self.upload(connection, limit, moved).await?
             }
-            TransferConnection::Hyper(connection) => {
-                self.download(connection, limit, moved).await?
-            }
+            RequestConnection::Hyper(connection) => self.download(connection, limit, moved).await?,
         };
         match self.size {
             Some(size) if size != length => Err(Failure::fatal(Kind::Other("wrong_length"))),
@@ -191,35 +179,12 @@ impl Transfer {
 
     /// The content of one upload. A piece counts when the connection takes it.
     fn content<F: Fn(u64) + 'static>(&self, moved: F) -> impl Stream<Item = Bytes> + use<F> {
-        let piece = self.pace.map_or(CHUNK as u64, |rate| {
-            (rate / PIECES_PER_SECOND).clamp(1, CHUNK as u64)
-        });
-        let piece = Bytes::from(vec![FILL; usize::try_from(piece).unwrap_or(CHUNK)]);
-        let (moved, left) = (Rc::new(moved), self.size.unwrap_or(u64::MAX));
-        stream::unfold((Pace::new(self.pace), left), move |(mut pace, left)| {
-            let most = usize::try_from(left).unwrap_or(usize::MAX);
-            let (piece, moved) = (piece.slice(..piece.len().min(most)), moved.clone());
-            async move {
-                if piece.is_empty() {
-                    return None;
-                }
-                pace.wait().await;
-                let length = piece.len() as u64;
-                pace.moved += length;
-                moved(length);
-                Some((piece, (pace, left - length)))
-            }
-        })
-    }
-}
-
-impl TransferConnection {
-    /// Whether it may carry the next transfer.
-    fn is_open(&mut self) -> bool {
-        match self {
-            Self::Minimal(connection) => connection.is_open(),
-            Self::Hyper(connection) => connection.is_open(),
-        }
+        let chunk = Bytes::from(vec![FILL; CHUNK]);
+        let content = match self.pace {
+            Some(rate) => Either::Left(paced(chunk, rate as f64, self.size)),
+            None => Either::Right(repeated(chunk, self.size.unwrap_or(u64::MAX))),
+        };
+        content.inspect(move |piece| moved(piece.len() as u64))
     }
 }
 
@@ -285,6 +250,8 @@ fn check_status(status: u16) -> Result<(), Failure> {
 #[derive(Debug)]
 pub(crate) struct Flow {
     pub(crate) transfer: Transfer,
+    /// What each stream makes over its connection before it is measured, so that windows have grown.
+    pub(crate) warm_up: Option<Transfer>,
     /// Bytes of each stream within the window.
     pub(crate) moved: Vec<AtomicU64>,
     /// For how long each stream's only transfer took that ended well, seconds.
@@ -298,6 +265,7 @@ impl Flow {
     pub(crate) fn new(transfer: Transfer, streams: usize) -> Self {
         Self {
             transfer,
+            warm_up: None,
             moved: (0..streams).map(|_| AtomicU64::new(0)).collect(),
             took: vec![OnceLock::new(); streams],
             first_bytes: Mutex::default(),
@@ -334,6 +302,9 @@ pub(crate) async fn work(flow: Arc<Flow>, mut worker: Worker) {
     let (transfer, limit) = (&flow.transfer, worker.timeout);
     // What fails here fails again below, and is counted there.
     let mut kept = transfer.connect(limit).await.ok();
+    if let (Some(warm_up), Some(connection)) = (&flow.warm_up, &mut kept) {
+        let _ = warm_up.make(connection, limit, |_| ()).await;
+    }
     let window = worker.ready().await;
     loop {
         let begun = Instant::now();

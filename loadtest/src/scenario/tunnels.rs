@@ -24,17 +24,15 @@ use crate::{
         watch::{Watch, Work},
     },
     measure::usage::{Meter, resident},
+    progress::Progress,
     report::{
         Report, Usage,
         format::{count, seconds},
         usage::TUNNEL_SERVER,
     },
-    scenario::{
-        Context,
-        tunnels::{
-            show::Measured,
-            spread::{Spread, SpreadArgs},
-        },
+    scenario::tunnels::{
+        show::Measured,
+        spread::{Spread, SpreadArgs},
     },
     stack::{self, ProgramArgs, Server, files::Files},
 };
@@ -81,10 +79,9 @@ pub struct Args {
 ///
 /// # Errors
 /// The programs cannot be started, or no client could connect.
-pub async fn run(args: Args, context: &Context) -> anyhow::Result<Report> {
-    let stack = args.crowd.stack("tunnels")?;
-    context.progress.message("making runtimes and tokens");
-    let files = Files::new(&stack)?;
+pub async fn run(args: Args, progress: &Progress) -> anyhow::Result<Report> {
+    progress.message("making runtimes and tokens");
+    let files = Files::new(&args.crowd.programs)?;
     let runtimes = Runtimes::create(&files, args.tunnels)?;
     let title = format!("{} idle tunnels", count(args.tunnels as f64));
     let mut report = Report::new("tunnels", title);
@@ -92,11 +89,11 @@ pub async fn run(args: Args, context: &Context) -> anyhow::Result<Report> {
     let mut alone = Vec::new();
     let halves = [args.tunnels / 2, args.tunnels - args.tunnels / 2];
     if args.tls_baseline {
-        alone.extend(connect::baseline(&args.crowd, &files, halves[0], context).await?);
+        alone.extend(connect::baseline(&args.crowd, &files, halves[0], progress).await?);
     }
-    let measured = measure(&args, &stack, &files, &runtimes, context, &mut report).await?;
+    let measured = measure(&args, &files, &runtimes, progress, &mut report).await?;
     if args.tls_baseline {
-        alone.extend(connect::baseline(&args.crowd, &files, halves[1], context).await?);
+        alone.extend(connect::baseline(&args.crowd, &files, halves[1], progress).await?);
     }
     show::show(&mut report, measured, &alone);
     Ok(report)
@@ -105,25 +102,25 @@ pub async fn run(args: Args, context: &Context) -> anyhow::Result<Report> {
 /// All that needs the tunnel server; it is gone when this is over.
 async fn measure(
     args: &Args,
-    stack: &ProgramArgs,
     files: &Files,
     runtimes: &Runtimes,
-    context: &Context,
+    progress: &Progress,
     report: &mut Report,
 ) -> anyhow::Result<Measured> {
-    context.progress.message("starting the tunnel server");
+    let stack = &args.crowd.programs;
+    progress.message("starting the tunnel server");
     let server = stack::start_server(stack, files, None).await?;
     sleep(AFTER_START).await;
     let before = resident(server.child.id()).unwrap_or(0);
     let (address, work) = (server.tunnel, Work::Clients(runtimes.tokens()));
     let mut watch = Watch::start(&args.crowd, address, server.child.id(), work, STABLE)?;
     let wanted = (args.tunnels, before);
-    let connecting = connect::connect(&mut watch, TUNNEL_SERVER, wanted, &args.crowd, context);
+    let connecting = connect::connect(&mut watch, TUNNEL_SERVER, wanted, &args.crowd, progress);
     let mut connected = Box::pin(connecting).await?;
-    context.progress.message("connected; settling");
+    progress.message("connected; settling");
     watch.meanwhile(sleep(args.settle)).await?;
     connected.settled = watch.server_rss();
-    let (idle_seconds, idle) = rest(args.idle, &mut watch, context).await?;
+    let (idle_seconds, idle) = rest(args.idle, &mut watch, progress).await?;
     let mut measured = Measured {
         connected,
         idle_seconds,
@@ -132,7 +129,7 @@ async fn measure(
         real_client: None,
     };
     if args.real_client {
-        context.progress.message("starting a real tunnel client");
+        progress.message("starting a real tunnel client");
         let resting = real_client(stack, files, &server, runtimes);
         measured.real_client = Some(watch.meanwhile(Box::pin(resting)).await??);
     }
@@ -143,7 +140,7 @@ async fn measure(
             public: server.public,
             roles: watch.roles(TUNNEL_SERVER),
         };
-        let load = spread.measure(runtimes, context, report);
+        let load = spread.measure(runtimes, progress, report);
         watch.meanwhile(Box::pin(load)).await??;
     }
     // No session may have ended meanwhile.
@@ -156,16 +153,14 @@ async fn measure(
 async fn rest(
     idle: Duration,
     watch: &mut Watch,
-    context: &Context,
+    progress: &Progress,
 ) -> anyhow::Result<(f64, BTreeMap<String, Usage>)> {
     let meter = Meter::start(watch.roles(TUNNEL_SERVER));
     let began = clock();
     let tell = |status: &Status| {
         let left = seconds((idle.as_secs_f64() - (status.at - began)).max(0.0).ceil());
         let up = count(status.up as f64);
-        context
-            .progress
-            .message(format_args!("{up} at rest, {left} left"));
+        progress.message(format_args!("{up} at rest, {left} left"));
     };
     watch.until(idle, |_| false, tell).await?;
     Ok((clock() - began, meter.finish()))

@@ -12,10 +12,11 @@ use bytesize::ByteSize;
 use http::Method;
 
 use crate::{
-    load::{Client, LoadArgs, Moved, Pace},
+    load::{Client, Load, LoadArgs, Moved, Pace},
     measure::errors::Failure,
+    progress::Progress,
     report::Report,
-    scenario::{Context, parse_rate},
+    scenario::{open, parse_rate},
     stack::Plan,
     target::TargetArgs,
 };
@@ -48,14 +49,14 @@ pub struct Args {
 ///
 /// # Errors
 /// The target cannot be opened, or the load cannot be run.
-pub async fn run(args: Args, context: &Context) -> anyhow::Result<Report> {
+pub async fn run(args: Args, progress: &Progress) -> anyhow::Result<Report> {
     let title = ("websocket", "WebSocket echoes from");
-    let (target, mut report) = context.open(title, &args.target, Plan::default()).await?;
+    let (target, mut report) = open(progress, title, &args.target, Plan::default()).await?;
     let echo = Arc::new(Echo {
         template: target.sample_template(Method::GET, "/echo")?,
         size: usize::try_from(args.message_size.as_u64())?,
     });
-    let mut load = args.load.load();
+    let mut load = Load::new(args.load);
     match args.rate {
         None => load.requests(&target.name, args.connections, Pace::Closed, echo),
         Some(rate) => {
@@ -65,7 +66,7 @@ pub async fn run(args: Args, context: &Context) -> anyhow::Result<Report> {
             });
         }
     }
-    report.add(load.run(&context.progress, &target.roles).await?);
+    report.add(load.run(progress, &target.roles).await?);
     report.add_standard_charts();
     Ok(report)
 }

@@ -18,19 +18,22 @@ use std::{
 };
 
 use bytes::Bytes;
-use futures_util::stream;
+use futures_util::Stream;
 use http::{HeaderValue, Request, Response, StatusCode, header};
-use http_body::{Body, Frame};
+use http_body::Body;
 use http_body_util::{BodyExt as _, Either, Full, StreamBody, combinators::UnsyncBoxBody};
 use hyper::body::Incoming;
-use tokio::{
-    task::{JoinSet, yield_now},
-    time::sleep,
-};
+use tokio::{task::JoinSet, time::sleep};
 
 use crate::{
-    client::body::CHUNK,
-    upstream::{UpstreamArgs, events, grpc, paced::paced, plain::Written, websocket},
+    client::body::{self, CHUNK},
+    upstream::{
+        UpstreamArgs,
+        content::{paced, repeated},
+        events, grpc,
+        plain::Written,
+        websocket,
+    },
 };
 
 /// The content of an answer: small ones without a box, since they are what is measured most.
@@ -80,7 +83,7 @@ impl Service {
         } else if path == "/pace" {
             let rate = query(&request, "rate").unwrap_or(1024.0 * 1024.0);
             let content = paced(self.chunk, rate, query(&request, "bytes"));
-            Response::new(boxed(content))
+            Response::new(streamed(content))
         } else if path == "/events" {
             event_stream(&request)
         } else if path == "/echo" {
@@ -112,27 +115,11 @@ impl Service {
             let text = "/bytes/N: N is a number of bytes\n";
             return self::text(StatusCode::BAD_REQUEST, text);
         };
-        let mut response = Response::new(boxed(repeated(self.chunk, length)));
+        let mut response = Response::new(streamed(repeated(self.chunk, length)));
         let headers = response.headers_mut();
         headers.insert(header::CONTENT_LENGTH, HeaderValue::from(length));
         response
     }
-}
-
-/// So many bytes of a chunk, as fast as they are taken. After each chunk all other connections on this thread have
-/// their turn: else downloads would delay small requests here, which would be taken for the doing of a tunnel.
-fn repeated(chunk: Bytes, length: u64) -> impl Body<Data = Bytes, Error = Infallible> + Send {
-    StreamBody::new(stream::unfold(length, move |left| {
-        let chunk = chunk.clone();
-        async move {
-            if left < length {
-                yield_now().await;
-            }
-            let size = chunk.len().min(usize::try_from(left).unwrap_or(usize::MAX));
-            let rest = left - size as u64;
-            (size > 0).then(|| (Ok(Frame::data(chunk.slice(..size))), rest))
-        }
-    }))
 }
 
 async fn upload(content: Incoming) -> Response<Content> {
@@ -155,7 +142,11 @@ async fn length(mut content: Incoming) -> Result<usize, hyper::Error> {
 fn event_stream(request: &Request<Incoming>) -> Response<Content> {
     let rate = query(request, "rate").unwrap_or(1.0);
     let size = query(request, "size").unwrap_or(0);
-    let mut response = Response::new(boxed(events::events(rate, query(request, "count"), size)));
+    let mut response = Response::new(streamed(events::events(
+        rate,
+        query(request, "count"),
+        size,
+    )));
     let headers = response.headers_mut();
     let kind = HeaderValue::from_static("text/event-stream");
     headers.insert(header::CONTENT_TYPE, kind);
@@ -173,11 +164,9 @@ pub(super) fn text(status: StatusCode, text: impl Into<Bytes>) -> Response<Conte
     response
 }
 
-/// Content that cannot fail.
-fn boxed<B>(content: B) -> Content
-where
-    B: Body<Data = Bytes, Error = Infallible> + Send + 'static,
-{
+/// Content in pieces.
+fn streamed(pieces: impl Stream<Item = Bytes> + Send + 'static) -> Content {
+    let content = StreamBody::new(body::frames(pieces));
     Either::Right(content.map_err(|error| match error {}).boxed_unsync())
 }
 
@@ -223,18 +212,5 @@ mod tests {
             let found = (0..10_000).filter(|_| errors.is_due()).count();
             assert_eq!(found, expected, "of 10,000 with a share of {share}");
         }
-    }
-    #[tokio::test]
-    async fn others_have_their_turn_between_chunks() {
-        let content = repeated(Bytes::from_static(b"xxxx"), 10);
-        let mut content = std::pin::pin!(content);
-        for (first, expected) in [(true, 4), (false, 4), (false, 2)] {
-            if !first {
-                assert!(futures_util::poll!(content.frame()).is_pending());
-            }
-            let frame = content.frame().await.unwrap().unwrap();
-            assert_eq!(frame.into_data().unwrap().len(), expected);
-        }
-        assert!(content.frame().await.is_none());
     }
 }

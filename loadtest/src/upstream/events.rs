@@ -7,15 +7,12 @@
 //! after N events, `&size=N` pads each to about N bytes.
 
 use std::{
-    convert::Infallible,
     sync::Arc,
     time::{Duration, SystemTime, UNIX_EPOCH},
 };
 
 use bytes::Bytes;
-use futures_util::{StreamExt as _, stream};
-use http_body::{Body, Frame};
-use http_body_util::StreamBody;
+use futures_util::{Stream, StreamExt as _, stream};
 use tokio::time::{Instant, sleep_until};
 
 /// A stream of `rate` events per second that ends after `count` events, if given. Each event has at least `size` bytes.
@@ -23,7 +20,7 @@ pub(super) fn events(
     rate: f64,
     count: Option<u64>,
     size: usize,
-) -> impl Body<Data = Bytes, Error = Infallible> + Send {
+) -> impl Stream<Item = Bytes> + Send {
     let rate = if rate.is_finite() {
         rate.clamp(1e-5, 1e6)
     } else {
@@ -35,7 +32,7 @@ pub(super) fn events(
     let most = count.map_or(usize::MAX, |count| {
         usize::try_from(count).unwrap_or(usize::MAX)
     });
-    StreamBody::new(stream::iter(first..).take(most).then(move |number| {
+    stream::iter(first..).take(most).then(move |number| {
         let pad = pad.clone();
         async move {
             while now() < number * every {
@@ -44,9 +41,9 @@ pub(super) fn events(
             let mut event = format!("id: {number}\ndata: {} ", now());
             let room = pad.len().saturating_sub(event.len() + "\n\n".len());
             event.extend([&pad[..room], "\n\n"]);
-            Ok(Frame::data(Bytes::from(event)))
+            Bytes::from(event)
         }
-    }))
+    })
 }
 
 fn now() -> u64 {
@@ -61,15 +58,13 @@ fn at(nanoseconds: u64) -> Instant {
 
 #[cfg(test)]
 mod tests {
-    use http_body_util::BodyExt as _;
-
     use super::*;
 
     #[tokio::test]
     async fn events_have_their_time_of_sending() {
         let before = now();
-        let content = events(200.0, Some(3), 100).collect().await.unwrap();
-        let content = String::from_utf8(content.to_bytes().to_vec()).unwrap();
+        let content: Vec<_> = events(200.0, Some(3), 100).collect().await;
+        let content = String::from_utf8(content.concat()).unwrap();
         let events: Vec<_> = content.split_terminator("\n\n").collect();
         assert_eq!(events.len(), 3);
         let (mut last, mut number) = (before, None);

@@ -241,15 +241,7 @@ impl Drop for Started {
 }
 
 #[test]
-fn a_target_that_is_not_its_own_is_refused_with_the_reason() {
-    for scenario in ["tunnels", "storm"] {
-        let measured = loadtest(&format!("{scenario} --url http://127.0.0.1:1/"));
-        assert_eq!(measured.code, 1, "{measured:#?}");
-        assert!(
-            measured.complaint.contains("leave out --url"),
-            "{measured:#?}"
-        );
-    }
+fn missing_programs_are_told() {
     let missing = loadtest("storm --programs missing/directory");
     assert_eq!(missing.code, 1);
     assert!(

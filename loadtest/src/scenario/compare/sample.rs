@@ -3,18 +3,19 @@
 use std::{fmt, sync::Arc};
 
 use http::Method;
-use tokio::time::Instant;
 
 use super::Args;
 use crate::{
-    load::{BUSY, Load, Pace},
-    measure::usage::{Meter, own_thread},
+    load::{Load, Pace},
     progress::Progress,
     report::{
         Note, Run, format,
         tables::{CPU_PER_GIB, CPU_PER_REQUEST, Figure, P50, P99, RATE, THROUGHPUT},
     },
-    scenario::{http::Requests, transfer::Transfer},
+    scenario::{
+        http::Requests,
+        transfer::{self, Flow, Transfer},
+    },
     target::Target,
 };
 
@@ -57,61 +58,39 @@ impl fmt::Display for Level {
     }
 }
 
-/// Measures one level over a target once. What fails is part of the run. Transfers are made on this thread itself,
-/// which has nothing else to do meanwhile.
+/// Measures one level over a target once. What fails is part of the run.
 pub(super) async fn measure(
     level: Level,
     target: &Target,
     args: &Args,
     progress: &Progress,
 ) -> anyhow::Result<(Run, Vec<Note>)> {
-    let size = match level {
+    let mut load;
+    match level {
         Level::Http(connections) => {
-            let mut load = Load::new(args.load.stretch(), args.load.threads.into());
             let client = Requests::new(target.template(Method::GET, None)?, 0)?;
+            load = Load::new(args.load);
             let name = "small requests";
             load.requests(name, connections, Pace::Closed, Arc::new(client));
-            return Ok(load.run(progress, &target.roles).await?.into_run());
         }
-        Level::Download(size) | Level::Upload(size) => size,
-    };
-    progress.message(format::bytes(size as f64));
-    let is_upload = matches!(level, Level::Upload(_));
-    let (warm, transfer) = (
-        transfer(target, is_upload, warm_size(size))?,
-        transfer(target, is_upload, size)?,
-    );
-    let limit = args.load.timeout;
-    let mut run = Run::default();
-    let mut connection = match transfer.connect(limit).await {
-        Ok(connection) => connection,
-        Err(failure) => {
-            run.errors.insert(failure.to_string(), 1);
-            return Ok((run, Vec::new()));
-        }
-    };
-    // What fails here fails again below, and is counted there.
-    let _ = warm.make(&mut connection, limit, |_| ()).await;
-    let meter = Meter::start(target.roles.clone());
-    let ((ran, _), begun) = (own_thread(), Instant::now());
-    let made = transfer.make(&mut connection, limit, |_| ()).await;
-    run.seconds = begun.elapsed().as_secs_f64();
-    let ran = own_thread().0.saturating_sub(ran).as_secs_f64();
-    run.usage = meter.finish();
-    match made {
-        Err(failure) => drop(run.errors.insert(failure.to_string(), 1)),
-        Ok(()) => {
-            run.completed = 1;
-            run.generator_bound = ran >= run.seconds * BUSY;
-            match is_upload {
-                true => run.bytes_up = size,
-                false => run.bytes_down = size,
-            }
+        Level::Download(size) | Level::Upload(size) => {
+            let is_upload = matches!(level, Level::Upload(_));
+            let flow = Arc::new(Flow {
+                warm_up: Some(transfer(target, is_upload, warm_size(size))?),
+                ..Flow::new(transfer(target, is_upload, size)?, 1)
+            });
+            load = Load::until_done(args.load);
+            load.group("transfer", 1, Pace::Closed, move |worker| {
+                transfer::work(flow.clone(), worker)
+            });
         }
     }
-    let text = "the load generator was the limit: the target may be faster than this";
-    let note = run.generator_bound.then(|| Note::warning(text));
-    Ok((run, note.into_iter().collect()))
+    let (mut run, notes) = load.run(progress, &target.roles).await?.into_run();
+    if !matches!(level, Level::Http(_)) {
+        // A transfer is as large as one likes: what counts are its throughput and the cost of a gibibyte.
+        (run.latency, run.histogram, run.cpu_us_per_request) = (None, None, None);
+    }
+    Ok((run, notes))
 }
 
 /// A transfer one way, below the path of the target's URL.

@@ -163,13 +163,7 @@ impl Started {
     }
 
     async fn named(args: &Args, named: &Named) -> anyhow::Result<Self> {
-        let manner = Manner {
-            headers: args.headers.clone(),
-            http2: false,
-            insecure: args.insecure,
-            ca: args.ca.clone(),
-        };
-        let mut target = Target::at(&named.url, named.connect_to, &manner).await?;
+        let mut target = Target::at(&named.url, named.connect_to, &args.manner).await?;
         for pid in &named.pids {
             usage::check(*pid).with_context(|| format!("there is no process {pid}"))?;
             target.roles.add(&named.name, *pid);

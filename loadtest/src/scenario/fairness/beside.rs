@@ -20,7 +20,7 @@ use crate::{
 
 /// The load of a phase; none for the unloaded one.
 pub(super) fn load(args: &Args, target: &Target, beside: Beside) -> anyhow::Result<Option<Load>> {
-    let mut load = Load::new(args.stretch_beside(), args.load.threads.into());
+    let mut load = Load::new(args.load_beside());
     let rate = args.bulk_rate.as_u64().to_string();
     let paced = args.paced_path.replace("{rate}", &rate);
     let slow = args.slow_rate.as_u64().max(1);

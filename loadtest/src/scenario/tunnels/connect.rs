@@ -12,8 +12,8 @@ use crate::{
         watch::{Phase, Watch, Work, kinds, peak_rate, thinned},
     },
     measure::usage::Meter,
+    progress::Progress,
     report::Run,
-    scenario::Context,
     stack::{Running, files::Files},
 };
 
@@ -92,11 +92,11 @@ pub(super) async fn connect(
     role: &str,
     (wanted, before): (u64, u64),
     args: &CrowdArgs,
-    context: &Context,
+    progress: &Progress,
 ) -> anyhow::Result<Connected> {
     let meter = Meter::start(watch.roles(role));
     let start = watch.next().await?.at;
-    let shown = (role, &context.progress);
+    let shown = (role, progress);
     let all = watch.until_up(wanted, args.limit, shown).await?;
     let usage = meter.finish();
     let samples = watch.take();
@@ -139,7 +139,7 @@ pub(super) async fn baseline(
     args: &CrowdArgs,
     files: &Files,
     wanted: u64,
-    context: &Context,
+    progress: &Progress,
 ) -> anyhow::Result<Option<Connected>> {
     if wanted == 0 {
         return Ok(None);
@@ -154,7 +154,7 @@ pub(super) async fn baseline(
     let work = Work::Handshakes(wanted);
     let mut watch = Watch::start(args, address, child.id(), work, Duration::ZERO)?;
     let wanted = (wanted, watch.server_rss());
-    let mut connected = Box::pin(connect(&mut watch, ALONE, wanted, args, context)).await?;
+    let mut connected = Box::pin(connect(&mut watch, ALONE, wanted, args, progress)).await?;
     watch.meanwhile(sleep(SETTLE)).await?;
     connected.settled = watch.server_rss();
     Ok(Some(connected))

@@ -7,8 +7,9 @@ use std::{net::SocketAddr, sync::Arc, time::Duration};
 
 use crate::{
     fleet::{runtimes::Runtimes, watch::kinds},
-    load::{BUSY, Load, Outcome, Pace, Stretch},
+    load::{BUSY, Load, LoadArgs, Outcome, Pace},
     measure::usage::Roles,
+    progress::Progress,
     report::{
         Report,
         build::latency_chart,
@@ -16,7 +17,6 @@ use crate::{
         usage::FLEET,
     },
     scenario::{
-        Context,
         http::Requests,
         rounds::{self, Rounds},
     },
@@ -62,13 +62,13 @@ impl Spread<'_> {
     pub(super) async fn measure(
         &self,
         runtimes: &Runtimes,
-        context: &Context,
+        progress: &Progress,
         report: &mut Report,
     ) -> anyhow::Result<()> {
         let hosts = runtimes.hosts()?;
         let all = Requests::in_turn(self.public, &hosts).await?;
         // The first request on a tunnel opens a stream, which is not what is compared.
-        context.progress.message("asking each runtime once");
+        progress.message("asking each runtime once");
         let connections = self.args.connections.into();
         let (_, failures) = all.once_each(connections).await;
         if failures.total() > 0 {
@@ -89,13 +89,13 @@ impl Spread<'_> {
             for which in rounds::order(2, round.into()) {
                 let (name, requests) = &loads[which];
                 let label = format!("round {} of {}, {name}", round + 1, self.args.rounds);
-                context.progress.label(label);
-                let outcome = Box::pin(self.run(name, requests.clone(), context)).await?;
+                progress.label(label);
+                let outcome = Box::pin(self.run(name, requests.clone(), progress)).await?;
                 let (run, notes) = outcome.into_run();
                 results[which].add(run, notes);
             }
         }
-        context.progress.label("");
+        progress.label("");
         self.show(report, loads.map(|(name, _)| name), &results);
         Ok(())
     }
@@ -104,16 +104,16 @@ impl Spread<'_> {
         &self,
         name: &str,
         requests: Arc<Requests>,
-        context: &Context,
+        progress: &Progress,
     ) -> anyhow::Result<Outcome> {
-        let stretch = Stretch {
+        let mut load = Load::new(LoadArgs {
             warm_up: WARM_UP,
             duration: self.args.spread_duration,
             timeout: TIMEOUT,
-        };
-        let mut load = Load::new(stretch, 1);
+            threads: 1,
+        });
         load.requests(name, self.args.connections.into(), Pace::Closed, requests);
-        load.run(&context.progress, &self.roles).await
+        load.run(progress, &self.roles).await
     }
 
     fn show(&self, report: &mut Report, names: [String; 2], results: &[Rounds; 2]) {

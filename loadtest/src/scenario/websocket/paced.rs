@@ -10,11 +10,11 @@ use std::{
     time::Duration,
 };
 
-use tokio::time::{Instant, sleep, sleep_until, timeout, timeout_at};
+use tokio::time::{Instant, sleep, sleep_until, timeout_at};
 
 use super::socket::{Echo, Receiver, Sender, Socket};
 use crate::{
-    client::template::{PAUSE, within},
+    client::template::{PAUSE, connected, within},
     load::{Schedule, Worker},
     measure::{
         Recorder, Window,
@@ -26,7 +26,7 @@ use crate::{
 pub(super) async fn work(echo: Arc<Echo>, mut worker: Worker) {
     let limit = worker.timeout;
     // What fails here fails again within the window, and is counted there.
-    let mut socket = connect(&echo, limit).await.ok();
+    let mut socket = connected(limit, echo.connect()).await.ok();
     let window = worker.ready().await;
     let Some(schedule) = worker.schedule() else {
         return;
@@ -42,7 +42,7 @@ pub(super) async fn work(echo: Arc<Echo>, mut worker: Worker) {
     while !window.is_over() {
         let ready = match socket.take() {
             Some(socket) => Ok(socket),
-            None => connect(&echo, limit).await,
+            None => connected(limit, echo.connect()).await,
         };
         let failure = match ready {
             Ok(socket) => match paced.exchange(socket).await {
@@ -63,11 +63,6 @@ pub(super) async fn work(echo: Arc<Echo>, mut worker: Worker) {
     let _ = schedule.take(&window, &worker.recorder);
     // The stretch is as long as it was planned, not until the last that was due is answered.
     sleep_until(window.end).await;
-}
-
-async fn connect(echo: &Echo, limit: Duration) -> Result<Socket, Failure> {
-    let made = timeout(limit, echo.connect()).await;
-    made.unwrap_or_else(|_| Err(Failure::fatal(Kind::ConnectTimeout)))
 }
 
 /// What is on its way over a connection.

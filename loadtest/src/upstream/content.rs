@@ -1,12 +1,13 @@
-//! Content that comes at a steady rate, however fast it could be taken.
+//! Much content: as fast as it is taken, or at a steady rate however fast it could be taken.
 
-use std::{convert::Infallible, time::Duration};
+use std::time::Duration;
 
 use bytes::Bytes;
-use futures_util::stream;
-use http_body::{Body, Frame};
-use http_body_util::StreamBody;
-use tokio::time::{Instant, sleep_until};
+use futures_util::{Stream, stream};
+use tokio::{
+    task::yield_now,
+    time::{Instant, sleep_until},
+};
 
 /// Time between two pieces: short against what people notice, long against a timer's tick.
 const STEP: Duration = Duration::from_millis(10);
@@ -14,12 +15,27 @@ const STEP: Duration = Duration::from_millis(10);
 /// A reader that was slower than the rate by more than this does not get the rest in one burst.
 const BURST: Duration = Duration::from_millis(100);
 
+/// So many bytes of a chunk, as fast as they are taken. After each chunk all other connections on this thread have
+/// their turn: else downloads would delay small requests here, which would be taken for the doing of a tunnel.
+pub(crate) fn repeated(chunk: Bytes, length: u64) -> impl Stream<Item = Bytes> + Send {
+    stream::unfold(length, move |left| {
+        let chunk = chunk.clone();
+        async move {
+            if left < length {
+                yield_now().await;
+            }
+            let size = chunk.len().min(usize::try_from(left).unwrap_or(usize::MAX));
+            (size > 0).then(|| (chunk.slice(..size), left - size as u64))
+        }
+    })
+}
+
 /// Pieces of the chunk at a rate in bytes a second, without end or of this length in all.
-pub(super) fn paced(
+pub(crate) fn paced(
     chunk: Bytes,
     rate: f64,
     length: Option<u64>,
-) -> impl Body<Data = Bytes, Error = Infallible> + Send {
+) -> impl Stream<Item = Bytes> + Send {
     let now = Instant::now();
     let pace = Pace {
         chunk,
@@ -28,10 +44,10 @@ pub(super) fn paced(
         paid: now,
         next: now,
     };
-    StreamBody::new(stream::unfold(pace, async |mut pace: Pace| {
+    stream::unfold(pace, async |mut pace: Pace| {
         let piece = pace.piece().await?;
-        Some((Ok(Frame::data(piece)), pace))
-    }))
+        Some((piece, pace))
+    })
 }
 
 struct Pace {
@@ -77,17 +93,30 @@ impl Pace {
 
 #[cfg(test)]
 mod tests {
-    use http_body_util::BodyExt as _;
+    use futures_util::{StreamExt as _, poll};
 
     use super::*;
+
+    #[tokio::test]
+    async fn others_have_their_turn_between_chunks() {
+        let content = repeated(Bytes::from_static(b"xxxx"), 10);
+        let mut content = std::pin::pin!(content);
+        for (first, expected) in [(true, 4), (false, 4), (false, 2)] {
+            if !first {
+                assert!(poll!(content.next()).is_pending());
+            }
+            assert_eq!(content.next().await.unwrap().len(), expected);
+        }
+        assert!(content.next().await.is_none());
+    }
 
     #[tokio::test(start_paused = true)]
     async fn keeps_its_rate_and_its_length() {
         let chunk = Bytes::from(vec![b'x'; 1024]);
         let begun = Instant::now();
         let content = paced(chunk, 100_000.0, Some(50_000));
-        let content = content.collect().await.unwrap().to_bytes();
-        assert_eq!(content.len(), 50_000);
+        let content: Vec<_> = content.collect().await;
+        assert_eq!(content.concat().len(), 50_000);
         let took = begun.elapsed();
         let expected = Duration::from_millis(500);
         assert!(took >= expected && took < expected * 2, "{took:?}");
