@@ -20,7 +20,7 @@ use tunnel_ops::telemetry::{LineSink, TRACE_PARENT, TraceParent};
 use tunnel_proto::fields::X_REQUEST_ID;
 use tunnel_proto::problem::{Hop, NOT_TAKEN_DETAIL, Problem, Reason};
 
-use self::line::{Fields, write_line};
+use self::line::{Fields, LineMaker};
 use crate::http1::host_length;
 
 /// Longest part of a refused request that is logged, in bytes.
@@ -69,27 +69,26 @@ impl AccessLog {
         let request_id = head.and_then(|head| head.headers.get(X_REQUEST_ID));
         let request_id = request_id.and_then(|id| id.to_str().ok());
         let trace = head.and_then(trace);
-        let mut fields = Fields::new(self.sink.format(), LINE_BYTES);
-        fields.text("method", head.map(|head| beginning(head.method.as_str())));
-        fields.text("host", host.as_deref().map(beginning));
-        fields.text("path", head.map(|head| beginning(head.uri.path())));
-        fields.plain("status", Some(problem.status().as_u16()));
-        fields.text("end", Some(problem.reason().name()));
-        fields.text("detail", Some(problem.detail()));
-        fields.text("request_id", request_id.map(beginning));
-        fields.text("trace_id", trace.as_ref().map(TraceParent::trace_id));
-        fields.word("peer", Some(peer));
-        self.write("request refused", &[fields.as_ref()]);
+        self.write("request refused", |fields| {
+            fields.text("method", head.map(|head| beginning(head.method.as_str())));
+            fields.text("host", host.as_deref().map(beginning));
+            fields.text("path", head.map(|head| beginning(head.uri.path())));
+            fields.number("status", Some(problem.status().as_u16().into()));
+            fields.text("end", Some(problem.reason().name()));
+            fields.text("detail", Some(problem.detail()));
+            fields.text("request_id", request_id.map(beginning));
+            fields.text("trace_id", trace.as_ref().map(TraceParent::trace_id));
+            fields.word("peer", Some(&peer.to_string()));
+        });
     }
 
-    fn write(&self, message: &str, fields: &[&[u8]]) {
+    fn write(&self, message: &str, add: impl FnOnce(&mut Fields<'_>)) {
         thread_local! {
-            static LINE: RefCell<Vec<u8>> = const { RefCell::new(Vec::new()) };
+            static LINES: RefCell<LineMaker> = const { RefCell::new(LineMaker::new()) };
         }
-        LINE.with_borrow_mut(|line| {
-            line.clear();
-            write_line(line, message, fields, self.sink.format());
-            self.sink.write(line);
+        LINES.with_borrow_mut(|lines| {
+            self.sink
+                .write(lines.line(message, self.sink.format(), add));
         });
     }
 }
@@ -144,8 +143,8 @@ pub struct LoggedRequest<'a> {
     pub request_id: Option<&'a HeaderValue>,
     /// The trace that the request belongs to.
     pub trace: Option<TraceParent>,
-    /// The platform client's address, if it is known.
-    pub peer: Option<IpAddr>,
+    /// The platform client's address as text, if it is known.
+    pub peer: Option<&'a str>,
 }
 
 /// The fields of an exchange's line that are known before its end, written out, so that the line keeps no buffer of
@@ -153,7 +152,7 @@ pub struct LoggedRequest<'a> {
 #[derive(Debug)]
 struct Begun {
     log: AccessLog,
-    fields: Fields,
+    fields: Vec<u8>,
     /// Where the fields that come at the end are to be inserted.
     split: usize,
 }
@@ -162,18 +161,23 @@ impl Begun {
     fn new(log: AccessLog, request: &LoggedRequest<'_>) -> Self {
         let path = request.path;
         let path = path.split_once('?').map_or(path, |(path, _)| path);
-        let mut fields = Fields::new(log.sink.format(), LINE_BYTES + path.len());
+        let mut written = Vec::with_capacity(LINE_BYTES + path.len());
+        let mut fields = Fields::new(log.sink.format(), &mut written);
         fields.text("method", Some(request.method));
         fields.text("host", request.host.map(without_port));
         fields.text("path", Some(path));
-        fields.plain("upgrade", Some(request.is_upgrade));
+        fields.flag("upgrade", request.is_upgrade);
         let split = fields.len();
         let id = request.request_id.and_then(|id| id.to_str().ok());
         fields.text("request_id", id);
         let trace = request.trace.as_ref();
         fields.text("trace_id", trace.map(TraceParent::trace_id));
         fields.word("peer", request.peer);
-        Self { log, fields, split }
+        Self {
+            log,
+            fields: written,
+            split,
+        }
     }
 }
 
@@ -212,9 +216,9 @@ impl ExchangeRecord {
         }
     }
 
-    /// Has a line about this request written to `log` at the end, if it is on.
+    /// Has a line about this request written to `log` at the end. Of use only if the log [is on](AccessLog::is_on).
     pub fn log(&mut self, log: &AccessLog, request: &LoggedRequest<'_>) {
-        self.line = log.is_on().then(|| Begun::new(log.clone(), request));
+        self.line = Some(Begun::new(log.clone(), request));
     }
 
     /// Whether a line is written at the end.
@@ -281,17 +285,19 @@ impl ExchangeRecord {
         let Some(Begun { log, fields, split }) = &self.line else {
             return;
         };
-        let (first, last) = fields.as_ref().split_at(*split);
-        let mut end = Fields::new(log.sink.format(), LINE_BYTES);
-        end.text("runtime", forwarded.runtime);
-        end.text("route", forwarded.route);
-        end.plain("status", self.status.map(|status| status.as_u16()));
-        end.text("end", Some(self.end.name()));
-        end.text("detail", self.end.problem().map(Problem::detail));
-        end.plain("request_bytes", Some(forwarded.request_bytes));
-        end.plain("response_bytes", Some(self.response_bytes));
-        end.milliseconds("duration_ms", self.elapsed());
-        log.write("exchange", &[first, end.as_ref(), last]);
+        let (first, last) = fields.split_at(*split);
+        log.write("exchange", |fields| {
+            fields.written(first);
+            fields.text("runtime", forwarded.runtime);
+            fields.text("route", forwarded.route);
+            fields.number("status", self.status.map(|status| status.as_u16().into()));
+            fields.text("end", Some(self.end.name()));
+            fields.text("detail", self.end.problem().map(Problem::detail));
+            fields.number("request_bytes", Some(forwarded.request_bytes));
+            fields.number("response_bytes", Some(self.response_bytes));
+            fields.milliseconds("duration_ms", self.elapsed());
+            fields.written(last);
+        });
     }
 }
 

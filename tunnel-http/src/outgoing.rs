@@ -69,8 +69,8 @@ pub struct Origin {
     pub is_trusted: bool,
     /// Whether the connection to this program is encrypted.
     pub is_tls: bool,
-    /// The address as the value of `X-Forwarded-For`.
-    forwarded_for: Box<str>,
+    /// The address as text, which is the value of `X-Forwarded-For`.
+    address_text: Box<str>,
     /// The address as the `for` of `Forwarded` (RFC 7239 section 6).
     node: Box<str>,
 }
@@ -88,9 +88,15 @@ impl Origin {
             address,
             is_trusted,
             is_tls,
-            forwarded_for: address.to_string().into(),
+            address_text: address.to_string().into(),
             node: node.into(),
         }
+    }
+
+    /// The address as text.
+    #[must_use]
+    pub fn address_text(&self) -> &str {
+        &self.address_text
     }
 
     /// The scheme of the request.
@@ -251,7 +257,7 @@ fn add_forwarded(
     head: &mut impl FieldSink,
 ) {
     let (authority, scheme) = (checked.authority.as_bytes(), origin.scheme().as_bytes());
-    head.field(&X_FORWARDED_FOR, origin.forwarded_for.as_bytes());
+    head.field(&X_FORWARDED_FOR, origin.address_text.as_bytes());
     if !trusted.proto {
         head.field(&X_FORWARDED_PROTO, scheme);
     }

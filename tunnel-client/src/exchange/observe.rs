@@ -42,6 +42,7 @@ impl Observation {
     pub(super) fn log(&mut self, log: &AccessLog, request: &Parts, peer: Option<IpAddr>) {
         if log.is_on() {
             let host = request.headers.get(HOST);
+            let peer = peer.map(|peer| peer.to_string());
             let request = LoggedRequest {
                 method: request.method.as_str(),
                 host: host.and_then(|host| host.to_str().ok()),
@@ -49,7 +50,7 @@ impl Observation {
                 is_upgrade: request.extensions.get::<Protocol>().is_some(),
                 request_id: request.headers.get(X_REQUEST_ID),
                 trace: access_log::trace(request),
-                peer,
+                peer: peer.as_deref(),
             };
             self.record.log(log, &request);
         }

@@ -5,29 +5,31 @@
 
 use std::fmt::{Debug, Display};
 use std::io::Write;
-use std::time::{Duration, SystemTime};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use tunnel_ops::telemetry::LogFormat;
 
-/// Fields of a line, in the order of their making. A field without a value is left out.
+/// Writes the fields of a line to the end of a buffer, in the order of the calls. A field without a value is left out.
 #[derive(Debug)]
-pub(super) struct Fields {
+pub(super) struct Fields<'a> {
     format: LogFormat,
-    bytes: Vec<u8>,
+    bytes: &'a mut Vec<u8>,
 }
 
-impl Fields {
-    /// No fields yet.
-    pub(super) fn new(format: LogFormat, capacity: usize) -> Self {
-        Self {
-            format,
-            bytes: Vec::with_capacity(capacity),
-        }
+impl<'a> Fields<'a> {
+    /// Appends fields to `bytes`.
+    pub(super) fn new(format: LogFormat, bytes: &'a mut Vec<u8>) -> Self {
+        Self { format, bytes }
     }
 
-    /// The length of the fields so far, at which they can be split.
+    /// The length of the buffer, at which its fields can be split.
     pub(super) fn len(&self) -> usize {
         self.bytes.len()
+    }
+
+    /// Fields that were written to another buffer before.
+    pub(super) fn written(&mut self, fields: &[u8]) {
+        self.bytes.extend_from_slice(fields);
     }
 
     /// A text, which is quoted.
@@ -37,39 +39,52 @@ impl Fields {
         };
         self.key(key);
         if is_plain(value) {
-            self.bytes.push(b'"');
-            self.bytes.extend_from_slice(value.as_bytes());
-            self.bytes.push(b'"');
+            self.quoted(value);
         } else {
-            quote(self.format, &mut self.bytes, value);
+            quote(self.format, self.bytes, value);
         }
     }
 
-    /// A number, or `true` or `false`.
-    pub(super) fn plain(&mut self, key: &str, value: Option<impl Display>) {
+    /// `true` or `false`.
+    pub(super) fn flag(&mut self, key: &str, value: bool) {
+        self.key(key);
+        let text: &[u8] = if value { b"true" } else { b"false" };
+        self.bytes.extend_from_slice(text);
+    }
+
+    /// A number.
+    pub(super) fn number(&mut self, key: &str, value: Option<u64>) {
         if let Some(value) = value {
             self.key(key);
-            append(&mut self.bytes, value);
+            number(self.bytes, value);
         }
     }
 
-    /// A value that is quoted in JSON only, and needs no escapes.
-    pub(super) fn word(&mut self, key: &str, value: Option<impl Display>) {
+    /// A text that is quoted in JSON only, and needs no escapes.
+    pub(super) fn word(&mut self, key: &str, value: Option<&str>) {
         let Some(value) = value else {
             return;
         };
         self.key(key);
         match self.format {
-            LogFormat::Text => append(&mut self.bytes, value),
-            LogFormat::Json => append(&mut self.bytes, format_args!("\"{value}\"")),
+            LogFormat::Text => self.bytes.extend_from_slice(value.as_bytes()),
+            LogFormat::Json => self.quoted(value),
         }
     }
 
     /// A duration in milliseconds, to the microsecond.
     pub(super) fn milliseconds(&mut self, key: &str, time: Duration) {
-        let micros = time.as_micros();
-        let text = format_args!("{}.{:03}", micros / 1_000, micros % 1_000);
-        self.plain(key, Some(text));
+        self.key(key);
+        let whole = time.as_secs().saturating_mul(1_000) + u64::from(time.subsec_millis());
+        number(self.bytes, whole);
+        self.bytes.push(b'.');
+        digits::<3>(self.bytes, time.subsec_micros());
+    }
+
+    fn quoted(&mut self, value: &str) {
+        self.bytes.push(b'"');
+        self.bytes.extend_from_slice(value.as_bytes());
+        self.bytes.push(b'"');
     }
 
     fn key(&mut self, key: &str) {
@@ -83,35 +98,96 @@ impl Fields {
     }
 }
 
-/// Writes a line of these fields, of `level` INFO and with the target `access`, to `line`, which is empty.
-pub(super) fn write_line(line: &mut Vec<u8>, message: &str, fields: &[&[u8]], format: LogFormat) {
-    let now = humantime::format_rfc3339_micros(SystemTime::now());
-    match format {
-        LogFormat::Text => append(line, format_args!("{now}  INFO access: {message}")),
-        LogFormat::Json => append(
-            line,
-            format_args!(r#"{{"timestamp":"{now}","level":"INFO","message":"{message}""#),
-        ),
-    }
-    for part in fields {
-        line.extend_from_slice(part);
-    }
-    line.extend_from_slice(match format {
-        LogFormat::Text => b"\n",
-        LogFormat::Json => b",\"target\":\"access\"}\n",
-    });
+/// Makes lines, one after another, in one buffer.
+#[derive(Debug)]
+pub(super) struct LineMaker {
+    line: Vec<u8>,
+    /// The second of the last line since 1970, and its text, which most lines share with the line before.
+    second: u64,
+    second_text: Vec<u8>,
 }
 
-impl AsRef<[u8]> for Fields {
-    fn as_ref(&self) -> &[u8] {
-        &self.bytes
+impl LineMaker {
+    /// Has made no line yet.
+    pub(super) const fn new() -> Self {
+        Self {
+            line: Vec::new(),
+            second: 0,
+            second_text: Vec::new(),
+        }
     }
+
+    /// A line of level INFO, with the target `access` and the fields that `add` writes.
+    pub(super) fn line(
+        &mut self,
+        message: &str,
+        format: LogFormat,
+        add: impl FnOnce(&mut Fields<'_>),
+    ) -> &[u8] {
+        let (start, level, end) = match format {
+            LogFormat::Text => ("", "  INFO access: ", "\n"),
+            LogFormat::Json => (
+                r#"{"timestamp":""#,
+                r#"","level":"INFO","message":""#,
+                ",\"target\":\"access\"}\n",
+            ),
+        };
+        self.line.clear();
+        self.line.extend_from_slice(start.as_bytes());
+        self.time();
+        self.line.extend_from_slice(level.as_bytes());
+        self.line.extend_from_slice(message.as_bytes());
+        if format == LogFormat::Json {
+            self.line.push(b'"');
+        }
+        add(&mut Fields::new(format, &mut self.line));
+        self.line.extend_from_slice(end.as_bytes());
+        &self.line
+    }
+
+    /// Appends the time to the line, to the microsecond.
+    fn time(&mut self) {
+        let now = SystemTime::now()
+            .duration_since(UNIX_EPOCH)
+            .unwrap_or_default();
+        if now.as_secs() != self.second {
+            self.second = now.as_secs();
+            let second = UNIX_EPOCH + Duration::from_secs(self.second);
+            self.second_text.clear();
+            append(
+                &mut self.second_text,
+                humantime::format_rfc3339_seconds(second),
+            );
+            // The zone, which follows the fraction.
+            self.second_text.pop();
+        }
+        self.line.extend_from_slice(&self.second_text);
+        self.line.push(b'.');
+        digits::<6>(&mut self.line, now.subsec_micros());
+        self.line.push(b'Z');
+    }
+}
+
+fn number(bytes: &mut Vec<u8>, value: u64) {
+    bytes.extend_from_slice(itoa::Buffer::new().format(value).as_bytes());
+}
+
+/// Appends the last `N` decimal digits of a number.
+fn digits<const N: usize>(bytes: &mut Vec<u8>, mut number: u32) {
+    let mut text = [b'0'; N];
+    for digit in text.iter_mut().rev() {
+        *digit += (number % 10) as u8;
+        number /= 10;
+    }
+    bytes.extend_from_slice(&text);
 }
 
 /// Whether a text is written as it is in both formats.
 fn is_plain(text: &str) -> bool {
-    text.bytes()
-        .all(|byte| matches!(byte, b' '..=b'~') && byte != b'"' && byte != b'\\')
+    // Without a branch in the loop, so that the compiler checks many bytes at once.
+    text.bytes().fold(true, |plain, byte| {
+        plain & matches!(byte, b' '..=b'~') & (byte != b'"') & (byte != b'\\')
+    })
 }
 
 fn quote(format: LogFormat, bytes: &mut Vec<u8>, text: &str) {
@@ -139,18 +215,17 @@ mod tests {
 
     use super::*;
 
-    fn line(format: LogFormat, add: impl FnOnce(&mut Fields)) -> String {
-        let mut fields = Fields::new(format, 0);
-        add(&mut fields);
-        let mut line = Vec::new();
-        write_line(&mut line, "exchange", &[fields.as_ref()], format);
-        String::from_utf8(line).unwrap()
+    fn line(format: LogFormat, add: impl FnOnce(&mut Fields<'_>)) -> String {
+        let mut maker = LineMaker::new();
+        let line = maker.line("exchange", format, add);
+        String::from_utf8(line.to_vec()).unwrap()
     }
 
-    fn every_kind(fields: &mut Fields) {
+    fn every_kind(fields: &mut Fields<'_>) {
         fields.text("path", Some("/a\"b\\c\u{1b}ü"));
         fields.text("host", None);
-        fields.plain("status", Some(200));
+        fields.number("status", Some(200));
+        fields.flag("upgrade", false);
         fields.word("peer", Some("::1"));
         fields.milliseconds("duration_ms", Duration::from_nanos(1_003_999));
     }
@@ -162,7 +237,7 @@ mod tests {
         assert_eq!(time.len(), "2026-01-02T03:04:05.678901Z".len());
         assert_eq!(
             rest,
-            "access: exchange path=\"/a\\\"b\\\\c\\u{1b}ü\" status=200 peer=::1 duration_ms=1.003\n"
+            "access: exchange path=\"/a\\\"b\\\\c\\u{1b}ü\" status=200 upgrade=false peer=::1 duration_ms=1.003\n"
         );
     }
 
@@ -172,6 +247,7 @@ mod tests {
         let value: serde_json::Value = serde_json::from_str(&line).unwrap();
         assert_eq!(value["path"], "/a\"b\\c\u{1b}ü");
         assert_eq!(value["status"], 200);
+        assert_eq!(value["upgrade"], false);
         assert_eq!(value["peer"], "::1");
         assert_eq!(value["duration_ms"], 1.003);
         assert_eq!(value["level"], "INFO");

@@ -169,7 +169,7 @@ fn accept(
             is_upgrade: checked.upgrade.is_some(),
             request_id: Some(&id),
             trace: access_log::trace(parts),
-            peer: Some(connection.origin.address),
+            peer: Some(connection.origin.address_text()),
         };
         observation.log(&node.access_log, &request);
     }
