@@ -109,13 +109,19 @@ where
     B::Error: AsProblem,
 {
     let cancellation = Cancellation { wire };
+    // An exchange that is cancelled already asks nothing of the service.
+    if poll_fn(|cx| Poll::Ready(cancellation.poll(cx).is_ready())).await {
+        return None;
+    }
     let answer = match request(wire, head) {
         Ok(request) => {
             let mut answered = pin!(answer(request, informational.clone()));
             cancellation
                 .or(|cx| {
                     let answer = answered.as_mut().poll(cx).map(Some);
-                    informational.send(wire, cx);
+                    if answer.is_pending() {
+                        informational.send(wire, cx);
+                    }
                     answer
                 })
                 .await?
@@ -171,11 +177,11 @@ struct Cancellation<'a> {
 }
 
 impl Cancellation<'_> {
-    /// The result of the function, or `None` when the exchange is cancelled first.
+    /// The result of the function, or `None` when the exchange is cancelled before there is one.
     async fn or<T>(&self, mut poll: impl FnMut(&mut Context<'_>) -> Poll<Option<T>>) -> Option<T> {
-        poll_fn(|cx| match self.poll(cx) {
-            Poll::Ready(()) => Poll::Ready(None),
-            Poll::Pending => poll(cx),
+        poll_fn(|cx| match poll(cx) {
+            Poll::Pending => self.poll(cx).map(|()| None),
+            ready => ready,
         })
         .await
     }
