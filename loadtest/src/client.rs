@@ -7,6 +7,7 @@
 pub mod body;
 pub mod connection;
 pub mod minimal;
+pub mod request_connection;
 pub mod shared;
 pub mod template;
 

@@ -13,7 +13,7 @@ use hyper_util::rt::TokioIo;
 use tokio::task::JoinSet;
 
 use crate::{
-    client::{Dialer, Stream, body::Outgoing, minimal::MinimalClient},
+    client::{Dialer, Stream, body::Outgoing},
     measure::errors::{Failure, Kind},
 };
 
@@ -162,25 +162,6 @@ impl Connection {
         match self {
             Self::One(connection) => !connection.sender.is_closed(),
             Self::Two(connection) => connection.is_open(),
-        }
-    }
-}
-
-/// A connection for requests whose answers are counted alone, or for any.
-#[derive(Debug)]
-pub enum RequestConnection {
-    /// HTTP/1.1, for requests in one piece.
-    Minimal(Box<MinimalClient>),
-    /// For all others.
-    Hyper(Connection),
-}
-
-impl RequestConnection {
-    /// Whether it may carry the next request: the peer has not closed it while it rested.
-    pub fn is_open(&mut self) -> bool {
-        match self {
-            Self::Minimal(connection) => connection.is_open(),
-            Self::Hyper(connection) => connection.is_open(),
         }
     }
 }

@@ -20,8 +20,9 @@ use http::{HeaderValue, Method, header::HOST};
 use crate::{
     client::{
         body,
-        connection::{Connection, RequestConnection},
+        connection::Connection,
         minimal::{MOST_CONTENT, Written},
+        request_connection::RequestConnection,
         shared::Shared,
         template::{Template, within},
     },

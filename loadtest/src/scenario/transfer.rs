@@ -21,8 +21,9 @@ use tokio::time::{Instant, sleep, sleep_until, timeout, timeout_at};
 use crate::{
     client::{
         body::{self, CHUNK},
-        connection::{Connection, RequestConnection},
+        connection::Connection,
         minimal::{MinimalClient, Written},
+        request_connection::RequestConnection,
         template::{PAUSE, Template, connected, within},
     },
     load::Worker,
