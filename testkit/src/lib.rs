@@ -11,6 +11,7 @@
 
 pub mod ca;
 pub mod deadline;
+pub mod etcd;
 pub mod http1;
 pub mod http2;
 pub mod names;

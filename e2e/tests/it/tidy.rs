@@ -33,13 +33,14 @@ const NOT_OURS: [&str; 6] = [
 ];
 
 /// Which crate of the workspace may know which, tests included. The tests of every crate may know `testkit`.
-const ARROWS: [(&str, &[&str]); 11] = [
+const ARROWS: [(&str, &[&str]); 12] = [
     ("tunnel-proto", &[]),
     ("tunnel-ops", &[]),
     ("tunnel-http", &["tunnel-proto", "tunnel-ops"]),
+    ("tunnel-etcd", &["tunnel-ops"]),
     (
         "tunnel-server",
-        &["tunnel-proto", "tunnel-http", "tunnel-ops"],
+        &["tunnel-proto", "tunnel-http", "tunnel-etcd", "tunnel-ops"],
     ),
     (
         "tunnel-routing",

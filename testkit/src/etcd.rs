@@ -1,0 +1,279 @@
+//! A real etcd: one member or several, each a child process on free ports of loopback.
+//!
+//! The members write no file through to the disk, so that a busy machine does not slow them; everything else is etcd's
+//! default. `etcdctl` is the oracle of what a client of ours has done.
+
+use std::{
+    fs,
+    net::{SocketAddr, TcpListener},
+    path::{Path, PathBuf},
+    process::Command,
+    time::Duration,
+};
+
+use tempfile::TempDir;
+
+use crate::{
+    ca::CertifiedKey,
+    deadline::SOON,
+    program::{Program, Signal, run},
+};
+
+/// How often other ports are tried when somebody else was faster.
+const ATTEMPTS: usize = 20;
+
+/// Time for a cluster to have a leader.
+const READY: Duration = Duration::from_secs(30);
+
+/// What each member writes when it answers.
+const READY_LINE: &str = "ready to serve client requests";
+
+/// A running cluster.
+#[derive(Debug)]
+pub struct Etcd {
+    members: Vec<Member>,
+    tls: Option<TlsFiles>,
+    _directory: TempDir,
+}
+
+#[derive(Debug)]
+struct Member {
+    /// `None` while it does not run.
+    program: Option<Program>,
+    address: SocketAddr,
+    arguments: Vec<String>,
+}
+
+/// The files of a cluster that is reached over TLS.
+#[derive(Debug)]
+struct TlsFiles {
+    ca: PathBuf,
+    certificate: PathBuf,
+    key: PathBuf,
+}
+
+impl Etcd {
+    /// Starts so many members, and waits until each answers.
+    ///
+    /// # Panics
+    /// When they do not answer in time, or etcd is not installed.
+    pub async fn start(members: usize) -> Self {
+        Self::start_with(members, None).await
+    }
+
+    /// Starts one member that is reached over TLS, has this certificate, and wants one of its clients that `ca` issued.
+    ///
+    /// # Panics
+    /// As [`Etcd::start`].
+    pub async fn start_tls(ca: &str, identity: &CertifiedKey) -> Self {
+        Self::start_with(1, Some((ca, identity))).await
+    }
+
+    async fn start_with(count: usize, tls: Option<(&str, &CertifiedKey)>) -> Self {
+        for _ in 0..ATTEMPTS {
+            let directory = TempDir::new().unwrap();
+            let tls = tls.map(|(ca, identity)| TlsFiles::write(directory.path(), ca, identity));
+            let mut etcd = Self {
+                members: members(directory.path(), count, tls.as_ref()),
+                tls,
+                _directory: directory,
+            };
+            for index in 0..count {
+                etcd.launch(index);
+            }
+            if etcd.is_ready().await {
+                return etcd;
+            }
+        }
+        panic!("etcd found no free ports in {ATTEMPTS} attempts");
+    }
+
+    /// Waits until each member answers; false if one found its port taken.
+    async fn is_ready(&self) -> bool {
+        for member in &self.members {
+            let Some(program) = &member.program else {
+                return false;
+            };
+            let is_answer =
+                |text: &str| text.contains(READY_LINE) || text.contains("address already in use");
+            let line = program.log().wait_for("etcd to answer", READY, |line| {
+                is_answer(line.text()).then(|| line.text().to_owned())
+            });
+            if !line.await.contains(READY_LINE) {
+                return false;
+            }
+        }
+        true
+    }
+
+    /// The members' URLs.
+    pub fn urls(&self) -> Vec<String> {
+        let scheme = if self.tls.is_some() { "https" } else { "http" };
+        let members = self.members.iter();
+        members
+            .map(|member| format!("{scheme}://{}", member.address))
+            .collect()
+    }
+
+    /// Where the members answer.
+    pub fn addresses(&self) -> Vec<SocketAddr> {
+        self.members.iter().map(|member| member.address).collect()
+    }
+
+    /// Runs `etcdctl` with these arguments, and returns what it writes.
+    ///
+    /// # Panics
+    /// When it fails.
+    pub async fn ctl(&self, arguments: &[&str]) -> String {
+        let mut command = Command::new("etcdctl");
+        command
+            .env("ETCDCTL_API", "3")
+            .args(["--endpoints", &self.urls().join(",")])
+            .args(arguments);
+        if let Some(files) = &self.tls {
+            let flags = [
+                ("--cacert", &files.ca),
+                ("--cert", &files.certificate),
+                ("--key", &files.key),
+            ];
+            for (flag, path) in flags {
+                command.arg(flag).arg(path);
+            }
+        }
+        let ended = run("etcdctl", command, SOON).await;
+        assert_eq!(ended.code, Some(0), "etcdctl {arguments:?}: {}", ended.err);
+        ended.out
+    }
+
+    /// The number of the leader among the members.
+    ///
+    /// # Panics
+    /// When there is none.
+    pub async fn leader(&self) -> usize {
+        let text = self
+            .ctl(&["endpoint", "status", "--write-out", "json"])
+            .await;
+        let status: serde_json::Value = serde_json::from_str(&text).unwrap();
+        let is_leader = |member: &serde_json::Value| {
+            let status = &member["Status"];
+            status["leader"] == status["header"]["member_id"]
+        };
+        let leader = status
+            .as_array()
+            .unwrap()
+            .iter()
+            .find(|member| is_leader(member))
+            .unwrap();
+        let url = leader["Endpoint"].as_str().unwrap();
+        self.urls().iter().position(|own| own == url).unwrap()
+    }
+
+    /// Ends a member as a crash would.
+    pub fn kill(&mut self, member: usize) {
+        self.members[member].program = None;
+    }
+
+    /// Sends a signal to a member that runs.
+    pub fn signal(&self, member: usize, signal: Signal) {
+        self.members[member]
+            .program
+            .as_ref()
+            .unwrap()
+            .signal(signal);
+    }
+
+    /// Starts a member that was killed, with what it had stored, and does not wait for it: it needs others to answer.
+    pub fn begin_again(&mut self, member: usize) {
+        self.launch(member);
+    }
+
+    /// Starts a member that was killed, with what it had stored.
+    ///
+    /// # Panics
+    /// When it does not answer in time.
+    pub async fn start_again(&mut self, member: usize) {
+        self.launch(member);
+        let program = self.members[member].program.as_ref().unwrap();
+        program.wait_for_line(READY_LINE, READY).await;
+    }
+
+    fn launch(&mut self, member: usize) {
+        let member = &mut self.members[member];
+        let mut command = Command::new("etcd");
+        member.program = Some(Program::start("etcd", command.args(&member.arguments)));
+    }
+}
+
+impl TlsFiles {
+    fn write(directory: &Path, ca: &str, identity: &CertifiedKey) -> Self {
+        let write = |name: &str, text: &str| {
+            let path = directory.join(name);
+            fs::write(&path, text).unwrap();
+            path
+        };
+        Self {
+            ca: write("ca.pem", ca),
+            certificate: write("etcd.pem", &identity.certificate),
+            key: write("etcd.key", &identity.key),
+        }
+    }
+}
+
+/// Members on ports that are free now.
+fn members(directory: &Path, count: usize, tls: Option<&TlsFiles>) -> Vec<Member> {
+    // All at once, so that no port is given twice.
+    let listeners: Vec<_> = (0..2 * count)
+        .map(|_| TcpListener::bind("127.0.0.1:0").unwrap())
+        .collect();
+    let addresses: Vec<_> = listeners
+        .iter()
+        .map(|listener| listener.local_addr().unwrap())
+        .collect();
+    let (clients, peers) = addresses.split_at(count);
+    let cluster = peers.iter().enumerate();
+    let cluster: Vec<_> = cluster
+        .map(|(index, peer)| format!("m{index}=http://{peer}"))
+        .collect();
+    let scheme = if tls.is_some() { "https" } else { "http" };
+    let arguments = |index: usize| {
+        let (name, client, peer) = (format!("m{index}"), clients[index], peers[index]);
+        let folder = directory.join(&name).display().to_string();
+        let mut arguments: Vec<_> = [
+            ("--name", name),
+            ("--data-dir", folder),
+            ("--listen-client-urls", format!("{scheme}://{client}")),
+            ("--advertise-client-urls", format!("{scheme}://{client}")),
+            ("--listen-peer-urls", format!("http://{peer}")),
+            ("--initial-advertise-peer-urls", format!("http://{peer}")),
+            ("--initial-cluster", cluster.join(",")),
+        ]
+        .into_iter()
+        .flat_map(|(flag, value)| [flag.to_owned(), value])
+        .collect();
+        arguments.push("--unsafe-no-fsync".to_owned());
+        if let Some(TlsFiles {
+            ca,
+            certificate,
+            key,
+        }) = tls
+        {
+            let paths = [
+                ("--trusted-ca-file", ca),
+                ("--cert-file", certificate),
+                ("--key-file", key),
+            ];
+            let paths = paths
+                .iter()
+                .map(|(flag, path)| format!("{flag}={}", path.display()));
+            arguments.extend(paths);
+            arguments.push("--client-cert-auth".to_owned());
+        }
+        arguments
+    };
+    let member = |index: usize| Member {
+        program: None,
+        address: clients[index],
+        arguments: arguments(index),
+    };
+    (0..count).map(member).collect()
+}

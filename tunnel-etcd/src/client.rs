@@ -1,0 +1,379 @@
+//! Calls of the members, one at a time.
+
+use std::{
+    fmt,
+    sync::{
+        Arc,
+        atomic::{AtomicUsize, Ordering},
+    },
+    time::Duration,
+};
+
+use futures_util::stream;
+use http::uri::PathAndQuery;
+use parking_lot::Mutex;
+use prost::Message;
+use rustls::ClientConfig;
+use secrecy::{ExposeSecret, SecretString};
+use tokio::time::timeout;
+use tonic::{
+    Code, Request, Status,
+    client::Grpc,
+    metadata::{Ascii, MetadataValue},
+};
+use tonic_prost::ProstCodec;
+
+use crate::{
+    error::EtcdError,
+    member::{Connection, Member, MemberUrl},
+    messages::{
+        AuthenticateRequest, AuthenticateResponse, LeaseGrantRequest, LeaseGrantResponse,
+        LeaseKeepAliveResponse, LeaseRequest, LeaseRevokeResponse, RangeRequest, RangeResponse,
+        StatusRequest, StatusResponse, TxnRequest, TxnResponse,
+    },
+    watch::Watch,
+};
+
+/// Largest answer, in bytes. etcd's own limit of one request is 1.5 MB, and a page of a listing is about as large.
+const ANSWER_BYTES: usize = 8 << 20;
+
+/// Where etcd is, and how it is spoken to.
+#[derive(Clone)]
+pub struct Settings {
+    /// The members.
+    pub members: Vec<MemberUrl>,
+    /// For members with an `https` URL.
+    pub tls: Arc<ClientConfig>,
+    /// The user, where etcd wants one.
+    pub user: Option<User>,
+    /// Time for one call of one member, with the dial if there has to be one. An election takes 1 to 1.5 s, in which no
+    /// member answers a write; a call that is longer than this has little chance at its member.
+    pub timeout: Duration,
+}
+
+/// A user of etcd.
+#[derive(Clone)]
+pub struct User {
+    /// The name.
+    pub name: String,
+    /// The password.
+    pub password: SecretString,
+}
+
+/// A client of a cluster. Clones share its connections.
+#[derive(Clone)]
+pub struct Client {
+    shared: Arc<Shared>,
+}
+
+struct Shared {
+    members: Vec<Member>,
+    /// The member of the next call.
+    preferred: AtomicUsize,
+    user: Option<User>,
+    /// What the user's password was exchanged for.
+    token: Mutex<Option<MetadataValue<Ascii>>>,
+    timeout: Duration,
+}
+
+/// A lease, as it was granted.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Lease {
+    /// Its id.
+    pub id: i64,
+    /// How long it lives without renewal; etcd may keep it for longer.
+    pub ttl: Duration,
+}
+
+impl Client {
+    /// A client that has dialled nothing yet.
+    #[must_use]
+    pub fn new(settings: Settings) -> Self {
+        let members = settings.members.into_iter();
+        let shared = Shared {
+            members: members
+                .map(|url| Member::new(url, settings.tls.clone()))
+                .collect(),
+            preferred: AtomicUsize::new(0),
+            user: settings.user,
+            token: Mutex::default(),
+            timeout: settings.timeout,
+        };
+        Self {
+            shared: Arc::new(shared),
+        }
+    }
+
+    /// The number of members.
+    #[must_use]
+    pub fn members(&self) -> usize {
+        self.shared.members.len()
+    }
+
+    /// The member of the next call, as its number.
+    #[must_use]
+    pub fn preferred(&self) -> usize {
+        self.shared.preferred.load(Ordering::Relaxed)
+    }
+
+    /// Reads keys.
+    ///
+    /// # Errors
+    /// See [`EtcdError`].
+    pub async fn range(&self, request: RangeRequest) -> Result<RangeResponse, EtcdError> {
+        self.call("/etcdserverpb.KV/Range", request).await
+    }
+
+    /// Makes a transaction.
+    ///
+    /// # Errors
+    /// See [`EtcdError`]. After a time-out or a lost connection the transaction may have been made.
+    pub async fn txn(&self, request: TxnRequest) -> Result<TxnResponse, EtcdError> {
+        self.call("/etcdserverpb.KV/Txn", request).await
+    }
+
+    /// Gets a lease.
+    ///
+    /// # Errors
+    /// See [`EtcdError`].
+    pub async fn grant(&self, ttl: Duration) -> Result<Lease, EtcdError> {
+        let seconds = i64::try_from(ttl.as_secs()).unwrap_or(i64::MAX);
+        let request = LeaseGrantRequest { ttl: seconds };
+        let granted: LeaseGrantResponse =
+            self.call("/etcdserverpb.Lease/LeaseGrant", request).await?;
+        Ok(Lease {
+            id: granted.id,
+            ttl: seconds_of(granted.ttl),
+        })
+    }
+
+    /// Ends a lease, and the keys on it.
+    ///
+    /// # Errors
+    /// See [`EtcdError`].
+    pub async fn revoke(&self, lease: i64) -> Result<(), EtcdError> {
+        let request = LeaseRequest { id: lease };
+        let revoked = self.call("/etcdserverpb.Lease/LeaseRevoke", request).await;
+        revoked.map(|LeaseRevokeResponse {}| ())
+    }
+
+    /// Renews a lease once. Returns how long it lives from now.
+    ///
+    /// # Errors
+    /// [`EtcdError::LeaseEnded`] when it is no more; else see [`EtcdError`].
+    pub async fn keep_alive(&self, lease: i64) -> Result<Duration, EtcdError> {
+        let index = self.preferred();
+        let member = self.member(index);
+        let renewed = async {
+            let (mut grpc, _connection) = self.grpc(member).await?;
+            let path = PathAndQuery::from_static("/etcdserverpb.Lease/LeaseKeepAlive");
+            let request = self.request(stream::iter([LeaseRequest { id: lease }]));
+            let answers = grpc.streaming(request, path, ProstCodec::default()).await;
+            let mut answers = answers
+                .map_err(|status| self.failed(member, &status))?
+                .into_inner();
+            let answer: Option<LeaseKeepAliveResponse> = answers
+                .message()
+                .await
+                .map_err(|status| self.failed(member, &status))?;
+            match answer {
+                Some(LeaseKeepAliveResponse { ttl: 1.. }) => {
+                    Ok(answer.map_or(Duration::ZERO, |answer| seconds_of(answer.ttl)))
+                }
+                // etcd answers so for a lease that has ended.
+                Some(_) => Err(EtcdError::LeaseEnded),
+                None => Err(EtcdError::Unreachable {
+                    member: member.name().to_owned(),
+                    reason: "the renewal was not answered".to_owned(),
+                }),
+            }
+        };
+        self.bounded(index, renewed).await
+    }
+
+    /// The state of one member.
+    ///
+    /// # Errors
+    /// See [`EtcdError`].
+    pub async fn status(&self, index: usize) -> Result<StatusResponse, EtcdError> {
+        let path = "/etcdserverpb.Maintenance/Status";
+        self.call_member(index, path, StatusRequest {}).await
+    }
+
+    /// Watches all keys of a range from a revision on, at the member with this number. The watch ends with
+    /// `etcdserver: no leader` when that member has lost the others.
+    ///
+    /// # Errors
+    /// See [`EtcdError`].
+    pub async fn watch(
+        &self,
+        index: usize,
+        (key, range_end): (bytes::Bytes, bytes::Bytes),
+        start_revision: i64,
+    ) -> Result<Watch, EtcdError> {
+        let member = self.member(index);
+        let watch = async {
+            let (mut grpc, connection) = self.grpc(member).await?;
+            let (requests, stream) = Watch::requests(key, range_end, start_revision);
+            let mut request = self.request(stream);
+            let yes = MetadataValue::from_static("true");
+            request.metadata_mut().insert("hasleader", yes);
+            let path = PathAndQuery::from_static("/etcdserverpb.Watch/Watch");
+            let answers = grpc.streaming(request, path, ProstCodec::default()).await;
+            let answers = answers.map_err(|status| self.failed(member, &status))?;
+            let member = member.name().to_owned();
+            Ok(Watch::new(
+                member,
+                requests,
+                answers.into_inner(),
+                connection,
+            ))
+        };
+        self.bounded(index, watch).await
+    }
+
+    /// Calls the preferred member.
+    async fn call<Q, A>(&self, path: &'static str, request: Q) -> Result<A, EtcdError>
+    where
+        Q: Message + 'static,
+        A: Message + Default + 'static,
+    {
+        self.call_member(self.preferred(), path, request).await
+    }
+
+    async fn call_member<Q, A>(
+        &self,
+        index: usize,
+        path: &'static str,
+        request: Q,
+    ) -> Result<A, EtcdError>
+    where
+        Q: Message + 'static,
+        A: Message + Default + 'static,
+    {
+        let member = self.member(index);
+        let called = async {
+            let (mut grpc, _connection) = self.grpc(member).await?;
+            self.unary(member, &mut grpc, path, self.request(request))
+                .await
+        };
+        self.bounded(index, called).await
+    }
+
+    async fn unary<Q, A>(
+        &self,
+        member: &Member,
+        grpc: &mut Grpc<Connection>,
+        path: &'static str,
+        request: Request<Q>,
+    ) -> Result<A, EtcdError>
+    where
+        Q: Message + 'static,
+        A: Message + Default + 'static,
+    {
+        let path = PathAndQuery::from_static(path);
+        let answer = grpc.unary(request, path, ProstCodec::default()).await;
+        answer
+            .map(tonic::Response::into_inner)
+            .map_err(|status| self.failed(member, &status))
+    }
+
+    /// A client of the member's connection that is ready for a call, after the login if a user is given.
+    async fn grpc(&self, member: &Member) -> Result<(Grpc<Connection>, Connection), EtcdError> {
+        let (mut grpc, connection) = member.grpc().await?;
+        let unready = |error: hyper::Error| EtcdError::Unreachable {
+            member: member.name().to_owned(),
+            reason: error.to_string(),
+        };
+        grpc.ready().await.map_err(unready)?;
+        grpc = grpc.max_decoding_message_size(ANSWER_BYTES);
+        if let Some(user) = &self.shared.user
+            && self.shared.token.lock().is_none()
+        {
+            let login = Request::new(AuthenticateRequest {
+                name: user.name.clone(),
+                password: user.password.expose_secret().to_owned(),
+            });
+            let path = "/etcdserverpb.Auth/Authenticate";
+            let answer: AuthenticateResponse = self.unary(member, &mut grpc, path, login).await?;
+            let token = MetadataValue::try_from(answer.token).ok();
+            *self.shared.token.lock() = token;
+            grpc.ready().await.map_err(unready)?;
+        }
+        Ok((grpc, connection))
+    }
+
+    /// A request with the user's token.
+    fn request<T>(&self, message: T) -> Request<T> {
+        let mut request = Request::new(message);
+        if let Some(token) = self.shared.token.lock().clone() {
+            request.metadata_mut().insert("token", token);
+        }
+        request
+    }
+
+    fn failed(&self, member: &Member, status: &Status) -> EtcdError {
+        if status.code() == Code::Unauthenticated {
+            // It has expired, as after a restart of etcd: the next call logs in again.
+            *self.shared.token.lock() = None;
+        }
+        EtcdError::of_status(member.name(), status)
+    }
+
+    /// Bounds a call. If the member is at fault, the next call goes to the next one.
+    async fn bounded<T>(
+        &self,
+        index: usize,
+        call: impl Future<Output = Result<T, EtcdError>>,
+    ) -> Result<T, EtcdError> {
+        let member = self.member(index);
+        let result = match timeout(self.shared.timeout, call).await {
+            Ok(result) => result,
+            Err(_) => {
+                // A connection may be lost without a sign.
+                member.forget().await;
+                Err(EtcdError::TimedOut {
+                    member: member.name().to_owned(),
+                })
+            }
+        };
+        if result.as_ref().is_err_and(EtcdError::is_of_member) {
+            let next = (index + 1) % self.members().max(1);
+            let preferred = &self.shared.preferred;
+            let _ = preferred.compare_exchange(index, next, Ordering::Relaxed, Ordering::Relaxed);
+        }
+        result
+    }
+
+    fn member(&self, index: usize) -> &Member {
+        &self.shared.members[index % self.shared.members.len()]
+    }
+}
+
+fn seconds_of(seconds: i64) -> Duration {
+    Duration::from_secs(u64::try_from(seconds).unwrap_or(0))
+}
+
+impl fmt::Debug for Client {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Client")
+            .field("members", &self.shared.members)
+            .finish_non_exhaustive()
+    }
+}
+
+impl fmt::Debug for Settings {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Settings")
+            .field("members", &self.members)
+            .finish_non_exhaustive()
+    }
+}
+
+impl fmt::Debug for User {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("User")
+            .field("name", &self.name)
+            .finish_non_exhaustive()
+    }
+}
