@@ -188,7 +188,7 @@ impl Client {
                 }),
             }
         };
-        self.bounded(index, renewed).await
+        self.bounded(index, Box::pin(renewed)).await
     }
 
     /// The state of one member.
@@ -229,7 +229,7 @@ impl Client {
                 connection,
             ))
         };
-        self.bounded(index, watch).await
+        self.bounded(index, Box::pin(watch)).await
     }
 
     /// Calls the preferred member.
@@ -257,7 +257,8 @@ impl Client {
             self.unary(member, &mut grpc, path, self.request(request))
                 .await
         };
-        self.bounded(index, called).await
+        // Boxed, since the future of a call is large.
+        self.bounded(index, Box::pin(called)).await
     }
 
     async fn unary<Q, A>(

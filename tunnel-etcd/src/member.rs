@@ -132,7 +132,8 @@ impl Member {
         let open = current.take().filter(|open| !open.sender.is_closed());
         let connection = match open {
             Some(connection) => connection,
-            None => self.dial().await?,
+            // Boxed, since most calls find a connection.
+            None => Box::pin(self.dial()).await?,
         };
         *current = Some(connection.clone());
         let scheme = if self.url.is_tls { "https" } else { "http" };

@@ -29,7 +29,7 @@ use bytes::{Buf, Bytes, BytesMut};
 use parking_lot::Mutex;
 
 pub use self::{
-    accept::{AsProblem, Informational, serve},
+    accept::{AsProblem, ForwardNote, Informational, serve},
     body::{BodyError, RecvBody},
     head::{EncodedHead, HeadEncoder},
     open::{ExchangeError, Opened, exchange, open},
@@ -38,7 +38,7 @@ pub use self::{
 use crate::{
     bhttp::{DecodeError, Decoder, Event},
     close::CloseReason,
-    problem::Problem,
+    problem::{Hop, Problem},
     session::{
         Outstanding,
         acceptance::ACCEPTED,
@@ -57,6 +57,15 @@ pub(crate) const UNKNOWN: &str = "unknown";
 pub(crate) const PROBLEM: &str = ":problem";
 /// Pseudo-field with the failure's detail.
 pub(crate) const DETAIL: &str = ":detail";
+
+/// Pseudo-field of a request that one server node forwards to another: what the other has to know, as one text.
+pub(crate) const FORWARD: &str = ":forward";
+/// Pseudo-field of a failure that a server node names to another, with the value [`SERVER`].
+pub(crate) const HOP: &str = ":hop";
+/// The only value of [`HOP`].
+pub(crate) const SERVER: &str = "server";
+/// Pseudo-field of such a failure with the time after which a retry makes sense, in seconds.
+pub(crate) const RETRY_AFTER: &str = ":retry-after";
 
 /// Why reading from an exchange failed.
 #[derive(Debug)]
@@ -212,5 +221,11 @@ fn encode_problem(out: &mut BytesMut, problem: &Problem) {
     let detail = problem.wire_detail();
     if !detail.is_empty() {
         encode::field(out, DETAIL.as_bytes(), detail.as_bytes());
+    }
+    if problem.hop() == Hop::Server {
+        encode::field(out, HOP.as_bytes(), SERVER.as_bytes());
+        if let Some(after) = problem.retry_after_seconds() {
+            encode::field(out, RETRY_AFTER.as_bytes(), after.to_string().as_bytes());
+        }
     }
 }

@@ -52,8 +52,14 @@ pub struct InstanceSecret {
 
 /// Names an instance: the first 16 bytes of the SHA-256 of its secret's text, in lower-case hexadecimal
 /// digits. It is public: the secret cannot be computed from it.
-#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+#[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(try_from = "String", into = "String")]
 pub struct InstanceId(String);
+
+/// The text is not an instance id.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[error("an instance id is 32 lower-case hexadecimal digits")]
+pub struct BadInstanceId;
 
 /// The text is not an instance secret.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
@@ -84,11 +90,9 @@ impl InstanceSecret {
     /// # Errors
     /// When it is not 32 lower-case hexadecimal digits.
     pub fn parse(text: &str) -> Result<Self, BadInstanceSecret> {
-        let is_hex = |byte: u8| matches!(byte, b'0'..=b'9' | b'a'..=b'f');
-        if text.len() == 32 && text.bytes().all(is_hex) {
-            Ok(Self::new(text.to_owned()))
-        } else {
-            Err(BadInstanceSecret)
+        match is_hex(text) {
+            true => Ok(Self::new(text.to_owned())),
+            false => Err(BadInstanceSecret),
         }
     }
 
@@ -121,10 +125,34 @@ impl InstanceId {
     }
 }
 
+/// Reads the id of an instance, as another server node has written it.
+impl TryFrom<String> for InstanceId {
+    type Error = BadInstanceId;
+
+    fn try_from(text: String) -> Result<Self, BadInstanceId> {
+        match is_hex(&text) {
+            true => Ok(Self(text)),
+            false => Err(BadInstanceId),
+        }
+    }
+}
+
+impl From<InstanceId> for String {
+    fn from(id: InstanceId) -> Self {
+        id.0
+    }
+}
+
 impl std::fmt::Display for InstanceId {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.write_str(&self.0)
     }
+}
+
+/// Whether the text is 16 bytes in lower-case hexadecimal digits.
+fn is_hex(text: &str) -> bool {
+    let is_digit = |byte: u8| matches!(byte, b'0'..=b'9' | b'a'..=b'f');
+    text.len() == 32 && text.bytes().all(is_digit)
 }
 
 fn hex(bytes: [u8; 16]) -> String {

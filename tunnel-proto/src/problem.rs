@@ -116,6 +116,8 @@ reasons! {
     ServerLimit = "server_limit", SERVICE_UNAVAILABLE, "connection_limit_reached", Tunnel, "a limit of the whole server is reached";
     MemoryLimit = "memory_limit", SERVICE_UNAVAILABLE, "connection_limit_reached", Tunnel, "more received bytes are unread than the runtime, or the whole program, may hold; this exchange held the most";
     SessionLost = "session_lost", BAD_GATEWAY, "connection_terminated", Tunnel, "the session ended before the answer's head, and the request must not be sent again";
+    NotHeld = "not_held", SERVICE_UNAVAILABLE, "destination_unavailable", Tunnel, "the server node that the request was forwarded to has no session of the runtime any more; only between nodes";
+    PeerLost = "peer_lost", BAD_GATEWAY, "connection_terminated", Tunnel, "the server node that the request was forwarded to was lost before the answer's head, and the request must not be sent again";
     WireMalformed = "wire_malformed", BAD_GATEWAY, "http_protocol_error", Tunnel, "the other end of the session sent a message that cannot be read";
     InternalError = "internal_error", INTERNAL_SERVER_ERROR, "proxy_internal_error", Tunnel, "an internal error of the server or the client";
 
@@ -211,9 +213,21 @@ impl Problem {
     /// Value of `Retry-After`, if the answer has one.
     #[must_use]
     pub fn retry_after_value(&self) -> Option<HeaderValue> {
+        self.retry_after_seconds().map(HeaderValue::from)
+    }
+
+    /// The time after which a retry makes sense, in whole seconds.
+    pub(crate) fn retry_after_seconds(&self) -> Option<u64> {
         let after = self.retry_after?;
         let seconds = after.as_secs() + u64::from(after.subsec_nanos() > 0);
-        Some(HeaderValue::from(seconds.max(1)))
+        Some(seconds.max(1))
+    }
+
+    /// The problem as another program has met it.
+    #[must_use]
+    pub(crate) fn met_by(mut self, hop: Hop) -> Self {
+        self.hop = hop;
+        self
     }
 
     /// Value of `Proxy-Status` (RFC 9209): the hop, the error type and the detail.

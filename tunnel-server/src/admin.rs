@@ -11,6 +11,7 @@
 pub mod address;
 pub mod api;
 mod event_stream;
+pub mod nodes;
 pub mod view;
 
 use std::sync::Arc;
@@ -25,11 +26,16 @@ use self::api::Api;
 /// The content of `/api/v1/openapi.json`.
 pub const DESCRIPTION: &str = include_str!("admin/openapi.json");
 
-/// The routes of the admin listener. The server is ready until `shutdown` begins.
+/// The routes of the admin listener. The server is ready until `shutdown` begins, and not before it takes part in a shared
+/// directory.
 pub(crate) fn routes(api: Api, shutdown: Shutdown) -> AdminRoutes {
+    let registry = api.registry.clone();
     let ready = move || {
+        let nodes = registry.directory().nodes();
         if shutdown.is_requested() {
             Readiness::NotReady("the server is stopping".into())
+        } else if nodes.is_some_and(|nodes| !nodes.is_ready()) {
+            Readiness::NotReady("the server waits for the directory in etcd".into())
         } else {
             Readiness::Ready
         }

@@ -4,6 +4,7 @@
 //! names the limit. A [`Budget`] belongs to its runtime's slot in the registry, so that it outlives sessions and reloads.
 //! Without limits no lock is taken, and nothing here waits: shaping ([`shaper`]) only returns for how long to wait.
 
+pub(crate) mod pace;
 pub mod rate;
 pub mod shaper;
 pub mod sources;

@@ -4,6 +4,7 @@
 //! and closed networks: the holder of the CA's key can impersonate any server to every client that trusts the CA.
 
 mod complete;
+mod node;
 
 use std::fmt;
 use std::net::IpAddr;
@@ -14,7 +15,10 @@ use rcgen::{
     KeyUsagePurpose,
 };
 
-pub use self::complete::{Present, complete, unnamed};
+pub use self::{
+    complete::{Present, complete, unnamed},
+    node::NodeAuthority,
+};
 
 /// Longest validity of a certificate, in days: ten years.
 pub const MAX_DAYS: u32 = 3650;
@@ -103,8 +107,8 @@ impl fmt::Debug for Certificates {
 }
 
 /// The parameters of a development CA.
-fn authority(days: u32) -> Result<CertificateParams, CertsError> {
-    let mut params = params(&[], CA_NAME, days)?;
+fn authority(name: &str, days: u32) -> Result<CertificateParams, CertsError> {
+    let mut params = params(&[], name, days)?;
     params.is_ca = IsCa::Ca(BasicConstraints::Constrained(0));
     params.key_usages = vec![KeyUsagePurpose::KeyCertSign, KeyUsagePurpose::CrlSign];
     Ok(params)
@@ -118,11 +122,7 @@ fn server(
     ca: &Issuer<'_, KeyPair>,
 ) -> Result<String, CertsError> {
     let first = names.first().ok_or(CertsError::NoName)?;
-    let mut server = leaf(names, first, days, ExtendedKeyUsagePurpose::ServerAuth)?;
-    // Nodes of one server also authenticate to each other with this certificate.
-    server
-        .extended_key_usages
-        .push(ExtendedKeyUsagePurpose::ClientAuth);
+    let server = leaf(names, first, days, ExtendedKeyUsagePurpose::ServerAuth)?;
     Ok(server.signed_by(key, ca)?.pem())
 }
 

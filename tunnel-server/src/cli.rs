@@ -11,6 +11,7 @@ use tunnel_ops::config_value::PositiveDuration;
 
 use crate::admin::address::AdminUrl;
 use crate::config::Given;
+use crate::directory::NodeName;
 use crate::runtimes::{AccountName, HostName, Moment, NameError, RuntimeName};
 use crate::token::TokenId;
 
@@ -91,8 +92,13 @@ pub struct CertsArgs {
 
     /// Name the server is reached by: a host, a wildcard such as *.tunnels.localhost, or an IP
     /// address
-    #[arg(long = "name", value_name = "NAME", required = true)]
+    #[arg(long = "name", value_name = "NAME", required_unless_present = "peers")]
     pub names: Vec<String>,
+
+    /// Name of a server node among several: also, or only, write peer-NAME.pem with its key for --peer-cert, and
+    /// peer-ca.pem, with its key, for --peer-ca
+    #[arg(long = "peer", value_name = "NAME")]
+    pub peers: Vec<NodeName>,
 
     /// Days for which the certificates are valid
     #[arg(long, value_name = "DAYS", default_value_t = 365, value_parser = clap::value_parser!(u32).range(1..=i64::from(crate::certs::MAX_DAYS)))]

@@ -7,6 +7,7 @@
 mod credentials;
 pub mod effective;
 pub(crate) mod live;
+mod nodes;
 mod origin;
 mod settings;
 
@@ -24,9 +25,11 @@ use tunnel_ops::tls_files::{Identity, TlsFilesError};
 pub use self::credentials::{
     CertificateSettings, Credentials, HttpUrl, JwksSource, JwtSettings, PlatformSettings,
 };
+pub use self::nodes::{BadKeyPrefix, EtcdUrl, KeyPrefix, PeerLinks, SharedDirectory};
 pub use self::origin::Origin;
 pub use self::settings::{Given, Settings, Source, setting};
 use crate::budget::NodeLimits;
+use crate::peers::PeerIdentityError;
 use crate::runtimes::{HostName, RuntimeLimits, Runtimes, RuntimesError};
 
 /// The configuration of a server.
@@ -41,6 +44,8 @@ pub struct Config {
     pub public_tls: Option<Identity>,
     /// The runtimes that may connect, and the hosts of each.
     pub runtimes: Runtimes,
+    /// The directory that this server shares with other nodes; `None` if it stands alone. Default `None`.
+    pub shared_directory: Option<SharedDirectory>,
     /// How many sessions are sent a drain message per second when the server stops. Default 500, about the number of
     /// handshakes per second that another server can serve easily; no flag sets it.
     pub leaving_per_second: u32,
@@ -75,6 +80,9 @@ pub enum ConfigFault {
     /// A certificate or key file.
     #[error(transparent)]
     Tls(#[from] TlsFilesError),
+    /// The certificates of server nodes.
+    #[error(transparent)]
+    Peer(#[from] PeerIdentityError),
     /// The file of the admin token.
     #[error(transparent)]
     AdminToken(#[from] BearerFileError),
@@ -94,6 +102,7 @@ impl Config {
             tunnel_tls,
             public_tls: None,
             runtimes,
+            shared_directory: None,
             leaving_per_second: 500,
         }
     }
@@ -109,12 +118,14 @@ impl Config {
         if let Some(path) = &settings.admin_token_file {
             or_fault(&mut faults, BearerGuard::load(path));
         }
+        let shared_directory = nodes::check(source, &settings, &mut faults);
         check_listeners(source, &settings, &mut faults);
         check_proxies(source, &settings, &mut faults);
         check_grace(source, &settings, &mut faults);
         match (tunnel_tls, runtimes) {
             (Some(tunnel_tls), Some(runtimes)) if faults.is_empty() => Ok(Self {
                 public_tls,
+                shared_directory,
                 settings: settings.clone(),
                 ..Self::new(tunnel_tls, runtimes, settings.domain)
             }),
@@ -222,11 +233,16 @@ fn runtimes(settings: &Settings, faults: &mut Vec<ConfigFault>) -> Option<Runtim
 /// Rejects listeners with overlapping addresses: each would get some of the other's connections, or the second could not
 /// be bound.
 fn check_listeners(source: &Source, settings: &Settings, faults: &mut Vec<ConfigFault>) {
-    let listeners = [
+    let mut listeners = vec![
         (&setting::tunnel_listen, settings.tunnel_listen),
         (&setting::public_listen, settings.public_listen),
         (&setting::admin_listen, settings.admin_listen),
     ];
+    listeners.extend(
+        settings
+            .peer_listen
+            .map(|address| (&setting::peer_listen, address)),
+    );
     for (index, listener) in listeners.iter().enumerate() {
         for other in listeners.iter().skip(index + 1) {
             if listeners_overlap(listener.1, other.1) {

@@ -72,6 +72,9 @@ const GATED_TIMEOUT: Duration = Duration::from_secs(5);
 /// `Retry-After` of an instance whose runtime another instance holds.
 const HELD_RETRY: Duration = Duration::from_secs(10);
 
+/// `Retry-After` while the shared directory cannot be written: longer than an election of etcd.
+const DIRECTORY_RETRY: Duration = Duration::from_secs(2);
+
 /// `Retry-After` of a check for which there is no permit.
 const CHECK_RETRY: Duration = Duration::from_secs(30);
 
@@ -523,6 +526,7 @@ impl From<ClaimRefusal> for Refusal {
         let retry_after = match refusal {
             ClaimRefusal::Superseded { .. } | ClaimRefusal::Held { .. } => HELD_RETRY,
             ClaimRefusal::Contested { retry_after, .. } => retry_after,
+            ClaimRefusal::Unavailable => DIRECTORY_RETRY,
         };
         Self {
             reason: refusal.reason(),

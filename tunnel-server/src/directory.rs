@@ -6,25 +6,41 @@
 //!                           └─▶ registry: of two claims the later epoch counts, in whatever order they join
 //! ```
 //!
-//! The directory alone decides which instance holds a runtime. The claims live in memory, which is all that a single
-//! server node needs; the functions are async, so that several nodes can share one directory.
+//! The directory alone decides which instance holds a runtime. The claims of a single server node live in memory
+//! (`claims.rs`); several nodes share theirs in etcd (`shared.rs`). Both have one set of rules (`standing.rs`).
 //!
-//! Releasing a claim ([`ClaimGuard::leave`], dropping [`ClaimGuard`]) is not async, since it is done in `Drop`. A shared
-//! directory passes it to a task, which informs the other nodes and retries; the claims of a node that has failed end
-//! with a lease that the task renews. A late release is harmless: it names the claim's epoch and does not affect a later
-//! claim.
+//! Releasing a claim ([`ClaimGuard::leave`], dropping [`ClaimGuard`]) is not async, since it is done in `Drop`. The shared
+//! directory passes it to a task, which writes and retries; what a failed node has held is void when its key is gone. A
+//! late release is harmless: it names what it releases and does not affect a later claim.
 
 mod claims;
 mod contention;
+mod node;
+mod shared;
+mod standing;
 
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use tokio::time::Instant;
+use tunnel_etcd::Client;
+use tunnel_ops::task::Owned;
 use tunnel_proto::{handshake::InstanceId, refusal::RefusalReason};
 
 use self::claims::Claims;
-use crate::{lock::Mutex, runtimes::RuntimeLabel};
+pub(crate) use self::{
+    node::Incarnation,
+    shared::{Holder, Observer, Shared},
+};
+pub use self::{
+    node::{BadNodeName, NodeName},
+    shared::{DirectoryError, Node},
+};
+use crate::{
+    lock::Mutex,
+    metrics::Metrics,
+    runtimes::{RuntimeEntry, RuntimeLabel},
+};
 
 /// What happens when an instance claims a runtime that another one holds.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -77,23 +93,66 @@ pub enum ClaimRefusal {
         /// When the next takeover is possible.
         retry_after: Duration,
     },
+    /// The shared directory cannot be written, and another instance holds the runtime.
+    #[error("the directory of the server nodes cannot be reached, and takeovers wait for it")]
+    Unavailable,
 }
 
 /// All claims.
 #[derive(Debug, Default)]
 pub struct Directory {
-    claims: Arc<Mutex<Claims>>,
+    store: ClaimStore,
+}
+
+/// Where the claims are.
+#[derive(Clone)]
+enum ClaimStore {
+    Memory(Arc<Mutex<Claims>>),
+    Shared(Arc<Shared>),
 }
 
 /// Holds a claim until it is dropped. Several sessions of one instance hold one claim together.
 #[derive(Debug)]
 pub struct ClaimGuard {
-    claims: Arc<Mutex<Claims>>,
+    store: ClaimStore,
     runtime: RuntimeLabel,
     claim: Claim,
+    /// Names what this node holds, in the shared directory.
+    serial: u64,
 }
 
 impl Directory {
+    /// A directory that several nodes share. `random` tells this run of the node from others.
+    pub(crate) fn shared(
+        client: Client,
+        prefix: &str,
+        node: Node,
+        random: u64,
+        metrics: Arc<Metrics>,
+    ) -> Self {
+        let shared = Shared::new(client, prefix, node, random, metrics);
+        Self {
+            store: ClaimStore::Shared(shared),
+        }
+    }
+
+    /// What other nodes share with this one; `None` for a directory in memory.
+    pub(crate) fn nodes(&self) -> Option<&Arc<Shared>> {
+        match &self.store {
+            ClaimStore::Memory(_) => None,
+            ClaimStore::Shared(shared) => Some(shared),
+        }
+    }
+
+    /// Starts the tasks of a shared directory, which end when the result is dropped. `observer` hears of changes.
+    pub(crate) fn start(&self, observer: Weak<dyn Observer>) -> Vec<Owned<()>> {
+        let Some(shared) = self.nodes() else {
+            return Vec::new();
+        };
+        shared.observe(observer);
+        shared.start()
+    }
+
     /// Checks whether a claim would be granted now, without a change.
     ///
     /// # Errors
@@ -104,8 +163,14 @@ impl Directory {
         instance: &InstanceId,
         on_conflict: OnConflict,
     ) -> Result<(), ClaimRefusal> {
-        let claims = self.claims.lock();
-        claims.precheck(runtime, instance, on_conflict, Instant::now())
+        match &self.store {
+            ClaimStore::Memory(claims) => {
+                claims
+                    .lock()
+                    .precheck(runtime, instance, on_conflict, Instant::now())
+            }
+            ClaimStore::Shared(shared) => shared.precheck(runtime, instance, on_conflict),
+        }
     }
 
     /// Claims a runtime for an instance. If it holds the runtime already, it gets the existing claim.
@@ -114,32 +179,52 @@ impl Directory {
     /// As [`Directory::precheck`].
     pub async fn claim(
         &self,
-        runtime: &RuntimeLabel,
+        runtime: &Arc<RuntimeEntry>,
         instance: &InstanceId,
         on_conflict: OnConflict,
     ) -> Result<ClaimGuard, ClaimRefusal> {
-        let mut claims = self.claims.lock();
-        let claim = claims.claim(runtime, instance, on_conflict, Instant::now())?;
-        Ok(ClaimGuard {
-            claims: self.claims.clone(),
-            runtime: runtime.clone(),
-            claim,
-        })
+        match &self.store {
+            ClaimStore::Memory(claims) => {
+                let label = &runtime.label;
+                let claim = claims
+                    .lock()
+                    .claim(label, instance, on_conflict, Instant::now())?;
+                Ok(ClaimGuard {
+                    store: self.store.clone(),
+                    runtime: label.clone(),
+                    claim,
+                    serial: 0,
+                })
+            }
+            ClaimStore::Shared(shared) => shared.claim(runtime, instance, on_conflict).await,
+        }
     }
 
-    /// The number of held runtimes.
+    /// The claim of another instance that is newer than this one, if there is one. In memory there is none while the
+    /// claim's guard exists and its epoch is the newest that the registry has seen.
+    pub(crate) fn newer(&self, runtime: &RuntimeLabel, than: &Claim) -> Option<Claim> {
+        self.nodes()?.newer(runtime, than)
+    }
+
+    /// The number of runtimes that this node holds.
     #[must_use]
     pub fn len(&self) -> usize {
-        self.claims.lock().len()
+        match &self.store {
+            ClaimStore::Memory(claims) => claims.lock().len(),
+            ClaimStore::Shared(shared) => shared.len().0,
+        }
     }
 
     /// The current claim of a runtime.
     #[cfg(test)]
     pub(crate) fn current(&self, runtime: &RuntimeLabel) -> Option<Claim> {
-        self.claims.lock().current(runtime).cloned()
+        match &self.store {
+            ClaimStore::Memory(claims) => claims.lock().current(runtime).cloned(),
+            ClaimStore::Shared(shared) => shared.current(runtime.as_str()),
+        }
     }
 
-    /// Whether no runtime is held.
+    /// Whether this node holds no runtime.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.len() == 0
@@ -147,10 +232,21 @@ impl Directory {
 }
 
 impl ClaimGuard {
+    fn shared(shared: Arc<Shared>, runtime: RuntimeLabel, claim: Claim, serial: u64) -> Self {
+        Self {
+            store: ClaimStore::Shared(shared),
+            runtime,
+            claim,
+            serial,
+        }
+    }
+
     /// Records that the holder is leaving, so that the next instance does not supersede it.
     pub fn leave(&self) {
-        let mut claims = self.claims.lock();
-        claims.leave(&self.runtime, self.claim.epoch);
+        match &self.store {
+            ClaimStore::Memory(claims) => claims.lock().leave(&self.runtime, self.claim.epoch),
+            ClaimStore::Shared(shared) => shared.on_leave(&self.runtime, self.serial),
+        }
     }
 
     /// The claim.
@@ -162,8 +258,25 @@ impl ClaimGuard {
 
 impl Drop for ClaimGuard {
     fn drop(&mut self) {
-        let mut claims = self.claims.lock();
-        claims.release(&self.runtime, self.claim.epoch);
+        match &self.store {
+            ClaimStore::Memory(claims) => claims.lock().release(&self.runtime, self.claim.epoch),
+            ClaimStore::Shared(shared) => shared.on_release(&self.runtime, self.serial),
+        }
+    }
+}
+
+impl Default for ClaimStore {
+    fn default() -> Self {
+        Self::Memory(Arc::default())
+    }
+}
+
+impl std::fmt::Debug for ClaimStore {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(match self {
+            Self::Memory(_) => "Memory",
+            Self::Shared(_) => "Shared",
+        })
     }
 }
 
@@ -175,6 +288,7 @@ impl ClaimRefusal {
             Self::Held { .. } => RefusalReason::RuntimeHeld,
             Self::Superseded { .. } => RefusalReason::Superseded,
             Self::Contested { .. } => RefusalReason::RuntimeContested,
+            Self::Unavailable => RefusalReason::DirectoryUnavailable,
         }
     }
 }
@@ -184,6 +298,11 @@ impl Epoch {
     #[must_use]
     pub fn number(self) -> u64 {
         self.0
+    }
+
+    /// The epoch of this number, as another node has sent it.
+    pub(crate) fn from_number(number: u64) -> Self {
+        Self(number)
     }
 }
 

@@ -4,6 +4,9 @@
 //! with its first exchange and end with its tunnel: a [`RuntimeMetrics`] has their handles, and removes the series when its
 //! last holder is dropped.
 
+mod directory;
+mod peers;
+
 use std::{
     collections::HashMap,
     sync::{Arc, OnceLock, Weak},
@@ -20,6 +23,8 @@ use prometheus::{
 use tunnel_ops::metrics::{Families, Family};
 use tunnel_proto::problem::Problem;
 
+pub(crate) use self::peers::Forwarding;
+pub use self::{directory::DirectoryMetrics, peers::PeerMetrics};
 use crate::{
     auth::Authenticator,
     gauges::{GaugeFamilies, Gauges},
@@ -69,6 +74,10 @@ pub struct Metrics {
     pub access_log_lost: IntCounter,
     /// Runtimes that a newer instance took over.
     pub takeovers: IntCounter,
+    /// The directory that several nodes share.
+    pub directory: DirectoryMetrics,
+    /// The links to other nodes.
+    pub peers: PeerMetrics,
     runtimes: Mutex<HashMap<RuntimeLabel, Weak<RuntimeMetrics>>>,
 }
 
@@ -186,10 +195,9 @@ impl Metrics {
             configuration: Configuration::new(new)?,
             read: Read::new(new)?,
             access_log_lost: access_log_lost(new)?,
-            takeovers: new.counter(
-                "takeovers_total",
-                "Runtimes that a newer instance took over",
-            )?,
+            takeovers: takeovers(new)?,
+            directory: DirectoryMetrics::new(new)?,
+            peers: PeerMetrics::new(new)?,
             runtimes: Mutex::default(),
             families,
         });
@@ -393,6 +401,11 @@ impl Read {
             )?,
         })
     }
+}
+
+fn takeovers(new: &mut Families) -> prometheus::Result<IntCounter> {
+    let help = "Runtimes that a newer instance took over";
+    new.counter("takeovers_total", help)
 }
 
 fn access_log_lost(new: &mut Families) -> prometheus::Result<IntCounter> {

@@ -9,8 +9,8 @@ pub mod check;
 mod cookies;
 mod ends;
 mod exchange;
+mod forward;
 mod observe;
-mod pace;
 mod protocol;
 mod serve;
 mod upgraded;
@@ -42,6 +42,7 @@ use crate::{
     config::{Config, live::LiveConfig},
     lifecycle::Lifecycle,
     metrics::Metrics,
+    peers::Peers,
     router::Router,
 };
 
@@ -55,6 +56,8 @@ type Connection = tunnel_http::gateway::Connection<PublicListener>;
 pub(crate) struct PublicListener {
     pub(crate) config: Arc<LiveConfig>,
     pub(crate) router: Arc<Router>,
+    /// The links of this shard to other nodes; `None` if there are none.
+    pub(crate) peers: Option<Arc<Peers>>,
     pub(crate) metrics: Arc<Metrics>,
     pub(crate) access_log: AccessLog,
     pub(crate) lifecycle: Arc<Lifecycle>,

@@ -4,6 +4,8 @@
 //! of its tunnel only if it is still its own, so that a late one does not remove its successor's. Nothing here awaits
 //! under a lock.
 
+mod observer;
+
 use std::{
     collections::HashMap,
     sync::Arc,
@@ -24,16 +26,19 @@ use crate::{
     auth::Grant,
     budget::{Budget, NodeBudget, usage::Usage},
     config::Config,
-    directory::{ClaimGuard, ClaimRefusal, Directory, Epoch, OnConflict},
+    directory::{Claim, ClaimGuard, ClaimRefusal, Directory, Epoch, Observer, OnConflict},
     events::{Event, EventKind, Events},
     lock::{Mutex, RwLock},
     metrics::Metrics,
-    runtimes::{RuntimeEntry, RuntimeLabel},
+    runtimes::{RuntimeEntry, RuntimeLabel, RuntimeLimits},
     tunnel::{Directive, Member, Peer, Tunnel},
 };
 
 /// How long after its last session a runtime is expected to come back, so that requests wait for it.
 const RETURN_WINDOW: Duration = Duration::from_secs(60);
+
+/// How often a claim is made again because a later one has joined first.
+const CLAIM_ROUNDS: u32 = 16;
 
 /// All runtimes' tunnels on this node.
 pub struct Registry {
@@ -127,8 +132,14 @@ impl Registry {
     /// A registry without any tunnel.
     #[must_use]
     pub fn new(metrics: Arc<Metrics>, events: Arc<Events>) -> Arc<Self> {
+        Self::with(Directory::default(), metrics, events)
+    }
+
+    /// A registry without any tunnel, with the claims of this directory.
+    #[must_use]
+    pub fn with(directory: Directory, metrics: Arc<Metrics>, events: Arc<Events>) -> Arc<Self> {
         Arc::new(Self {
-            directory: Directory::default(),
+            directory,
             metrics,
             events,
             budget: Arc::default(),
@@ -174,6 +185,25 @@ impl Registry {
     #[must_use]
     pub fn slot(&self, label: &str) -> Option<Arc<Slot>> {
         self.slots.read().get(label).cloned()
+    }
+
+    /// The claims.
+    pub(crate) fn directory(&self) -> &Directory {
+        &self.directory
+    }
+
+    /// The slot of a runtime that only other nodes know, which is made if it is held anywhere or was.
+    pub(crate) fn slot_of_other(&self, label: &str) -> Option<Arc<Slot>> {
+        let (label, account, name) = self.directory.nodes()?.runtime(label)?;
+        let entry = Arc::new(RuntimeEntry {
+            account,
+            name,
+            label,
+            hosts: Vec::new(),
+            limits: RuntimeLimits::default(),
+            allow_from: None,
+        });
+        Some(slot_of(&self.budget, &mut self.slots.write(), &entry))
     }
 
     /// The number of runtimes that an instance holds.
@@ -248,11 +278,16 @@ impl Registry {
         precheck
     }
 
-    /// The instance that holds a runtime on this node, if one does.
+    /// The instance that holds a runtime, on this node or on another that shares the directory.
     #[must_use]
     pub fn holder(&self, runtime: &RuntimeLabel) -> Option<InstanceId> {
-        let tunnel = self.slot(runtime.as_str())?.tunnel()?;
-        Some(tunnel.claim().instance.clone())
+        let local = self.slot(runtime.as_str()).and_then(|slot| slot.tunnel());
+        if let Some(tunnel) = local {
+            return Some(tunnel.claim().instance.clone());
+        }
+        let nodes = self.directory.nodes()?;
+        nodes.holders(runtime.as_str())?;
+        Some(nodes.current(runtime.as_str())?.instance)
     }
 
     /// Adds an authenticated session to its runtime's tunnel. When another instance held the runtime,
@@ -272,8 +307,12 @@ impl Registry {
             allow_from,
             on_conflict,
         } = request;
+        let mut rounds = 0..CLAIM_ROUNDS;
         let (guard, slots, slot) = loop {
-            let claim = self.directory.claim(&runtime.label, instance, on_conflict);
+            if rounds.next().is_none() {
+                return Err(ClaimRefusal::Unavailable.into());
+            }
+            let claim = self.directory.claim(runtime, instance, on_conflict);
             let guard = claim.await?;
             // Locked until the tunnel is stored in the slot, so that `sweep` does not remove the slot in between.
             let mut slots = self.slots.write();
@@ -291,14 +330,7 @@ impl Registry {
             return Err(JoinRefusal::LabelTaken);
         }
         let mut state = slot.state.lock();
-        let (tunnel, is_takeover) = match &state.tunnel {
-            Some(present) if present.claim() == guard.claim() => (present.clone(), false),
-            _ => {
-                let metrics = self.metrics.runtime(&slot.label);
-                let tunnel = Tunnel::new(guard.claim().clone(), allow_from, metrics);
-                (Arc::new(tunnel), true)
-            }
-        };
+        let (tunnel, is_takeover) = self.tunnel_of(&slot, &state, guard.claim(), allow_from);
         session.account_to(slot.budget.memory());
         let added = tunnel.add(session.clone(), peer);
         let Some(member) = added else {
@@ -306,15 +338,17 @@ impl Registry {
             tunnel.suspect();
             return Err(JoinRefusal::TooMany);
         };
+        state.newest = Some(guard.claim().epoch);
         if is_takeover {
             slot.update(runtime);
-            state.newest = Some(guard.claim().epoch);
             state.online_since.get_or_insert_with(SystemTime::now);
         }
         let older = match is_takeover {
             true => state.tunnel.replace(tunnel.clone()),
             false => None,
         };
+        // Another node's claim may have superseded it before.
+        let older = older.filter(|older| !older.is_superseded());
         if let Some(older) = &older {
             let by = instance.clone();
             older.direct(Directive::Superseded { by });
@@ -326,6 +360,7 @@ impl Registry {
             self.events
                 .report(tunnel_event(&slot.label, older.as_deref()));
         }
+        self.check_newer(&slot.label, guard.claim());
         self.metrics.sessions.inc();
         slot.joined.notify_waiters();
         Ok(Membership {
@@ -338,6 +373,37 @@ impl Registry {
     }
 }
 
+impl Registry {
+    /// The tunnel that a session of this claim joins, and whether it is a new one. A newer claim of the instance that is
+    /// here changes nothing for its sessions.
+    fn tunnel_of(
+        &self,
+        slot: &Slot,
+        state: &State,
+        claim: &Claim,
+        allow_from: Option<Vec<IpNet>>,
+    ) -> (Arc<Tunnel>, bool) {
+        let present = state.tunnel.as_ref();
+        let is_own = |present: &&Arc<Tunnel>| {
+            present.claim().instance == claim.instance && !present.is_superseded()
+        };
+        if let Some(present) = present.filter(is_own) {
+            present.adopt(claim.epoch);
+            return (present.clone(), false);
+        }
+        let metrics = self.metrics.runtime(&slot.label);
+        let tunnel = Tunnel::new(claim.clone(), allow_from, metrics);
+        (Arc::new(tunnel), true)
+    }
+
+    /// Acts on a claim of another node that was made while a session joined, and so has not found it.
+    fn check_newer(&self, label: &RuntimeLabel, than: &Claim) {
+        if let Some(newer) = self.directory.newer(label, than) {
+            self.on_claim(label, &newer);
+        }
+    }
+}
+
 fn is_same_runtime(one: &RuntimeEntry, other: &RuntimeEntry) -> bool {
     (&one.account, &one.name) == (&other.account, &other.name)
 }
@@ -346,8 +412,9 @@ fn is_same_runtime(one: &RuntimeEntry, other: &RuntimeEntry) -> bool {
 fn tunnel_event(label: &RuntimeLabel, older: Option<&Tunnel>) -> Event {
     match older {
         Some(older) => {
-            let instance = &older.claim().instance;
-            Event::of(EventKind::Superseded, label).detail(format!("instance {instance}"))
+            let claim = older.claim();
+            let detail = format!("instance {}", claim.instance);
+            Event::of(EventKind::Superseded, label).detail(detail)
         }
         None => Event::of(EventKind::Online, label),
     }
@@ -430,41 +497,57 @@ impl Slot {
     }
 
     /// The tunnel and a session that takes exchanges, suspect or not.
-    fn last_resort(&self) -> Option<(Arc<Tunnel>, Session)> {
+    pub(crate) fn last_resort(&self) -> Option<(Arc<Tunnel>, Session)> {
         let tunnel = self.tunnel()?;
         let session = tunnel.last_resort()?;
         Some((tunnel, session))
     }
 
-    /// As [`Self::online`], but waits up to `wait` for a runtime that was online recently, or whose sessions are all
-    /// suspect. After that time it returns a suspect session, if there is one, since that may recover. `weight` is the
-    /// caller's memory in bytes while it waits, computed only then; it counts for the address of `usage`.
+    /// Waits up to `wait` for what `find` looks for, in a runtime that was online recently, or whose sessions are all
+    /// suspect: it is called whenever a session joins or recovers, or another node has come to hold the runtime. After that
+    /// time `last_resort` finds a suspect session, if there is one, since that may recover. `weight` is the caller's memory
+    /// in bytes while it waits, computed only then; it counts for the address of `usage`.
     ///
     /// # Errors
-    /// When too many requests wait already, or hold too much memory, and there is no suspect session.
-    pub async fn online_within(
+    /// When too many requests wait already, or hold too much memory, and there is no last resort.
+    pub(crate) async fn found_within<T>(
+        &self,
+        wait: Duration,
+        usage: Option<&Arc<Usage>>,
+        weight: impl FnOnce() -> usize,
+        find: impl Fn() -> Option<T>,
+        last_resort: impl Fn() -> Option<T>,
+    ) -> Result<Option<T>, Problem> {
+        let now = Instant::now();
+        if wait.is_zero() || self.state.lock().is_gone(now) {
+            return Ok(last_resort());
+        }
+        let _waiting = match self.budget.wait(weight(), usage) {
+            Ok(waiting) => waiting,
+            Err(full) => return last_resort().map(Some).ok_or(full),
+        };
+        loop {
+            let joined = self.joined.notified();
+            if let Some(found) = find() {
+                return Ok(Some(found));
+            }
+            if timeout_at(now + wait, joined).await.is_err() {
+                return Ok(last_resort());
+            }
+        }
+    }
+
+    /// Waits up to `wait` for a session of this node.
+    #[cfg(test)]
+    pub(crate) async fn online_within(
         &self,
         wait: Duration,
         usage: Option<&Arc<Usage>>,
         weight: impl FnOnce() -> usize,
     ) -> Result<Option<(Arc<Tunnel>, Session)>, Problem> {
-        let now = Instant::now();
-        if wait.is_zero() || self.state.lock().is_gone(now) {
-            return Ok(self.last_resort());
-        }
-        let _waiting = match self.budget.wait(weight(), usage) {
-            Ok(waiting) => waiting,
-            Err(full) => return self.last_resort().map(Some).ok_or(full),
-        };
-        loop {
-            let joined = self.joined.notified();
-            if let Some(online) = self.online() {
-                return Ok(Some(online));
-            }
-            if timeout_at(now + wait, joined).await.is_err() {
-                return Ok(self.last_resort());
-            }
-        }
+        let (find, last_resort) = (|| self.online(), || self.last_resort());
+        self.found_within(wait, usage, weight, find, last_resort)
+            .await
     }
 }
 

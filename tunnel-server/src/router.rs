@@ -2,7 +2,7 @@
 //!
 //! A host belongs to one runtime or to none; there is no fallback to another. The lookup uses the checked host, in the
 //! bytes that are forwarded. Listed runtimes are in a table that is replaced as a whole; a runtime that only a credential
-//! has named is found by its label in the registry.
+//! has named is found by its label in the registry, and one that only other nodes have held in the shared directory.
 
 use std::{
     collections::{HashMap, HashSet},
@@ -19,6 +19,7 @@ use tunnel_proto::{
 
 use crate::{
     budget::{Budget, usage::Usage},
+    peers::Forward,
     registry::{Registry, Slot},
     runtimes::{HostName, NameError, RuntimeEntry, RuntimeLabel, Runtimes},
     tunnel::Tunnel,
@@ -109,12 +110,22 @@ impl Router {
 
     fn unlisted(&self, host: &str) -> Option<Arc<Slot>> {
         let below = host.strip_suffix(self.domain.as_str())?;
-        self.registry.slot(below.strip_suffix('.')?)
+        let label = below.strip_suffix('.')?;
+        let known = self.registry.slot(label);
+        known.or_else(|| self.registry.slot_of_other(label))
     }
 }
 
 /// Runtimes to serve next, each with its host under the domain.
 pub(crate) struct NextHosts(Vec<(Arc<RuntimeEntry>, HostName)>);
+
+/// The way of one exchange.
+pub enum Way {
+    /// Through a session of this node.
+    Local(Arc<Tunnel>, Session),
+    /// Through another node.
+    Peer(Forward),
+}
 
 /// The route of one host to its runtime, which may be offline.
 pub struct Route {
@@ -140,28 +151,42 @@ impl Route {
         self.slot.as_ref().map(|slot| slot.budget())
     }
 
-    /// The session for the next exchange of a request. A request may need several; `waits_until`, initially `None`, is
-    /// kept for all of them, so that it waits for all together no longer than for one. `weight` is its memory in bytes
-    /// while it waits, computed only then; it counts for the address of `usage`.
+    /// The runtime's label; `None` if the host belongs to no runtime.
+    #[must_use]
+    pub fn label(&self) -> Option<&RuntimeLabel> {
+        self.slot.as_ref().map(|slot| slot.label())
+    }
+
+    /// The way of the next exchange of a request: a session of this node, or else one of another node that `elsewhere`
+    /// finds. A request may need several; `waits_until`, initially `None`, is kept for all of them, so that it waits for
+    /// all together no longer than for one. `weight` is its memory in bytes while it waits, computed only then; it counts
+    /// for the address of `usage`.
     ///
     /// # Errors
     /// When the host belongs to no runtime, the runtime has no live session and gets none in time, or too many requests
     /// wait, or hold too much memory.
-    pub async fn session(
+    pub async fn way(
         &self,
         waits_until: &mut Option<Instant>,
         usage: Option<&Arc<Usage>>,
         weight: impl FnOnce() -> usize,
-    ) -> Result<(Arc<Tunnel>, Session), Problem> {
+        elsewhere: impl Fn(&RuntimeLabel) -> Option<Forward>,
+    ) -> Result<Way, Problem> {
         let slot = self.slot()?;
-        if let Some(online) = slot.online() {
-            return Ok(online);
+        let local = |(tunnel, session)| Way::Local(tunnel, session);
+        let find = || {
+            let online = slot.online().map(local);
+            online.or_else(|| elsewhere(slot.label()).map(Way::Peer))
+        };
+        if let Some(found) = find() {
+            return Ok(found);
         }
         // Boxed, so that requests that need not wait do not reserve space for the state of waiting.
         let now = Instant::now();
         let until = *waits_until.get_or_insert_with(|| now + self.offline_wait);
         let left = until.saturating_duration_since(now);
-        let waiting = Box::pin(slot.online_within(left, usage, weight));
+        let last_resort = || slot.last_resort().map(local);
+        let waiting = Box::pin(slot.found_within(left, usage, weight, find, last_resort));
         waiting.await?.ok_or_else(|| {
             let detail = "the runtime's tunnel client is not connected";
             Problem::new(Hop::Server, Reason::RuntimeOffline, detail).retry_after(OFFLINE_RETRY)
@@ -188,7 +213,7 @@ mod tests {
         let (start, mut waits_until) = (Instant::now(), None);
         for _ in 0..3 {
             let problem = route
-                .session(&mut waits_until, None, || 0)
+                .way(&mut waits_until, None, || 0, |_| None)
                 .await
                 .err()
                 .unwrap();

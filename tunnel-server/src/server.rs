@@ -33,6 +33,7 @@ use crate::{
     admin,
     auth::AuthSetupError,
     config::{Config, effective::Effective},
+    directory::DirectoryError,
     events::{Event, EventKind},
     registry::Registry,
     runtimes::NameError,
@@ -83,6 +84,9 @@ pub enum RunError {
     /// A shard ended by a fault of ours.
     #[error("shard {0} has failed")]
     ShardFailed(usize),
+    /// The node cannot take part in the shared directory.
+    #[error(transparent)]
+    Directory(#[from] DirectoryError),
 }
 
 /// Where a server listens.
@@ -94,6 +98,8 @@ pub struct Addresses {
     pub public: SocketAddr,
     /// For the operator.
     pub admin: SocketAddr,
+    /// For other server nodes, if there are any.
+    pub peer: Option<SocketAddr>,
 }
 
 /// A server whose listeners are bound.
@@ -116,17 +122,31 @@ impl Server {
         let tunnel = listen("tunnel", config.settings.tunnel_listen, count)?;
         let public = listen("public", config.settings.public_listen, count)?;
         let admin = AdminListener::bind(config.settings.admin_listen).await?;
+        let peer = match (&config.shared_directory, config.settings.peer_listen) {
+            (Some(_), Some(address)) => Some(listen("peer", address, count)?),
+            _ => None,
+        };
+        let peer_address = peer.as_ref().map(|peer| peer.address);
         let addresses = Addresses {
             tunnel: tunnel.address,
             public: public.address,
             admin: admin.local_addr(),
+            peer: peer_address,
         };
-        let shards = tunnel
-            .sockets
-            .into_iter()
-            .zip(public.sockets)
-            .map(|(tunnel, public)| Sockets { tunnel, public })
-            .collect();
+        if let (Some(nodes), Some(address)) = (parts.registry.directory().nodes(), peer_address) {
+            nodes.set_peer_port(address.port());
+        }
+        let mut peer_sockets = peer
+            .map(|peer| peer.sockets)
+            .unwrap_or_default()
+            .into_iter();
+        let sockets = tunnel.sockets.into_iter().zip(public.sockets);
+        let sockets = sockets.map(|(tunnel, public)| Sockets {
+            tunnel,
+            public,
+            peer: peer_sockets.next(),
+        });
+        let shards = sockets.collect();
         // Weak, since the parts hold the registry that the gauges are in.
         let weak = Arc::downgrade(&parts);
         let count = move || weak.upgrade().map(|parts| parts.gauges());
@@ -171,17 +191,21 @@ impl Server {
             addresses,
         } = self;
         parts.threads.add(Handle::current());
-        let (tunnel, public) = (parts.tunnel_listener(), parts.public_listener());
+        let api = parts.admin_api(addresses.admin.ip().is_loopback());
+        let routes = admin::routes(api, shutdown.clone());
+        // The first to start and the last to stop: how the rest does so can be watched there.
+        let admin = Owned::spawn("admin", admin.serve(routes, std::future::pending()));
+        let registry = Arc::downgrade(&parts.registry);
+        let directory = parts.registry.directory().start(registry);
+        if !is_directory_ready(&parts.registry, &shutdown).await? {
+            return Ok(());
+        }
         let mut running = Vec::new();
-        for (number, sockets) in shards.into_iter().enumerate() {
-            let listeners = (tunnel.clone(), public.clone());
+        let listeners = parts.listeners(shards.len());
+        for (number, (listeners, sockets)) in listeners.into_iter().zip(shards).enumerate() {
             let shard = Shard::start(number, &parts.threads, listeners, sockets);
             running.push(shard.map_err(|error| RunError::Shard(number, error))?);
         }
-        let api = parts.admin_api(addresses.admin.ip().is_loopback());
-        let routes = admin::routes(api, shutdown.clone());
-        // The last to stop: how the rest stops can be watched there.
-        let admin = Owned::spawn("admin", admin.serve(routes, std::future::pending()));
         for (listener, address) in [
             ("tunnel", addresses.tunnel),
             ("public", addresses.public),
@@ -192,10 +216,13 @@ impl Server {
         // Keys behind a URL are there before the first client needs them.
         parts.authenticator.start();
         let housekeeping = Owned::spawn("housekeeping", sweep(parts.registry.clone()));
-        let failed = wait(&shutdown, &mut running).await;
+        let failed = wait(&parts.registry, &shutdown, &mut running).await;
         parts.events.report(Event::new(EventKind::Draining));
+        if let Some(nodes) = parts.registry.directory().nodes() {
+            nodes.leave();
+        }
         // From here on not ready, so that load balancers look elsewhere while all is still served.
-        if failed.is_none() {
+        if !matches!(failed, Some(RunError::ShardFailed(_))) {
             let config = parts.config.load_full();
             tokio::select! {
                 () = drain::drain(&parts.lifecycle, &config, &mut running) => {}
@@ -205,9 +232,14 @@ impl Server {
         drop(housekeeping);
         // What is left had its time: the shards' runtimes end with their tasks.
         drop(running);
+        // Before this node's key is removed, which they would write again.
+        drop(directory);
+        if let Some(nodes) = parts.registry.directory().nodes() {
+            nodes.depart().await;
+        }
         drop(admin);
         tracing::info!("stopped");
-        failed.map_or(Ok(()), |number| Err(RunError::ShardFailed(number)))
+        failed.map_or(Ok(()), Err)
     }
 }
 
@@ -231,12 +263,34 @@ async fn sweep(registry: Arc<Registry>) {
     }
 }
 
-/// Waits until a shutdown is requested, or until a shard has ended by itself, which is a fault; returns its number.
-async fn wait(shutdown: &Shutdown, running: &mut [Shard]) -> Option<usize> {
+/// Waits until the node takes part in a shared directory. Returns false if a shutdown is requested meanwhile.
+async fn is_directory_ready(registry: &Registry, shutdown: &Shutdown) -> Result<bool, RunError> {
+    let Some(nodes) = registry.directory().nodes() else {
+        return Ok(true);
+    };
+    tracing::info!(node = %nodes.node().name, "waiting for the directory in etcd");
+    tokio::select! {
+        ready = nodes.ready() => ready.map(|()| true).map_err(RunError::from),
+        () = shutdown.requested() => Ok(false),
+    }
+}
+
+/// Waits until a shutdown is requested, or until something has failed: a shard has ended by itself, or the node must not take part in the
+/// shared directory any more.
+async fn wait(registry: &Registry, shutdown: &Shutdown, running: &mut [Shard]) -> Option<RunError> {
     let shards = running.iter_mut().map(|shard| Box::pin(shard.ended()));
+    let failed = async {
+        match registry.directory().nodes() {
+            Some(nodes) => nodes.failed().await,
+            None => std::future::pending().await,
+        }
+    };
     tokio::select! {
         () = shutdown.requested() => None,
-        ((), number, _) = futures_util::future::select_all(shards) => Some(number),
+        ((), number, _) = futures_util::future::select_all(shards) => {
+            Some(RunError::ShardFailed(number))
+        }
+        error = failed => Some(error.into()),
     }
 }
 

@@ -8,6 +8,7 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
+use arc_swap::ArcSwap;
 use ipnet::IpNet;
 use parking_lot::Mutex;
 use tokio::sync::Notify;
@@ -15,11 +16,16 @@ use tunnel_proto::{
     control::RoutesSummary, handshake::InstanceId, limits, problem::Reason, session::Session,
 };
 
-use crate::{auth::Grant, directory::Claim, lock::Mutex as OrderedMutex, metrics::RuntimeMetrics};
+use crate::{
+    auth::Grant,
+    directory::{Claim, Epoch},
+    lock::Mutex as OrderedMutex,
+    metrics::RuntimeMetrics,
+};
 
 /// The sessions of one instance, and which of them takes the next exchange.
 pub struct Tunnel {
-    claim: Claim,
+    claim: ArcSwap<Claim>,
     members: OrderedMutex<Members>,
     /// Notified of each directive, and of each session that joins or recovers.
     changed: Notify,
@@ -124,7 +130,7 @@ impl Tunnel {
         metrics: Arc<RuntimeMetrics>,
     ) -> Self {
         Self {
-            claim,
+            claim: ArcSwap::from_pointee(claim),
             members: OrderedMutex::default(),
             changed: Notify::new(),
             allow_from,
@@ -135,8 +141,17 @@ impl Tunnel {
 
     /// The claim by which the instance holds the runtime.
     #[must_use]
-    pub fn claim(&self) -> &Claim {
-        &self.claim
+    pub fn claim(&self) -> Arc<Claim> {
+        self.claim.load_full()
+    }
+
+    /// The instance holds the runtime by a claim of this epoch from now on.
+    pub(crate) fn adopt(&self, epoch: Epoch) {
+        let claim = self.claim();
+        if claim.epoch < epoch {
+            let instance = claim.instance.clone();
+            self.claim.store(Arc::new(Claim { instance, epoch }));
+        }
     }
 
     /// Where the instance itself lets its runtime be reached from; `None` means from anywhere.
@@ -267,6 +282,13 @@ impl Tunnel {
         count
     }
 
+    /// Whether its sessions were told that a newer instance holds the runtime.
+    pub(crate) fn is_superseded(&self) -> bool {
+        let members = self.members.lock();
+        let mut given = members.directives.iter().flatten();
+        given.any(|(_, directive)| matches!(directive, Directive::Superseded { .. }))
+    }
+
     /// Resolves with the strongest directive to this member of at least this level.
     pub(crate) async fn directive(&self, member: &Member, level: usize) -> Directive {
         self.until(|members| {
@@ -322,7 +344,6 @@ mod tests {
     use tunnel_proto::handshake::InstanceSecret;
 
     use super::*;
-    use crate::directory::{Directory, OnConflict};
     use crate::metrics::Metrics;
     use crate::runtimes::RuntimeLabel;
 
@@ -349,12 +370,12 @@ mod tests {
     async fn tunnel() -> Tunnel {
         let label = RuntimeLabel::new(&"acme".parse().unwrap(), &"prod".parse().unwrap()).unwrap();
         let secret = InstanceSecret::from_random([1; 16]);
-        let instance = secret.id();
-        let held = Directory::default()
-            .claim(&label, instance, OnConflict::Supersede)
-            .await;
+        let claim = Claim {
+            instance: secret.id().clone(),
+            epoch: Epoch::from_number(1),
+        };
         let metrics = Metrics::new().unwrap().runtime(&label);
-        Tunnel::new(held.unwrap().claim().clone(), None, metrics)
+        Tunnel::new(claim, None, metrics)
     }
 
     fn now<T>(future: impl Future<Output = T>) -> Option<T> {

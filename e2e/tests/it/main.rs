@@ -24,6 +24,7 @@ mod life;
 mod lifecycle;
 mod memory;
 mod neighbour;
+mod nodes;
 mod pages;
 mod peers;
 mod revocation;

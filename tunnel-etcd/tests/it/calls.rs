@@ -139,7 +139,7 @@ async fn a_write_comes_through_soon_after_the_leader_is_lost() {
             }
         };
         timeout(SOON, written).await.unwrap();
-        println!("{signal:?}: written after {:?}", start.elapsed());
+        eprintln!("{signal:?}: written after {:?}", start.elapsed());
     }
 }
 

@@ -15,7 +15,7 @@ use http_body::Body;
 use parking_lot::Mutex;
 
 use super::{
-    BodyError, CONTENT, PROTOCOL, Protocol, RecvBody, SharedWire, Wire, encode_problem,
+    BodyError, CONTENT, FORWARD, PROTOCOL, Protocol, RecvBody, SharedWire, Wire, encode_problem,
     send::{SendError, Sender},
 };
 use crate::{
@@ -214,6 +214,7 @@ fn request(wire: &SharedWire, head: RequestHead) -> Result<Request<RecvBody>, Pr
         }
         None => None,
     };
+    let note = head.fields.pseudo(FORWARD).cloned();
     let body =
         RecvBody::new(wire, declared).map_err(|error: BodyError| error.problem(Hop::Client))?;
     let mut request = Request::new(body);
@@ -223,6 +224,9 @@ fn request(wire: &SharedWire, head: RequestHead) -> Result<Request<RecvBody>, Pr
     *request.headers_mut() = head.fields.map;
     if let Some(protocol) = protocol {
         request.extensions_mut().insert(protocol);
+    }
+    if let Some(note) = note {
+        request.extensions_mut().insert(ForwardNote(note));
     }
     Ok(request)
 }
@@ -241,6 +245,11 @@ fn encode_failure(mut head: BytesMut, problem: &Problem) -> BytesMut {
     encode::end_fields(&mut head);
     head
 }
+
+/// What a server node tells another one of a request that it forwards, in the request's extensions. A platform client
+/// cannot send it: names of fields do not begin with a colon.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ForwardNote(pub Bytes);
 
 /// Converts the failure of a message's body into a problem.
 pub trait AsProblem {

@@ -5,7 +5,7 @@
 use bytes::BytesMut;
 use http::{HeaderName, Method, Request, header};
 
-use super::{CONTENT, PROTOCOL, Protocol, UNKNOWN};
+use super::{CONTENT, FORWARD, PROTOCOL, Protocol, UNKNOWN};
 use crate::bhttp::encode;
 
 /// Room for a usual head, in bytes.
@@ -32,6 +32,8 @@ pub struct EncodedHead {
     declares_content: bool,
     /// The method is HEAD, so that the response has no content.
     pub(super) is_head: bool,
+    /// It is for another server node, which names its own failures.
+    pub(super) is_forwarded: bool,
 }
 
 impl HeadEncoder {
@@ -80,6 +82,7 @@ impl HeadEncoder {
             fields_at: self.fields_at,
             declares_content: self.declares_content,
             is_head: self.is_head,
+            is_forwarded: false,
         }
     }
 }
@@ -109,6 +112,25 @@ impl EncodedHead {
             head.field(name, value.as_bytes());
         }
         head.finish()
+    }
+
+    /// This head for another server node, with a note that it finds as [`ForwardNote`](super::ForwardNote). The note is
+    /// visible ASCII.
+    #[must_use]
+    pub fn forwarded(&self, note: &str) -> Self {
+        let (control, rest) = self.out.split_at(self.fields_at);
+        let mut out = BytesMut::with_capacity(self.out.len() + note.len() + FORWARD.len() + 8);
+        out.extend_from_slice(control);
+        encode::field(&mut out, FORWARD.as_bytes(), note.as_bytes());
+        let fields_at = out.len();
+        out.extend_from_slice(rest);
+        Self {
+            out,
+            fields_at,
+            declares_content: self.declares_content,
+            is_head: self.is_head,
+            is_forwarded: true,
+        }
     }
 
     /// Its length in memory.

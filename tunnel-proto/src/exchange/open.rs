@@ -6,6 +6,7 @@ use std::{
     pin::pin,
     sync::Arc,
     task::Poll,
+    time::Duration,
 };
 
 use bytes::Bytes;
@@ -15,7 +16,8 @@ use parking_lot::Mutex;
 use tokio::task::JoinSet;
 
 use super::{
-    AsProblem, BodyError, DETAIL, EncodedHead, PROBLEM, RecvBody, SharedWire, Wire, WireError,
+    AsProblem, BodyError, DETAIL, EncodedHead, HOP, PROBLEM, RETRY_AFTER, RecvBody, SharedWire,
+    Wire, WireError,
     send::{SendError, Sender},
 };
 use crate::{
@@ -147,7 +149,7 @@ impl Opened {
             outstanding.set_answered();
         }
         let response =
-            response(&wire, received, head.is_head).map_err(|problem| ExchangeError::Failed {
+            response(&wire, received, head).map_err(|problem| ExchangeError::Failed {
                 problem,
                 is_heard: true,
                 close: None,
@@ -279,24 +281,40 @@ fn lost(close: Option<CloseReason>) -> String {
     )
 }
 
+/// The failure that another node has met.
+fn of_node(problem: Problem, head: &ResponseHead) -> Problem {
+    let after = head.fields.pseudo(RETRY_AFTER);
+    let after = after.and_then(|after| std::str::from_utf8(after).ok()?.parse().ok());
+    let problem = problem.met_by(Hop::Server);
+    match after {
+        Some(seconds) => problem.retry_after(Duration::from_secs(seconds)),
+        None => problem,
+    }
+}
+
 fn response(
     wire: &SharedWire,
     head: ResponseHead,
-    is_head: bool,
+    request: &EncodedHead,
 ) -> Result<Response<RecvBody>, Problem> {
     if let Some(reason) = head.fields.pseudo(PROBLEM) {
         // This reads the message's end, so that the stream can be reused.
         drop(RecvBody::new(wire, None));
-        return Err(Problem::from_wire(
-            reason,
-            head.fields.pseudo(DETAIL).map(AsRef::as_ref),
-        ));
+        let detail = head.fields.pseudo(DETAIL).map(AsRef::as_ref);
+        let problem = Problem::from_wire(reason, detail);
+        // Only another node may speak as a server.
+        let is_of_node = request.is_forwarded && head.fields.pseudo(HOP).is_some();
+        return Err(match is_of_node {
+            true => of_node(problem, &head),
+            false => problem,
+        });
     }
     let declared = fields::content_length(&head.fields.map)
         .map_err(|error| Problem::new(Hop::Server, Reason::WireMalformed, error.to_string()))?;
     // RFC 9110 section 6.4.1: these have no content, whatever their fields say.
-    let is_empty =
-        is_head || head.status == StatusCode::NO_CONTENT || head.status == StatusCode::NOT_MODIFIED;
+    let is_empty = request.is_head
+        || head.status == StatusCode::NO_CONTENT
+        || head.status == StatusCode::NOT_MODIFIED;
     let body = RecvBody::new(wire, if is_empty { Some(0) } else { declared })
         .map_err(|error: BodyError| error.problem(Hop::Server))?;
     let mut response = Response::new(body);

@@ -12,6 +12,7 @@ use std::{
 use serde::{Deserialize, Serialize};
 use tunnel_proto::control::RouteSummary;
 
+use super::nodes::{self, NodeView};
 use crate::{
     auth::{
         Authenticator, CredentialKind,
@@ -53,6 +54,9 @@ pub struct ServerView {
     /// When the last reload was.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub last_reload: Option<Timestamp>,
+    /// The server nodes that share a directory, this one included; absent for a server that stands alone.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub nodes: Vec<NodeView>,
 }
 
 /// The configuration that is in force.
@@ -99,6 +103,9 @@ pub struct RuntimeView {
     /// The epoch of its claim, which grows whenever the holder changes.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub epoch: Option<u64>,
+    /// The other server nodes that have sessions of it; absent if there are none.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub other_nodes: Vec<String>,
     /// The credential that authenticated the tunnel client.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub credential: Option<CredentialView>,
@@ -290,6 +297,7 @@ pub(super) fn server_view(
         config_version: metrics.config_version(),
         last_reload_ok: last_reload.map(|reload| reload.is_good),
         last_reload: last_reload.map(|reload| reload.at.into()),
+        nodes: nodes::views(registry.directory()),
     }
 }
 
@@ -356,6 +364,7 @@ pub(super) fn runtime_view(
             .and_then(|slot| Some(slot.last_online()?.into())),
         instance: tunnel.map(|tunnel| tunnel.claim().instance.to_string()),
         epoch: tunnel.map(|tunnel| tunnel.claim().epoch.number()),
+        other_nodes: nodes::holders(registry.directory(), &entry.label),
         expires: credential
             .as_ref()
             .and_then(|credential| Some(credential.expires?.into())),
@@ -404,7 +413,8 @@ fn session_views(tunnel: Option<&Tunnel>, members: &[Member]) -> Vec<SessionView
     let Some(tunnel) = tunnel else {
         return Vec::new();
     };
-    let instance = tunnel.claim().instance.as_str();
+    let claim = tunnel.claim();
+    let instance = claim.instance.as_str();
     let views = members.iter().map(|member| session_view(instance, member));
     views.collect()
 }

@@ -159,7 +159,7 @@ struct Authority {
 
 impl Authority {
     fn of(present: &Present, days: u32) -> Result<Self, CertsError> {
-        let params = authority(days)?;
+        let params = authority(CA_NAME, days)?;
         let (pem, text, pair) = match (&present.ca_pem, &present.ca_key) {
             (Some(pem), None) => {
                 return Ok(Self {

@@ -6,7 +6,7 @@ use std::path::Path;
 
 use super::Failure;
 use super::atomic_file::{self, Existing};
-use crate::certs::{Certificates, Present, complete, unnamed};
+use crate::certs::{Certificates, NodeAuthority, Present, complete, unnamed};
 use crate::cli::CertsArgs;
 
 /// All users may read a certificate.
@@ -16,18 +16,90 @@ const CERTIFICATE_MODE: u32 = 0o644;
 const KEY_MODE: u32 = 0o600;
 
 pub(super) fn certs(args: &CertsArgs) -> Result<(), Failure> {
+    if !args.names.is_empty() {
+        of_listeners(args)?;
+    }
+    if !args.peers.is_empty() {
+        of_nodes(args)?;
+    }
+    Ok(())
+}
+
+/// Writes the certificates of server nodes, and their CA if there is none.
+fn of_nodes(args: &CertsArgs) -> Result<(), Failure> {
+    let (out, days) = (&args.out, args.days);
+    make_folder(out)?;
+    let present = match args.force {
+        true => (None, None),
+        false => (read(out, "peer-ca.pem")?, read(out, "peer-ca.key")?),
+    };
+    let authority = match &present {
+        (Some(pem), Some(key)) => NodeAuthority::load(pem, key, days),
+        (None, None) => NodeAuthority::generate(days),
+        _ => {
+            let problem = "of peer-ca.pem and peer-ca.key only one exists: put the other back, or replace all with --force";
+            return Err(Failure::configuration(problem));
+        }
+    };
+    let authority = authority.map_err(Failure::configuration)?;
+    let is_present = present.0.is_some();
+    write_or_keep(
+        args,
+        "peer-ca.pem",
+        is_present,
+        &authority.pem,
+        CERTIFICATE_MODE,
+    )?;
+    write_or_keep(args, "peer-ca.key", is_present, &authority.key, KEY_MODE)?;
+    for node in &args.peers {
+        let (cert, key) = (format!("peer-{node}.pem"), format!("peer-{node}.key"));
+        let is_present = !args.force && (out.join(&cert).exists() || out.join(&key).exists());
+        let (pem, text) = authority
+            .issue(node, days)
+            .map_err(Failure::configuration)?;
+        write_or_keep(args, &cert, is_present, &pem, CERTIFICATE_MODE)?;
+        write_or_keep(args, &key, is_present, &text, KEY_MODE)?;
+    }
+    Ok(())
+}
+
+fn write_or_keep(
+    args: &CertsArgs,
+    name: &str,
+    is_kept: bool,
+    text: &str,
+    mode: u32,
+) -> Result<(), Failure> {
+    let path = args.out.join(name);
+    if is_kept {
+        eprintln!("kept {}", path.display());
+        return Ok(());
+    }
+    let existing = match args.force {
+        true => Existing::Replace,
+        false => Existing::Keep,
+    };
+    write(&path, text, mode, existing)?;
+    eprintln!("wrote {}", path.display());
+    Ok(())
+}
+
+fn make_folder(out: &Path) -> Result<(), Failure> {
+    fs::create_dir_all(out).map_err(|error| {
+        let folder = out.display();
+        Failure::running(format_args!("cannot make the folder {folder}: {error}"))
+    })
+}
+
+/// Writes the certificates of the tunnel listener and of a tunnel client.
+fn of_listeners(args: &CertsArgs) -> Result<(), Failure> {
     let out = &args.out;
     let present = match args.force {
         true => Present::default(),
         false => read_present(out)?,
     };
     let made = complete(&present, &args.names, args.days).map_err(Failure::configuration)?;
-    fs::create_dir_all(out).map_err(|error| {
-        Failure::running(format_args!(
-            "cannot make the folder {}: {error}",
-            out.display()
-        ))
-    })?;
+    make_folder(out)?;
     let existing = match args.force {
         true => Existing::Replace,
         false => Existing::Keep,
@@ -89,19 +161,21 @@ fn files<'a>(present: &Present, made: &'a Certificates) -> [ToWrite<'a>; 6] {
     ]
 }
 
+fn read(out: &Path, name: &str) -> Result<Option<String>, Failure> {
+    let path = out.join(name);
+    match fs::read_to_string(&path) {
+        Ok(text) => Ok(Some(text)),
+        // A dangling link exists, too.
+        Err(error) if error.kind() == ErrorKind::NotFound && !path.is_symlink() => Ok(None),
+        Err(error) => Err(Failure::configuration(format_args!(
+            "{} exists and cannot be read: {error}",
+            path.display()
+        ))),
+    }
+}
+
 fn read_present(out: &Path) -> Result<Present, Failure> {
-    let read = |name: &str| {
-        let path = out.join(name);
-        match fs::read_to_string(&path) {
-            Ok(text) => Ok(Some(text)),
-            // A dangling link exists, too.
-            Err(error) if error.kind() == ErrorKind::NotFound && !path.is_symlink() => Ok(None),
-            Err(error) => Err(Failure::configuration(format_args!(
-                "{} exists and cannot be read: {error}",
-                path.display()
-            ))),
-        }
-    };
+    let read = |name: &str| read(out, name);
     Ok(Present {
         ca_pem: read("ca.pem")?,
         ca_key: read("ca.key")?,

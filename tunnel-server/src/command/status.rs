@@ -104,5 +104,11 @@ fn block(client: &AdminClient, view: &ServerView) -> String {
     };
     let version = view.config_version;
     row("configuration", format!("version {version}{reload}"));
+    for node in &view.nodes {
+        let zone = node.zone.as_ref().map(|zone| format!(", zone {zone}"));
+        let zone = zone.unwrap_or_default();
+        let (name, version, state) = (&node.name, &node.version, &node.state);
+        row("node", format!("{name}, {state}, version {version}{zone}"));
+    }
     table.to_string()
 }

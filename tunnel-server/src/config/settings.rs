@@ -16,8 +16,9 @@ use tunnel_ops::settings;
 use tunnel_ops::telemetry::{AccessLogTarget, LogFilter, LogFormat};
 
 use super::credentials::{HttpUrl, JwksSource};
+use super::nodes::{EtcdUrl, KeyPrefix};
 use super::origin::Origin;
-use crate::directory::OnConflict;
+use crate::directory::{NodeName, OnConflict};
 use crate::runtimes::HostName;
 
 /// The path of the configuration file, and the settings of flags and environment.
@@ -117,6 +118,38 @@ settings! {
         ping_interval: DurationFrom<100> = Duration::from_secs(15), "TIME", AtOnce;
         /// Exchanges open at once on one session
         max_exchanges: Count<1, 4096> = 1_024, "NUMBER", AtOnce;
+    }
+    "Several server nodes" {
+        /// Members of the etcd cluster in which server nodes share who holds which runtime; without it this server stands alone
+        ///
+        /// With several addresses, separated by commas, the next one is used when one fails
+        etcd: Vec<EtcdUrl> = Vec::new(), "URL", Restart;
+        /// CA certificates of the members, PEM
+        etcd_ca: PathBuf, else "those of the system", "FILE", Restart;
+        /// Certificate chain that this node shows to etcd, PEM
+        etcd_cert: PathBuf, else "", "FILE", Restart;
+        /// Key of --etcd-cert, PEM
+        etcd_key: PathBuf, else "", "FILE", Restart;
+        /// User of etcd
+        etcd_user: String, else "", "NAME", Restart;
+        /// File with the password of --etcd-user
+        etcd_password_file: PathBuf, else "required with --etcd-user", "FILE", Restart;
+        /// What the keys in etcd begin with; nodes with another prefix know nothing of each other
+        etcd_prefix: KeyPrefix = KeyPrefix::usual(), "PREFIX", Restart;
+        /// Name of this node, which no other node has
+        node: NodeName, else "required with --etcd", "NAME", Restart;
+        /// Zone of this node; a request is forwarded within its zone if it can be
+        zone: String, else "", "NAME", Restart;
+        /// Where other nodes connect, to forward requests to sessions of this one
+        peer_listen: ListenAddress, else "requests are not forwarded", "ADDRESS", Restart;
+        /// HOST:PORT by which other nodes reach --peer-listen
+        peer_advertise: String, else "that of --peer-listen", "HOST:PORT", Restart;
+        /// CA of the nodes' certificates, PEM; use it for nothing else
+        peer_ca: PathBuf, else "required with --peer-listen", "FILE", Restart;
+        /// Certificate of this node for the others, PEM; `tunnel-server certs --peer NAME` makes one
+        peer_cert: PathBuf, else "required with --peer-listen", "FILE", Restart;
+        /// Key of --peer-cert, PEM
+        peer_key: PathBuf, else "required with --peer-listen", "FILE", Restart;
     }
     "Requests" {
         /// Add Via to requests; nginx as an upstream compresses nothing for those that have it

@@ -435,3 +435,72 @@ fn keys_in_another_file_count_at_once() {
         );
     }
 }
+
+#[test]
+fn a_node_of_several_says_where_etcd_is_and_who_it_is() {
+    let folder = Folder::new();
+    let alone = folder.faults(&["--node=n1"]);
+    assert!(alone[0].contains("without --etcd"), "{alone:?}");
+    let unnamed = folder.faults(&["--etcd=http://127.0.0.1:2379"]);
+    assert!(unnamed[0].contains("node"), "{unnamed:?}");
+    let mixed = ["--etcd=http://a:1,https://b:1", "--node=n1"];
+    assert!(folder.faults(&mixed)[0].contains("http"), "{mixed:?}");
+    let user = ["--etcd=http://a:1", "--node=n1", "--etcd-user=me"];
+    assert!(folder.faults(&user)[0].contains("password"), "{user:?}");
+    let config = folder.check(&["--etcd=http://a:1,http://b:1", "--node=n1"]);
+    let shared = config.unwrap().shared_directory.unwrap();
+    assert_eq!(shared.etcd.members.len(), 2);
+    assert!(shared.links.is_none());
+    for prefix in ["tunnel/", "/tunnel", "/"] {
+        let parsed = prefix.parse::<KeyPrefix>();
+        assert!(parsed.is_err(), "{prefix}");
+    }
+}
+
+#[test]
+fn a_node_is_linked_with_a_certificate_of_its_own_name() {
+    let folder = Folder::new();
+    let authority = certs::NodeAuthority::generate(1).unwrap();
+    let (pem, key) = authority.issue(&"n1".parse().unwrap(), 1).unwrap();
+    let flag = |name: &str, file: &str, text: &str| {
+        format!("--{name}={}", folder.write(file, text).display())
+    };
+    let certificates = [
+        flag("peer-ca", "peer-ca.pem", &authority.pem),
+        flag("peer-cert", "peer.pem", &pem),
+        flag("peer-key", "peer.key", &key),
+    ];
+    let check = |node: &str, listen: &str| {
+        let node = format!("--node={node}");
+        let listen = format!("--peer-listen={listen}");
+        let mut flags = vec!["--etcd=http://a:1", &node, &listen];
+        flags.extend(certificates.iter().map(String::as_str));
+        folder.check(&flags)
+    };
+    let links = check("n1", "127.0.0.1:7400")
+        .unwrap()
+        .shared_directory
+        .unwrap()
+        .links;
+    assert_eq!(links.unwrap().advertised, "127.0.0.1:7400");
+    let other = check("n2", "127.0.0.1:7400").unwrap_err().to_string();
+    assert!(other.contains("that of the node n1"), "{other}");
+    let nowhere = check("n1", "0.0.0.0:7400").unwrap_err().to_string();
+    assert!(nowhere.contains("--peer-advertise"), "{nowhere}");
+    let bare = [
+        "--etcd=http://a:1",
+        "--node=n1",
+        "--peer-listen=127.0.0.1:7400",
+    ];
+    let lacking = folder.faults(&bare);
+    assert_eq!(lacking.len(), 3, "{lacking:?}");
+    let listener = folder.faults(&[
+        "--etcd=http://a:1",
+        "--node=n1",
+        "--peer-listen=127.0.0.1:7400",
+        &certificates[0],
+        &format!("--peer-cert={}", folder.path("server.pem").display()),
+        &format!("--peer-key={}", folder.path("server.key").display()),
+    ]);
+    assert!(listener[0].contains("names no node"), "{listener:?}");
+}

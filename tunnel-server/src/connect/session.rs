@@ -198,8 +198,10 @@ impl LiveSession {
                 let _ = self.session.send(Control::Revoked { detail });
                 CloseReason::Revoked
             }
+            JoinRefusal::Claim(ClaimRefusal::Unavailable) | JoinRefusal::TooMany => {
+                CloseReason::Overloaded
+            }
             JoinRefusal::Claim(_) => CloseReason::Conflict,
-            JoinRefusal::TooMany => CloseReason::Overloaded,
         }
     }
 

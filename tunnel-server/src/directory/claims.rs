@@ -3,16 +3,13 @@
 //! A claim exists while it has a holder, and is removed with its last one. A late release has an older epoch and changes
 //! nothing.
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::HashMap;
 
 use tokio::time::Instant;
 use tunnel_proto::handshake::InstanceId;
 
-use super::{Claim, ClaimRefusal, Epoch, OnConflict, contention::Contention};
+use super::{Claim, ClaimRefusal, Epoch, OnConflict, standing::Standing};
 use crate::runtimes::RuntimeLabel;
-
-/// How many superseded instances are stored per runtime: more than are connected at once in any rollout.
-const MAX_SUPERSEDED: usize = 16;
 
 /// The claim of each runtime that is held.
 #[derive(Debug, Default)]
@@ -23,15 +20,9 @@ pub(super) struct Claims {
 
 #[derive(Debug)]
 struct Entry {
-    claim: Claim,
+    standing: Standing,
     /// The number of guards of the claim: the sessions of its instance.
     holders: usize,
-    contention: Contention,
-    /// The holder is leaving: the next instance does not supersede it.
-    is_leaving: bool,
-    /// Instances that lost the runtime since it was last free, the latest last. They do not get it back before it is free
-    /// again, since one of their dials may have been on its way when they lost it.
-    superseded: VecDeque<InstanceId>,
 }
 
 impl Claims {
@@ -43,7 +34,7 @@ impl Claims {
         now: Instant,
     ) -> Result<(), ClaimRefusal> {
         match self.held.get(runtime) {
-            Some(entry) => entry.precheck(instance, on_conflict, now),
+            Some(entry) => entry.standing.precheck(instance, on_conflict, now),
             None => Ok(()),
         }
     }
@@ -57,46 +48,42 @@ impl Claims {
     ) -> Result<Claim, ClaimRefusal> {
         self.precheck(runtime, instance, on_conflict, now)?;
         if let Some(entry) = self.held.get_mut(runtime)
-            && entry.claim.instance == *instance
+            && entry.standing.claim.instance == *instance
         {
             entry.holders += 1;
-            entry.is_leaving = false;
-            return Ok(entry.claim.clone());
+            entry.standing.is_leaving = false;
+            return Ok(entry.standing.claim.clone());
         }
         self.last_epoch += 1;
         let claim = Claim {
             instance: instance.clone(),
             epoch: Epoch(self.last_epoch),
         };
-        match self.held.get_mut(runtime) {
-            Some(entry) => entry.replace_claim(claim.clone(), now),
-            None => {
-                let entry = Entry {
-                    claim: claim.clone(),
-                    holders: 1,
-                    contention: Contention::default(),
-                    is_leaving: false,
-                    superseded: VecDeque::new(),
-                };
-                self.held.insert(runtime.clone(), entry);
-            }
-        }
+        let standing = match self.held.get(runtime) {
+            Some(entry) => entry.standing.succeeded_by(claim.clone(), now),
+            None => Standing::new(claim.clone()),
+        };
+        let entry = Entry {
+            standing,
+            holders: 1,
+        };
+        self.held.insert(runtime.clone(), entry);
         Ok(claim)
     }
 
     /// Records that the holder is leaving. Does nothing if there is a newer claim.
     pub(super) fn leave(&mut self, runtime: &RuntimeLabel, epoch: Epoch) {
         if let Some(entry) = self.held.get_mut(runtime)
-            && entry.claim.epoch == epoch
+            && entry.standing.claim.epoch == epoch
         {
-            entry.is_leaving = true;
+            entry.standing.is_leaving = true;
         }
     }
 
     /// Removes one holder. Does nothing if there is a newer claim.
     pub(super) fn release(&mut self, runtime: &RuntimeLabel, epoch: Epoch) {
         if let Some(entry) = self.held.get_mut(runtime)
-            && entry.claim.epoch == epoch
+            && entry.standing.claim.epoch == epoch
         {
             entry.holders -= 1;
             if entry.holders == 0 {
@@ -107,57 +94,11 @@ impl Claims {
 
     #[cfg(test)]
     pub(super) fn current(&self, runtime: &RuntimeLabel) -> Option<&Claim> {
-        self.held.get(runtime).map(|entry| &entry.claim)
+        self.held.get(runtime).map(|entry| &entry.standing.claim)
     }
 
     pub(super) fn len(&self) -> usize {
         self.held.len()
-    }
-}
-
-impl Entry {
-    fn precheck(
-        &self,
-        instance: &InstanceId,
-        on_conflict: OnConflict,
-        now: Instant,
-    ) -> Result<(), ClaimRefusal> {
-        let holder = &self.claim.instance;
-        if holder == instance {
-            return Ok(());
-        }
-        if self.superseded.contains(instance) {
-            return Err(ClaimRefusal::Superseded { by: holder.clone() });
-        }
-        if self.is_leaving {
-            return Ok(());
-        }
-        if on_conflict == OnConflict::Reject {
-            return Err(ClaimRefusal::Held {
-                holder: holder.clone(),
-            });
-        }
-        let retry_after = self.contention.wait(now);
-        if retry_after.is_zero() {
-            return Ok(());
-        }
-        Err(ClaimRefusal::Contested {
-            holder: holder.clone(),
-            takeovers: self.contention.takeovers(now),
-            retry_after,
-        })
-    }
-
-    fn replace_claim(&mut self, claim: Claim, now: Instant) {
-        let older = std::mem::replace(&mut self.claim, claim);
-        if self.superseded.len() == MAX_SUPERSEDED {
-            self.superseded.pop_front();
-        }
-        self.superseded.push_back(older.instance);
-        self.holders = 1;
-        if !std::mem::take(&mut self.is_leaving) {
-            self.contention.on_takeover(now);
-        }
     }
 }
 

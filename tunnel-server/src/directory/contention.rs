@@ -17,13 +17,27 @@ const HOLD_OFF: (Duration, Duration) = (Duration::from_secs(2), Duration::from_s
 const CALM: Duration = Duration::from_secs(60);
 
 /// The takeovers of one runtime.
-#[derive(Debug, Clone, Copy, Default)]
+#[derive(Debug, Clone, Copy, Default, PartialEq)]
 pub(super) struct Contention {
     in_a_row: u32,
     last: Option<Instant>,
 }
 
 impl Contention {
+    /// So many takeovers in a row, of which the last one was at that time.
+    pub(super) fn of(in_a_row: u32, last: Instant) -> Self {
+        Self {
+            in_a_row,
+            last: (in_a_row > 0).then_some(last),
+        }
+    }
+
+    /// The takeovers in a row, and the time since the last one.
+    pub(super) fn parts(&self, now: Instant) -> (u32, Duration) {
+        let since = self.last.map(|last| now.saturating_duration_since(last));
+        (self.takeovers(now), since.unwrap_or_default())
+    }
+
     /// The number of takeovers in a row, as of now.
     pub(super) fn takeovers(&self, now: Instant) -> u32 {
         match self.last {

@@ -67,6 +67,14 @@ impl<T> Mutex<T> {
 }
 
 impl<T> RwLock<T> {
+    pub(crate) fn new(value: T) -> Self {
+        Self {
+            turn: checked::RwLock::default(),
+            after: AtomicBool::default(),
+            inner: parking_lot::RwLock::new(value),
+        }
+    }
+
     pub(crate) fn read(&self) -> ReadGuard<'_, T> {
         let turn = || self.turn.read().unwrap_or_else(PoisonError::into_inner);
         held(turn, &self.after, || self.inner.read())

@@ -6,7 +6,8 @@ use bytes::Bytes;
 use http::{HeaderMap, HeaderValue, Method, Response, StatusCode, header};
 use tunnel_proto::exchange::RecvBody;
 
-use super::{ends::SessionCarrier, observe::Observation, pace::Paced};
+use super::{ends::SessionCarrier, observe::Observation};
+use crate::budget::pace::Paced;
 use crate::config::Origin;
 
 /// The content of a response: what a session carries, or the server's own.

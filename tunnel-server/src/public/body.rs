@@ -11,7 +11,8 @@ use http_body::{Body, Frame, SizeHint};
 use tunnel_http::listener_body::{ListenerBody, ReceivedContent};
 use tunnel_proto::problem::Problem;
 
-use super::{observe::Upload, pace::Paced};
+use super::observe::Upload;
+use crate::budget::pace::Paced;
 
 /// The content of a platform client's request.
 pub(super) struct RequestBody {

@@ -60,7 +60,7 @@ mod tests {
     };
 
     use super::*;
-    use crate::{budget::shaper::Shaper, public::pace::Paced};
+    use crate::budget::{pace::Paced, shaper::Shaper};
 
     /// The frames of a body, and its end; without one the body stays open.
     struct Scripted {

@@ -5,7 +5,7 @@
 //! has become suspect, as soon as there is another one. A request whose body has begun cannot be sent twice; one of which
 //! nothing has been sent can always use another session.
 
-use std::{future::pending, time::Duration};
+use std::{future::pending, sync::Arc, time::Duration};
 
 use http::{HeaderMap, Method, Response, StatusCode, Version};
 use http_body::Body;
@@ -22,11 +22,14 @@ use tunnel_proto::{
 };
 
 use super::{
-    Connection, STREAM_WINDOW_BYTES, body::RequestBody, cookies, observe::Observation, pace::Paced,
+    Connection, STREAM_WINDOW_BYTES, body::RequestBody, cookies, forward, observe::Observation,
 };
 use crate::{
-    budget::{sources, waiting},
-    router::Route,
+    budget::{pace::Paced, sources, waiting},
+    metrics::RuntimeMetrics,
+    peers::Tried,
+    router::{Route, Way},
+    runtimes::RuntimeLabel,
     tunnel::Tunnel,
 };
 
@@ -68,10 +71,10 @@ pub(super) struct ForwardedExchange {
 }
 
 /// Why a request was not forwarded.
-struct Failure {
-    problem: Problem,
+pub(super) struct Failure {
+    pub(super) problem: Problem,
     /// The session has ended before anything of the response was received; the tunnel client may have had the request.
-    is_unheard: bool,
+    pub(super) is_unheard: bool,
 }
 
 impl RoutedRequest {
@@ -110,6 +113,16 @@ impl Attempts {
     }
 }
 
+/// Why one attempt to forward a request has failed.
+pub(super) enum AttemptError {
+    /// Nothing was sent that any tunnel client has got, so that any request can go another way.
+    NotSent(Problem),
+    /// Nothing was sent, and another way is no help.
+    Refused(Problem),
+    /// It was sent, at least in part.
+    Sent(Failure),
+}
+
 /// Forwards a request, whose outgoing head is given, to its runtime. `incoming` is its body, if it has one.
 ///
 /// # Errors
@@ -122,69 +135,106 @@ pub(super) async fn forward(
     observation: &mut Observation,
 ) -> Result<ForwardedExchange, Problem> {
     let mut attempts = Attempts::new(routed.is_upgrade || incoming.is_none());
+    let mut content = Content {
+        incoming,
+        prepared: None,
+    };
     // The problem of a lost session, reported if there is no other session.
     let mut lost: Option<Problem> = None;
     let mut waits_until = None;
+    let mut tried = Tried::default();
     loop {
-        let weight = || waiting_weight(connection, head, incoming.as_ref());
+        let weight = || waiting_weight(connection, head, content.incoming.as_ref());
         let usage = connection.peer.as_ref();
-        let (tunnel, session) = match routed.route.session(&mut waits_until, usage, weight).await {
-            Ok(found) => found,
+        let peers = connection.gateway.peers.as_ref();
+        let other = |label: &RuntimeLabel| peers?.choose(label, &tried);
+        let way = routed.route.way(&mut waits_until, usage, weight, other);
+        let attempt = match way.await {
+            Ok(Way::Local(tunnel, session)) => {
+                // The list belongs to the tunnel, which may be another one after waiting.
+                if waits_until.is_some()
+                    && let Some(budget) = routed.route.budget()
+                {
+                    budget.admit(connection.origin.address)?;
+                }
+                let may_repeat = attempts.may_repeat && routed.may_repeat();
+                let way = (tunnel, session, may_repeat);
+                send(connection, routed, head, &mut content, observation, way).await
+            }
+            Ok(Way::Peer(peer)) => {
+                tried.add(peer.holder.clone());
+                // Boxed, so that requests of this node do not reserve space for it.
+                let sent = forward::send(connection, routed, head, &mut content, observation, peer);
+                Box::pin(sent).await
+            }
             Err(problem) => return Err(lost.unwrap_or(problem)),
         };
-        // The list belongs to the tunnel, which may be another one after waiting.
-        if waits_until.is_some()
-            && let Some(budget) = routed.route.budget()
-        {
-            budget.admit(connection.origin.address)?;
-        }
-        if let Some(networks) = tunnel.allow_from() {
-            sources::admit(networks, connection.origin.address)?;
-        }
-        let opened = tokio::select! {
-            biased;
-            opened = open(&session) => opened,
-            // The session has become suspect while the exchange waits to be opened.
-            () = elsewhere(&tunnel, &session, true) => Err(OpenError::Closed),
-        };
-        let opened = match opened {
-            Ok(opened) => opened,
-            // Nothing has been sent, so that any request can use another session.
-            Err(OpenError::Closed) if attempts.on_not_opened() => continue,
-            Err(error) => return Err(lost.unwrap_or_else(|| not_opened(error))),
-        };
-        let (body, upload, mut informational) =
-            request_body(connection, routed, incoming.take(), &tunnel, observation);
-        let tunnel = observation.on_routed(tunnel);
-        let on_informational = move |status: StatusCode, mut headers: HeaderMap| {
-            cookies::keep_apart(&connection.gateway, &mut headers);
-            informational.push(status, &headers);
-        };
-        let elsewhere = elsewhere(tunnel, &session, attempts.may_repeat && routed.may_repeat());
-        let response = opened.carry(head, body, on_informational, elsewhere);
-        let failure = match response.await {
-            Ok(response) => {
-                return Ok(ForwardedExchange {
-                    response,
-                    upload,
-                    session,
-                });
+        match attempt {
+            Ok(exchange) => return Ok(exchange),
+            Err(AttemptError::NotSent(_)) if attempts.on_not_opened() => {}
+            Err(AttemptError::NotSent(problem) | AttemptError::Refused(problem)) => {
+                return Err(lost.unwrap_or(problem));
             }
-            Err(error) => failure(error),
-        };
-        if !attempts.on_lost() || !failure.is_unheard || !routed.may_repeat() {
-            return Err(failure.problem);
+            Err(AttemptError::Sent(failure)) => {
+                if !attempts.on_lost() || !failure.is_unheard || !routed.may_repeat() {
+                    return Err(failure.problem);
+                }
+                lost = Some(failure.problem);
+            }
         }
-        lost = Some(failure.problem);
+    }
+}
+
+/// Sends a request through a session of this node.
+async fn send(
+    connection: &Connection,
+    routed: &RoutedRequest,
+    head: &EncodedHead,
+    content: &mut Content<'_>,
+    observation: &mut Observation,
+    (tunnel, session, may_repeat): (Arc<Tunnel>, Session, bool),
+) -> Result<ForwardedExchange, AttemptError> {
+    if let Some(networks) = tunnel.allow_from() {
+        sources::admit(networks, connection.origin.address).map_err(AttemptError::Refused)?;
+    }
+    let opened = tokio::select! {
+        biased;
+        opened = open(&session) => opened,
+        // The session has become suspect while the exchange waits to be opened.
+        () = elsewhere(Some(&tunnel), &session, true) => Err(OpenError::Closed),
+    };
+    let opened = opened.map_err(|error| match error {
+        OpenError::Closed => AttemptError::NotSent(not_opened(error)),
+        OpenError::TooMany => AttemptError::Refused(not_opened(error)),
+    })?;
+    let Prepared {
+        body,
+        upload,
+        mut informational,
+    } = content.prepare(connection, routed, &tunnel.metrics, observation);
+    observation.on_routed(tunnel);
+    let on_informational = move |status: StatusCode, mut headers: HeaderMap| {
+        cookies::keep_apart(&connection.gateway, &mut headers);
+        informational.push(status, &headers);
+    };
+    let elsewhere = elsewhere(observation.tunnel(), &session, may_repeat);
+    let response = opened.carry(head, body, on_informational, elsewhere);
+    match response.await {
+        Ok(response) => Ok(ForwardedExchange {
+            response,
+            upload,
+            session,
+        }),
+        Err(error) => Err(AttemptError::Sent(failure(error))),
     }
 }
 
 /// Resolves when the session is suspect and another one can have the request; never if it may not be sent twice.
 /// Boxed when it is first polled, which few requests see.
-async fn elsewhere(tunnel: &Tunnel, session: &Session, may_repeat: bool) {
-    match may_repeat {
-        true => Box::pin(tunnel.better_than(session)).await,
-        false => pending().await,
+async fn elsewhere(tunnel: Option<&Tunnel>, session: &Session, may_repeat: bool) {
+    match tunnel.filter(|_| may_repeat) {
+        Some(tunnel) => Box::pin(tunnel.better_than(session)).await,
+        None => pending().await,
     }
 }
 
@@ -211,46 +261,88 @@ fn waiting_weight(
     waiting::weight(head.bytes(), content as usize)
 }
 
-/// The body to send, and the receivers of an upgraded connection's bytes and of informational heads.
-fn request_body(
-    connection: &Connection,
-    routed: &RoutedRequest,
-    incoming: Option<ReceivedBody>,
-    tunnel: &Tunnel,
-    observation: &mut Observation,
-) -> (RequestBody, Option<UpgradeSender>, ListenerInformational) {
-    let config = || connection.gateway.config();
-    // Over HTTP/1 the connection's guard has the timer. The response to a gRPC call may begin at any time,
-    // or never: budgets and the shares of addresses limit how many are open.
-    let has_idle_limit = connection.is_http2() && !routed.is_grpc;
-    let options = BodyOptions {
-        hop: Hop::Server,
-        guard: connection.guard(),
-        version: routed.version,
-        expect_wait: routed
-            .expects_continue
-            .then(|| config().settings.expect_wait),
-        idle: has_idle_limit.then(|| config().settings.body_idle_timeout),
-    };
-    let counter = || tunnel.metrics.traffic().bytes_in.clone();
-    if routed.is_upgrade {
-        let (body, sender, informational) = ListenerBody::upgrade(&options);
-        let upload = Some(observation.on_upload(counter()));
-        return (RequestBody { body, upload }, Some(sender), informational);
-    }
-    let Some(incoming) = incoming else {
-        let (body, informational) = ListenerBody::empty(&options);
-        let body = RequestBody { body, upload: None };
-        return (body, None, informational);
-    };
-    let shaper = observation.upload_shaper();
-    let paced = |content| Paced::new(content, shaper);
-    let (body, informational) = ListenerBody::received(incoming, &options, paced);
-    let upload = Some(observation.on_upload(counter()));
-    (RequestBody { body, upload }, None, informational)
+/// The content of a request, until it is sent.
+pub(super) struct Content<'a> {
+    /// As it is received; `None` if there is none, or it was prepared.
+    incoming: &'a mut Option<ReceivedBody>,
+    /// What another node did not take.
+    pub(super) prepared: Option<Prepared>,
 }
 
-fn failure(error: ExchangeError<Problem>) -> Failure {
+/// The body to send, and the receivers of an upgraded connection's bytes and of informational heads.
+pub(super) struct Prepared {
+    pub(super) body: RequestBody,
+    pub(super) upload: Option<UpgradeSender>,
+    pub(super) informational: ListenerInformational,
+}
+
+impl Content<'_> {
+    /// Whether there is content that was received as such.
+    pub(super) fn is_received(&self) -> bool {
+        self.incoming.is_some() || self.prepared.is_some()
+    }
+
+    /// What is to be sent. `runtime` has the counter of its bytes.
+    pub(super) fn prepare(
+        &mut self,
+        connection: &Connection,
+        routed: &RoutedRequest,
+        runtime: &RuntimeMetrics,
+        observation: &mut Observation,
+    ) -> Prepared {
+        if let Some(prepared) = self.prepared.take() {
+            return prepared;
+        }
+        let config = || connection.gateway.config();
+        // Over HTTP/1 the connection's guard has the timer. The response to a gRPC call may begin at any time,
+        // or never: budgets and the shares of addresses limit how many are open.
+        let has_idle_limit = connection.is_http2() && !routed.is_grpc;
+        let options = BodyOptions {
+            hop: Hop::Server,
+            guard: connection.guard(),
+            version: routed.version,
+            expect_wait: routed
+                .expects_continue
+                .then(|| config().settings.expect_wait),
+            idle: has_idle_limit.then(|| config().settings.body_idle_timeout),
+        };
+        let counter = || runtime.traffic().bytes_in.clone();
+        if routed.is_upgrade {
+            let (body, sender, informational) = ListenerBody::upgrade(&options);
+            let counted = Some(observation.on_upload(counter()));
+            return Prepared {
+                body: RequestBody {
+                    body,
+                    upload: counted,
+                },
+                upload: Some(sender),
+                informational,
+            };
+        }
+        let Some(incoming) = self.incoming.take() else {
+            let (body, informational) = ListenerBody::empty(&options);
+            return Prepared {
+                body: RequestBody { body, upload: None },
+                upload: None,
+                informational,
+            };
+        };
+        let shaper = observation.upload_shaper();
+        let paced = |content| Paced::new(content, shaper);
+        let (body, informational) = ListenerBody::received(incoming, &options, paced);
+        let counted = Some(observation.on_upload(counter()));
+        Prepared {
+            body: RequestBody {
+                body,
+                upload: counted,
+            },
+            upload: None,
+            informational,
+        }
+    }
+}
+
+pub(super) fn failure(error: ExchangeError<Problem>) -> Failure {
     let (problem, is_unheard) = match error {
         ExchangeError::NotOpened(error) => (not_opened(error), false),
         ExchangeError::RequestBody(problem) => (problem, false),
@@ -267,7 +359,7 @@ fn failure(error: ExchangeError<Problem>) -> Failure {
     }
 }
 
-fn not_opened(error: OpenError) -> Problem {
+pub(super) fn not_opened(error: OpenError) -> Problem {
     let problem = |reason, detail| Problem::new(Hop::Server, reason, detail);
     match error {
         OpenError::TooMany => {

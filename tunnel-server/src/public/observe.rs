@@ -15,7 +15,8 @@ use tunnel_proto::{
 
 use crate::{
     budget::{Permit, shaper::Shaper},
-    metrics::Metrics,
+    metrics::{Metrics, RuntimeMetrics},
+    runtimes::RuntimeLabel,
     tunnel::Tunnel,
 };
 
@@ -23,12 +24,29 @@ use crate::{
 pub(crate) struct Observation {
     metrics: Arc<Metrics>,
     record: ExchangeRecord,
-    /// The tunnel through which it is forwarded; `None` before that.
-    tunnel: Option<Arc<Tunnel>>,
+    /// Through what it is forwarded; `None` before that.
+    carrier: Option<ObservedCarrier>,
     /// The runtime's permit for it; `None` before it has one, and after it has failed.
     permit: Option<Permit>,
     /// What is sent of the request's content, if it has any.
     upload: Option<Arc<Upload>>,
+}
+
+/// What an exchange is forwarded through.
+enum ObservedCarrier {
+    /// A tunnel of this node.
+    Tunnel(Arc<Tunnel>),
+    /// Another node; the series are those of the runtime at this one.
+    Node(Arc<RuntimeMetrics>),
+}
+
+impl ObservedCarrier {
+    fn runtime(&self) -> &RuntimeMetrics {
+        match self {
+            Self::Tunnel(tunnel) => &tunnel.metrics,
+            Self::Node(runtime) => runtime,
+        }
+    }
 }
 
 /// What is sent of a request's content, or of an upgraded connection's bytes.
@@ -53,7 +71,7 @@ impl Observation {
         Self {
             metrics,
             record: ExchangeRecord::begin(),
-            tunnel: None,
+            carrier: None,
             permit: None,
             upload: None,
         }
@@ -99,17 +117,38 @@ impl Observation {
     }
 
     /// The exchange is about to be sent through this tunnel.
-    pub(super) fn on_routed(&mut self, tunnel: Arc<Tunnel>) -> &Tunnel {
-        tunnel.metrics.traffic().open.inc();
-        match &self.tunnel {
+    pub(super) fn on_routed(&mut self, tunnel: Arc<Tunnel>) {
+        self.on_carrier(ObservedCarrier::Tunnel(tunnel));
+    }
+
+    /// The tunnel through which it was sent last.
+    pub(super) fn tunnel(&self) -> Option<&Tunnel> {
+        match &self.carrier {
+            Some(ObservedCarrier::Tunnel(tunnel)) => Some(tunnel),
+            _ => None,
+        }
+    }
+
+    /// The exchange is about to be sent to another node that holds the runtime with these series.
+    pub(super) fn on_forwarded(&mut self, runtime: Arc<RuntimeMetrics>) {
+        self.on_carrier(ObservedCarrier::Node(runtime));
+    }
+
+    fn on_carrier(&mut self, carrier: ObservedCarrier) {
+        carrier.runtime().traffic().open.inc();
+        match self.carrier.replace(carrier) {
             // Sent once more.
-            Some(before) => before.metrics.traffic().open.dec(),
+            Some(before) => before.runtime().traffic().open.dec(),
             None => {
                 let own_duration = self.record.elapsed().as_secs_f64();
                 self.metrics.own_duration.observe(own_duration);
             }
         }
-        self.tunnel.insert(tunnel)
+    }
+
+    /// The series of a runtime that another node holds.
+    pub(super) fn runtime_elsewhere(&self, label: &RuntimeLabel) -> Arc<RuntimeMetrics> {
+        self.metrics.runtime(label)
     }
 
     /// The answer's status is known.
@@ -122,7 +161,7 @@ impl Observation {
         self.record.on_problem(problem);
         // A platform client that reads a refusal slowly holds no permit.
         self.permit = None;
-        if let Some(tunnel) = &self.tunnel {
+        if let Some(ObservedCarrier::Tunnel(tunnel)) = &self.carrier {
             tunnel.on_problem(problem.reason());
         }
     }
@@ -136,8 +175,8 @@ impl Observer<BodyError> for Observation {
     }
 
     fn count_bytes(&mut self, bytes: u64) {
-        if let Some(tunnel) = &self.tunnel {
-            tunnel.metrics.traffic().bytes_out.inc_by(bytes);
+        if let Some(carrier) = &self.carrier {
+            carrier.runtime().traffic().bytes_out.inc_by(bytes);
         }
     }
 
@@ -158,16 +197,16 @@ impl Drop for Observation {
                 tracing::debug!(%problem, "an exchange failed in the tunnel");
             }
         }
-        let tunnel = self.tunnel.as_deref();
-        if let Some(tunnel) = tunnel {
-            tunnel.metrics.traffic().open.dec();
+        let runtime = self.carrier.as_ref().map(ObservedCarrier::runtime);
+        if let Some(runtime) = runtime {
+            runtime.traffic().open.dec();
             if let Some(status) = record.status() {
-                tunnel.metrics.count_answer(status);
+                runtime.count_answer(status);
             }
         }
         let upload = self.upload.as_ref();
         record.write(Forwarded {
-            runtime: tunnel.map(|tunnel| tunnel.metrics.label().as_str()),
+            runtime: runtime.map(|runtime| runtime.label().as_str()),
             route: None,
             request_bytes: upload.map_or(0, |upload| upload.bytes.load(Ordering::Relaxed)),
         });

@@ -31,9 +31,9 @@ use super::{
     ends::SessionCarrier,
     exchange::{self, ForwardedExchange, RoutedRequest},
     observe::Observation,
-    pace::Paced,
     upgraded::GrantedUpgrade,
 };
+use crate::budget::pace::Paced;
 
 /// Why a request is not forwarded.
 enum NotForwarded {

@@ -6,7 +6,8 @@ use tokio::io::{AsyncRead, AsyncWrite};
 use tunnel_http::upgraded::{self, Download, Upgrade, UpgradeBounds};
 use tunnel_proto::exchange::RecvBody;
 
-use super::{PublicListener, ends::SessionCarrier, observe::Observation, pace::Paced};
+use super::{PublicListener, ends::SessionCarrier, observe::Observation};
+use crate::budget::pace::Paced;
 
 /// An upgrade that was granted.
 pub(crate) type GrantedUpgrade = Upgrade<Paced<RecvBody>, SessionCarrier, Observation>;

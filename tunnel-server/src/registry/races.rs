@@ -361,7 +361,7 @@ fn two_claims_that_end_are_both_removed_in_every_schedule() {
         let newer = directory.clone();
         let hold = |directory: &Directory, number| {
             let (entry, instance) = (entry(), instance(number));
-            let claim = directory.claim(&entry.label, &instance, OnConflict::Supersede);
+            let claim = directory.claim(&entry, &instance, OnConflict::Supersede);
             block_on(claim)
         };
         let newer = thread::spawn(move || hold(&newer, 2).map(drop));

@@ -100,6 +100,14 @@ impl RuntimeLabel {
         }
         Ok(Self(label.into()))
     }
+
+    /// Reads a label that was made before. Which account and runtime it is of cannot be told from it.
+    pub(crate) fn parse(text: &str) -> Result<Self, NameError> {
+        match text.len() > LABEL_OCTETS {
+            true => Err(NameError::Label(text.to_owned())),
+            false => checked_name(text).map(Self),
+        }
+    }
 }
 
 impl HostName {

@@ -12,9 +12,10 @@ use tunnel_ops::{
     admin::{BearerFileError, BearerGuard},
     descriptors,
     telemetry::RequestId,
+    tls_files::{LiveServerConfig, TlsFilesError},
 };
 
-use super::{BindError, tls::ListenerTls};
+use super::{BindError, shard::Listeners, tls::ListenerTls};
 use crate::{
     admin::api::Api,
     allowance::Allowance,
@@ -22,10 +23,15 @@ use crate::{
     budget::usage::Usage,
     config::{Config, effective::Effective, live::LiveConfig},
     connect::{TunnelListener, checks::Checks, gate::Gate},
+    directory::{Directory, Node},
     events::Events,
     gauges::{Gauges, Threads},
     lifecycle::Lifecycle,
     metrics::Metrics,
+    peers::{
+        PeerTls, Peers,
+        accept::{ALPN, PeerListener},
+    },
     public::{PublicListener, answer::Cors},
     registry::Registry,
     router::Router,
@@ -53,6 +59,8 @@ pub(crate) struct Parts {
     pub(super) cors: Arc<ArcSwap<Cors>>,
     pub(super) admin_guard: Arc<ArcSwapOption<BearerGuard>>,
     pub(super) threads: Threads,
+    /// For links to other nodes, and from them.
+    peer_tls: Option<(PeerTls, Arc<LiveServerConfig>)>,
 }
 
 impl Parts {
@@ -64,7 +72,8 @@ impl Parts {
         let metrics = Metrics::new()?;
         access_log.count_lost(metrics.access_log_lost.clone());
         let events = Events::new(&RequestId::new().as_str()[..8]);
-        let registry = Registry::new(metrics.clone(), events.clone());
+        let directory = directory(&config, &metrics);
+        let registry = Registry::with(directory, metrics.clone(), events.clone());
         let settings = &config.settings;
         let router = Router::new(&config.runtimes, &settings.domain, &registry)?;
         registry.set_limits(&config);
@@ -90,6 +99,7 @@ impl Parts {
             cors: Arc::new(ArcSwap::from_pointee(Cors::of(&settings.cors_origin))),
             admin_guard: Arc::new(ArcSwapOption::from_pointee(admin_guard(&config)?)),
             threads: Threads::default(),
+            peer_tls: peer_tls(&config)?,
             config: Arc::new(LiveConfig::new(config)),
         })
     }
@@ -99,23 +109,51 @@ impl Parts {
         self.config.load().effective(&self.authenticator.contents())
     }
 
+    /// The parts that each shard serves its connections with.
+    pub(super) fn listeners(&self, shards: usize) -> Vec<Listeners> {
+        let tunnel = self.tunnel_listener();
+        let via = ViaName::new(&RequestId::new().as_str()[..12]);
+        let peer = self.peer_tls.as_ref().map(|(_, tls)| {
+            Arc::new(PeerListener {
+                registry: self.registry.clone(),
+                metrics: self.metrics.clone(),
+                lifecycle: self.lifecycle.clone(),
+                tls: tls.clone(),
+            })
+        });
+        let listeners = (0..shards).map(|_| Listeners {
+            tunnel: tunnel.clone(),
+            public: self.public_listener(via.clone()),
+            peer: peer.clone(),
+        });
+        listeners.collect()
+    }
+
+    /// The links of one shard to other nodes.
+    fn links(&self) -> Option<Arc<Peers>> {
+        let nodes = self.registry.directory().nodes()?.clone();
+        let (tls, _) = self.peer_tls.as_ref()?;
+        Some(Peers::new(nodes, tls.clone(), self.metrics.clone()))
+    }
+
     /// The parts that the connections of the public listener use.
-    pub(super) fn public_listener(&self) -> Arc<PublicListener> {
+    fn public_listener(&self, via: ViaName) -> Arc<PublicListener> {
         Arc::new(PublicListener {
             config: self.config.clone(),
             router: self.router.clone(),
+            peers: self.links(),
             metrics: self.metrics.clone(),
             access_log: self.access_log.clone(),
             lifecycle: self.lifecycle.clone(),
             permits: self.public_permits.clone(),
             tls: self.tls.public.clone(),
             cors: self.cors.clone(),
-            via: ViaName::new(&RequestId::new().as_str()[..12]),
+            via,
         })
     }
 
     /// The parts that the connections of the tunnel listener use.
-    pub(super) fn tunnel_listener(&self) -> Arc<TunnelListener> {
+    fn tunnel_listener(&self) -> Arc<TunnelListener> {
         Arc::new(TunnelListener {
             config: self.config.clone(),
             authenticator: self.authenticator.clone(),
@@ -174,6 +212,43 @@ impl Parts {
             ],
         }
     }
+}
+
+/// The TLS of links to other nodes, and of the listener where they connect.
+fn peer_tls(config: &Config) -> Result<Option<(PeerTls, Arc<LiveServerConfig>)>, TlsFilesError> {
+    let Some(links) = config
+        .shared_directory
+        .as_ref()
+        .and_then(|shared| shared.links.as_ref())
+    else {
+        return Ok(None);
+    };
+    let auth = links.ca.client_auth();
+    let listener = LiveServerConfig::new(links.identity.clone(), &[ALPN], Some(auth))?;
+    let dialling = PeerTls {
+        ca: links.ca.clone(),
+        identity: links.identity.clone(),
+    };
+    Ok(Some((dialling, Arc::new(listener))))
+}
+
+/// The claims: in memory, or shared with other nodes.
+fn directory(config: &Config, metrics: &Arc<Metrics>) -> Directory {
+    let Some(shared) = &config.shared_directory else {
+        return Directory::default();
+    };
+    let client = tunnel_etcd::Client::new(shared.etcd.clone());
+    let mut random = [0; 8];
+    // As for request ids: a system without random numbers has none for TLS either.
+    let _ = getrandom::fill(&mut random);
+    let random = u64::from_ne_bytes(random);
+    let prefix = &config.settings.etcd_prefix;
+    let node = Node {
+        name: shared.node.clone(),
+        peer: shared.links.as_ref().map(|links| links.advertised.clone()),
+        zone: config.settings.zone.clone(),
+    };
+    Directory::shared(client, prefix, node, random, metrics.clone())
 }
 
 /// Fewest connections that a listener may have, however few files the process may have open.

@@ -10,6 +10,7 @@ use tokio::{net::TcpListener, runtime, sync::oneshot};
 use crate::{
     connect::{self, TunnelListener},
     gauges::Threads,
+    peers::{self, Peers, accept::PeerListener},
     public::{self, PublicListener},
 };
 
@@ -24,6 +25,15 @@ const LOOKUP_TIMEOUT: Duration = Duration::from_millis(100);
 pub(super) struct Sockets {
     pub(super) tunnel: std::net::TcpListener,
     pub(super) public: std::net::TcpListener,
+    /// `None` if no other node connects.
+    pub(super) peer: Option<std::net::TcpListener>,
+}
+
+/// What a shard serves its connections with.
+pub(super) struct Listeners {
+    pub(super) tunnel: Arc<TunnelListener>,
+    pub(super) public: Arc<PublicListener>,
+    pub(super) peer: Option<Arc<PeerListener>>,
 }
 
 /// A running shard. Dropping it ends all its tasks and joins its thread.
@@ -39,7 +49,7 @@ impl Shard {
     pub(super) fn start(
         number: usize,
         threads: &Threads,
-        listeners: (Arc<TunnelListener>, Arc<PublicListener>),
+        listeners: Listeners,
         sockets: Sockets,
     ) -> io::Result<Self> {
         let runtime = runtime::Builder::new_current_thread()
@@ -89,16 +99,50 @@ impl Drop for Shard {
     }
 }
 
-async fn serve((tunnel, public): (Arc<TunnelListener>, Arc<PublicListener>), sockets: Sockets) {
-    let registered = TcpListener::from_std(sockets.tunnel)
-        .and_then(|socket| Ok((socket, TcpListener::from_std(sockets.public)?)));
-    match registered {
-        Ok((tunnel_socket, public_socket)) => {
-            tokio::join!(
-                connect::serve_all(tunnel, tunnel_socket),
-                public::serve_all(public, public_socket),
-            );
+async fn serve(listeners: Listeners, sockets: Sockets) {
+    let Listeners {
+        tunnel,
+        public,
+        peer,
+    } = listeners;
+    let links = public.peers.clone();
+    let registered = TcpListener::from_std(sockets.tunnel).and_then(|socket| {
+        let public = TcpListener::from_std(sockets.public)?;
+        let peer_socket = sockets.peer.map(TcpListener::from_std).transpose()?;
+        Ok((socket, public, peer.zip(peer_socket)))
+    });
+    let (tunnel_socket, public_socket, peer) = match registered {
+        Ok(sockets) => sockets,
+        Err(error) => {
+            return tracing::error!(%error, "a shard cannot use its listeners");
         }
-        Err(error) => tracing::error!(%error, "a shard cannot use its listeners"),
+    };
+    let clients = async {
+        tokio::join!(
+            connect::serve_all(tunnel, tunnel_socket),
+            public::serve_all(public, public_socket),
+        );
+    };
+    // Other nodes are served, and forwarded to, as long as there are clients.
+    tokio::select! {
+        () = clients => {}
+        () = serve_nodes(peer) => {}
+        () = link_nodes(links) => {}
+    }
+}
+
+/// Serves other nodes; never ends.
+async fn serve_nodes(peer: Option<(Arc<PeerListener>, TcpListener)>) {
+    match peer {
+        Some((shared, listener)) => peers::accept::serve_all(shared, listener).await,
+        None => std::future::pending().await,
+    }
+}
+
+/// Keeps links to other nodes; never ends.
+async fn link_nodes(links: Option<Arc<Peers>>) {
+    match links {
+        Some(links) => links.run().await,
+        None => std::future::pending().await,
     }
 }

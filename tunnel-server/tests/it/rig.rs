@@ -126,6 +126,17 @@ impl Rig {
         self.stopped().await;
     }
 
+    /// Waits until the server has failed.
+    pub(crate) async fn failed(self) -> RunError {
+        let ended = soon("the server's failure", self.running).await.unwrap();
+        ended.expect_err("it has stopped in order")
+    }
+
+    /// Ends the server as a crash does.
+    pub(crate) fn kill(self) {
+        self.running.abort();
+    }
+
     /// Waits until the server has stopped.
     pub(crate) async fn stopped(self) {
         soon("the server's end", self.running)

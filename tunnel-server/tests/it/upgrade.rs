@@ -81,7 +81,7 @@ fn asking(lines: &str) -> String {
     )
 }
 
-async fn upgraded(rig: &Rig, behind: &[u8]) -> RawConnection {
+pub(crate) async fn upgraded(rig: &Rig, behind: &[u8]) -> RawConnection {
     let mut raw = rig.raw().await;
     raw.send([asking("").as_bytes(), behind].concat()).await;
     let head = raw.head().await.unwrap();

@@ -4,6 +4,7 @@ use std::collections::BTreeSet;
 
 use serde_json::{Map, Value, json};
 
+use super::super::nodes::NodeView;
 use super::*;
 const ID_BYTES: usize = CredentialId::ID_BYTES;
 use crate::{
@@ -116,6 +117,7 @@ fn runtime() -> RuntimeView {
         online_since: Some(now),
         last_online: Some(now),
         instance: Some("i".into()),
+        other_nodes: vec!["n2".into()],
         epoch: Some(3),
         credential: Some(CredentialView {
             kind: "token".into(),
@@ -181,6 +183,7 @@ fn bare_runtime() -> RuntimeView {
             ..session()
         }],
         limits: LimitsView::default(),
+        other_nodes: Vec::new(),
         allow_from: None,
         last_problem: None,
         routes: None,
@@ -228,11 +231,20 @@ fn responses_are_as_described() {
         config_version: 5,
         last_reload_ok: Some(true),
         last_reload: Some(Timestamp::now()),
+        nodes: vec![NodeView {
+            name: "n1".into(),
+            version: "1.2.3".into(),
+            state: "serving".into(),
+            runtimes: 6,
+            peer: Some("10.0.0.7:7400".into()),
+            zone: Some("a".into()),
+        }],
     };
     let bare = ServerView {
         state: ServerState::Running,
         last_reload_ok: None,
         last_reload: None,
+        nodes: Vec::new(),
         ..full.clone()
     };
     check_both("Server", &full, &bare);

@@ -173,6 +173,7 @@ fn the_server_s_own_words() {
         ("server_draining", "server_busy"),
         ("auth_unavailable", "server_busy"),
         ("check_limit", "server_busy"),
+        ("directory_unavailable", "server_busy"),
         ("credential_missing", "credential_missing"),
         ("token_refused", "token_unknown"),
         ("token_key_unknown", "token_unknown"),

@@ -38,7 +38,7 @@ struct DelayedContent {
 
 impl<B> Paced<B> {
     /// Delays this body by the shaper's rate.
-    pub(super) fn new(body: B, shaper: Option<Arc<Shaper>>) -> Self {
+    pub(crate) fn new(body: B, shaper: Option<Arc<Shaper>>) -> Self {
         Self {
             body,
             shaper,
@@ -47,7 +47,7 @@ impl<B> Paced<B> {
     }
 
     /// The body whose bytes are delayed.
-    pub(super) fn body_mut(&mut self) -> &mut B {
+    pub(crate) fn body_mut(&mut self) -> &mut B {
         &mut self.body
     }
 

@@ -1,0 +1,50 @@
+//! The views of server nodes that share a directory.
+
+use serde::{Deserialize, Serialize};
+
+use crate::{directory::Directory, runtimes::RuntimeLabel};
+
+/// One server node, as it says of itself.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct NodeView {
+    /// Its name.
+    pub name: String,
+    /// Version of its program.
+    pub version: String,
+    /// `serving` or `leaving`.
+    pub state: String,
+    /// The number of runtimes that it held when it last wrote its key.
+    pub runtimes: u64,
+    /// Where other nodes connect; absent if they cannot.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub peer: Option<String>,
+    /// The zone that it lies in.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub zone: Option<String>,
+}
+
+/// All nodes, by name; none if this server stands alone.
+pub(super) fn views(directory: &Directory) -> Vec<NodeView> {
+    let nodes = directory.nodes().map(|shared| shared.nodes());
+    let nodes = nodes.unwrap_or_default().into_iter();
+    let views = nodes.map(|(name, _, record)| NodeView {
+        name: name.to_string(),
+        version: record.version,
+        state: record.state.name().to_owned(),
+        runtimes: record.sessions,
+        peer: record.peer,
+        zone: record.zone,
+    });
+    let mut views: Vec<_> = views.collect();
+    views.sort_unstable_by(|a, b| a.name.cmp(&b.name));
+    views
+}
+
+/// The names of the other nodes that hold a runtime.
+pub(super) fn holders(directory: &Directory, label: &RuntimeLabel) -> Vec<String> {
+    let shared = directory.nodes();
+    let held = shared.and_then(|shared| shared.holders(label.as_str()));
+    let holders = held.map(|(_, holders)| holders).unwrap_or_default();
+    let names = holders.into_iter().map(|holder| holder.node.to_string());
+    names.collect()
+}

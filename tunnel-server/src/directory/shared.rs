@@ -1,0 +1,549 @@
+//! The directory of several nodes, in etcd.
+//!
+//! ```text
+//!   claim ─▶ rules (table) ─▶ writer: batches of transactions ─▶ etcd ─▶ feed: listing, then watch ─▶ table
+//!                                                                           └─▶ observer: superseded, adopted
+//!   presence: the lease and the key of this node
+//! ```
+//!
+//! All nodes hold the whole table, so that no lookup leaves the process. The rules are those of the directory in memory
+//! ([`Standing`](super::standing)); what decides is the transaction, which compares the revision of the claim that the
+//! rules have seen.
+
+mod feed;
+mod holds;
+mod presence;
+mod record;
+mod sweep;
+mod table;
+mod writer;
+
+use std::{
+    collections::HashSet,
+    sync::{
+        Arc, OnceLock, Weak,
+        atomic::{AtomicBool, AtomicU16, Ordering},
+    },
+    time::{Duration, SystemTime},
+};
+
+use tokio::{
+    sync::{Notify, mpsc, oneshot, watch},
+    time::Instant,
+};
+use tunnel_etcd::Client;
+use tunnel_ops::task::Owned;
+use tunnel_proto::handshake::InstanceId;
+
+pub(crate) use self::table::Holder;
+use self::{
+    holds::{Action, Holds},
+    record::{Keys, NodeRecord, NodeState},
+    table::{Effect, Moment, Step, Table},
+    writer::{ClaimAnswer, ClaimRequest},
+};
+use super::{
+    Claim, ClaimGuard, ClaimRefusal, Epoch, OnConflict,
+    node::{Incarnation, NodeName},
+};
+use crate::{
+    lock::{Mutex, RwLock},
+    metrics::Metrics,
+    runtimes::{AccountName, RuntimeEntry, RuntimeLabel, RuntimeName},
+};
+
+/// How often a claim is decided again because another one was faster.
+const ROUNDS: u32 = 5;
+
+/// Claims that wait for the writer; the gate of handshakes bounds them further.
+const CLAIMS_WAITING: usize = 1_024;
+
+/// What a node that shares a directory says of itself.
+#[derive(Debug, Clone)]
+pub struct Node {
+    /// Its name.
+    pub name: NodeName,
+    /// Where other nodes connect, if they can.
+    pub peer: Option<String>,
+    /// The zone that it lies in.
+    pub zone: Option<String>,
+}
+
+/// Why a node cannot take part.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum DirectoryError {
+    /// The records are of a later version.
+    #[error(
+        "the records under this prefix have format {found}, and this version reads up to {known}: update this server"
+    )]
+    Format {
+        /// Their format.
+        found: u32,
+        /// The newest format of this version.
+        known: u32,
+    },
+    /// Another living node has the name.
+    #[error("another server node runs under the name {0}: give each node its own --node")]
+    NameTaken(NodeName),
+    /// User, password or role do not allow it.
+    #[error("etcd does not allow it: {0}")]
+    Denied(String),
+}
+
+/// Hears of changes that concern runtimes of this node.
+pub(crate) trait Observer: Send + Sync {
+    /// There is a claim that is newer than the one that this node holds the runtime by: of another instance, which
+    /// supersedes, or of the instance that is here, which goes on by it.
+    fn on_claim(&self, label: &RuntimeLabel, claim: &Claim);
+
+    /// Something of the runtime has changed: other nodes may hold it now.
+    fn on_change(&self, label: &RuntimeLabel);
+}
+
+/// The directory of several nodes, as one of them sees it.
+pub(crate) struct Shared {
+    client: Client,
+    keys: Keys,
+    node: Node,
+    /// The port that the kernel chose, where the one to be told was 0.
+    peer_port: AtomicU16,
+    incarnation: Incarnation,
+    metrics: Arc<Metrics>,
+    table: RwLock<Table>,
+    /// Locked before the table where both are needed.
+    holds: Mutex<Holds>,
+    observer: OnceLock<Weak<dyn Observer>>,
+    claims: mpsc::Sender<ClaimRequest>,
+    claims_receiver: Mutex<Option<mpsc::Receiver<ClaimRequest>>>,
+    /// Runtimes whose record of this node has to be written or removed.
+    unwritten: Mutex<HashSet<RuntimeLabel>>,
+    has_unwritten: Notify,
+    /// Whether etcd has not answered the last write.
+    is_away: AtomicBool,
+    has_listed: watch::Sender<bool>,
+    is_present: watch::Sender<bool>,
+    failed: watch::Sender<Option<DirectoryError>>,
+    is_leaving: watch::Sender<bool>,
+    /// The node's key is lost, or another node asks whether this one lives.
+    is_challenged: Notify,
+}
+
+impl Shared {
+    pub(crate) fn new(
+        client: Client,
+        prefix: &str,
+        node: Node,
+        random: u64,
+        metrics: Arc<Metrics>,
+    ) -> Arc<Self> {
+        let (claims, receiver) = mpsc::channel(CLAIMS_WAITING);
+        let keys = Keys::new(prefix);
+        Arc::new(Self {
+            client,
+            table: RwLock::new(Table::new(keys.clone())),
+            keys,
+            node,
+            peer_port: AtomicU16::new(0),
+            incarnation: Incarnation::new(random),
+            metrics,
+            holds: Mutex::default(),
+            observer: OnceLock::new(),
+            claims,
+            claims_receiver: Mutex::new(Some(receiver)),
+            unwritten: Mutex::default(),
+            has_unwritten: Notify::new(),
+            is_away: AtomicBool::new(false),
+            has_listed: watch::Sender::new(false),
+            is_present: watch::Sender::new(false),
+            failed: watch::Sender::new(None),
+            is_leaving: watch::Sender::new(false),
+            is_challenged: Notify::new(),
+        })
+    }
+
+    /// Starts its tasks, which end when the result is dropped.
+    pub(crate) fn start(self: &Arc<Self>) -> Vec<Owned<()>> {
+        vec![
+            Owned::spawn("directory-feed", feed::feed(self.clone())),
+            Owned::spawn("directory-presence", presence::keep(self.clone())),
+            Owned::spawn("directory-writer", writer::write(self.clone())),
+            Owned::spawn("directory-sweep", sweep::sweep(self.clone())),
+        ]
+    }
+
+    pub(crate) fn observe(&self, observer: Weak<dyn Observer>) {
+        // Set once, when the server starts.
+        let _ = self.observer.set(observer);
+    }
+
+    /// Whether the table is complete and other nodes see this one.
+    pub(crate) fn is_ready(&self) -> bool {
+        *self.has_listed.borrow() && *self.is_present.borrow()
+    }
+
+    /// Resolves when the node takes part.
+    pub(crate) async fn ready(&self) -> Result<(), DirectoryError> {
+        let mut listed = self.has_listed.subscribe();
+        let mut present = self.is_present.subscribe();
+        let mut failed = self.failed.subscribe();
+        let ready = async {
+            // The sender lives as long as this.
+            let _ = listed.wait_for(|listed| *listed).await;
+            let _ = present.wait_for(|present| *present).await;
+        };
+        tokio::select! {
+            () = ready => Ok(()),
+            failed = failed.wait_for(Option::is_some) => match failed.ok().and_then(|error| error.clone()) {
+                Some(error) => Err(error),
+                None => Ok(()),
+            },
+        }
+    }
+
+    /// Resolves when the node cannot take part any more.
+    pub(crate) async fn failed(&self) -> DirectoryError {
+        let mut failed = self.failed.subscribe();
+        loop {
+            if let Some(error) = failed.borrow_and_update().clone() {
+                return error;
+            }
+            // The sender lives as long as this.
+            if failed.changed().await.is_err() {
+                return std::future::pending().await;
+            }
+        }
+    }
+
+    fn fail(&self, error: DirectoryError) {
+        self.failed.send_replace(Some(error));
+    }
+
+    /// Removes what this node has written, so that others need not wait for the end of its lease. The last step of a
+    /// server that stops; gives up soon if etcd does not answer.
+    pub(crate) async fn depart(&self) {
+        presence::depart(self).await;
+    }
+
+    /// Other nodes prefer other holders from now on.
+    pub(crate) fn leave(&self) {
+        self.is_leaving.send_replace(true);
+    }
+
+    pub(crate) fn node(&self) -> &Node {
+        &self.node
+    }
+
+    pub(crate) fn incarnation(&self) -> Incarnation {
+        self.incarnation
+    }
+
+    /// The number of runtimes that this node holds, and of those with a record.
+    pub(crate) fn len(&self) -> (usize, usize) {
+        (self.holds.lock().len(), self.table.read().len())
+    }
+
+    pub(crate) fn precheck(
+        &self,
+        label: &RuntimeLabel,
+        instance: &InstanceId,
+        on_conflict: OnConflict,
+    ) -> Result<(), ClaimRefusal> {
+        let holds = self.holds.lock();
+        let table = self.table.read();
+        if holds.get(label).is_some_and(|hold| {
+            hold.claim.instance == *instance && is_current(&table, label, &hold.claim)
+        }) {
+            return Ok(());
+        }
+        let step = table.decide(label.as_str(), instance, on_conflict, Instant::now())?;
+        let is_takeover = matches!(step, Step::Claim(_));
+        let is_held = || {
+            let is_own = holds.get(label).is_some();
+            is_own || table.standing(label.as_str()).is_some()
+        };
+        match is_takeover && self.is_away.load(Ordering::Relaxed) && is_held() {
+            true => Err(ClaimRefusal::Unavailable),
+            false => Ok(()),
+        }
+    }
+
+    pub(crate) async fn claim(
+        self: &Arc<Self>,
+        runtime: &Arc<RuntimeEntry>,
+        instance: &InstanceId,
+        on_conflict: OnConflict,
+    ) -> Result<ClaimGuard, ClaimRefusal> {
+        for _ in 0..ROUNDS {
+            let step = match self.enter(runtime, instance, on_conflict)? {
+                Entered::Joined(guard) => return Ok(guard),
+                Entered::Next(step) => step,
+            };
+            let (answer, answered) = oneshot::channel();
+            let request = ClaimRequest {
+                runtime: runtime.clone(),
+                instance: instance.clone(),
+                step,
+                answer,
+            };
+            if self.claims.send(request).await.is_err() {
+                return Err(ClaimRefusal::Unavailable);
+            }
+            match answered.await {
+                Ok(ClaimAnswer::Claimed(guard)) => return Ok(guard),
+                Ok(ClaimAnswer::Outdated) => {}
+                Ok(ClaimAnswer::Away) => return self.claim_alone(runtime, instance),
+                Err(_) => return Err(ClaimRefusal::Unavailable),
+            }
+        }
+        Err(ClaimRefusal::Unavailable)
+    }
+
+    /// Joins what this node holds for the instance already, or decides how it gets the runtime.
+    fn enter(
+        self: &Arc<Self>,
+        runtime: &Arc<RuntimeEntry>,
+        instance: &InstanceId,
+        on_conflict: OnConflict,
+    ) -> Result<Entered, ClaimRefusal> {
+        let label = &runtime.label;
+        let mut holds = self.holds.lock();
+        let table = self.table.read();
+        let is_here = holds
+            .get(label)
+            .is_some_and(|hold| is_current(&table, label, &hold.claim));
+        if is_here && let Some((serial, claim, is_changed)) = holds.enter(label, instance) {
+            drop((table, holds));
+            if is_changed {
+                self.write(label);
+            }
+            return Ok(Entered::Joined(self.guard(label, claim, serial)));
+        }
+        let step = table.decide(label.as_str(), instance, on_conflict, Instant::now())?;
+        Ok(Entered::Next(step))
+    }
+
+    /// Gives an instance a runtime while etcd is away: one more session of the instance that has it, or a runtime that
+    /// nobody holds. The claim follows, and gives way to any other that was made meanwhile.
+    fn claim_alone(
+        self: &Arc<Self>,
+        runtime: &Arc<RuntimeEntry>,
+        instance: &InstanceId,
+    ) -> Result<ClaimGuard, ClaimRefusal> {
+        let label = &runtime.label;
+        let mut holds = self.holds.lock();
+        let table = self.table.read();
+        let current = table.claim(label.as_str());
+        let is_own = current
+            .as_ref()
+            .is_some_and(|claim| claim.instance == *instance);
+        let is_held = holds
+            .get(label)
+            .is_some_and(|hold| hold.claim.instance != *instance)
+            || table.standing(label.as_str()).is_some();
+        if is_held && !is_own {
+            return Err(ClaimRefusal::Unavailable);
+        }
+        let claim = Claim {
+            instance: instance.clone(),
+            epoch: current.map_or_else(|| table.epoch(0), |claim| claim.epoch),
+        };
+        drop(table);
+        let names = (runtime.account.clone(), runtime.name.clone());
+        let serial = holds.insert(label, claim.clone(), names, !is_own);
+        drop(holds);
+        if !is_own {
+            self.metrics.directory.claims(writer::PROVISIONAL).inc();
+        }
+        self.write(label);
+        Ok(self.guard(label, claim, serial))
+    }
+
+    fn guard(self: &Arc<Self>, label: &RuntimeLabel, claim: Claim, serial: u64) -> ClaimGuard {
+        ClaimGuard::shared(self.clone(), label.clone(), claim, serial)
+    }
+
+    /// The instance leaves this node.
+    pub(super) fn on_leave(&self, label: &RuntimeLabel, serial: u64) {
+        if self.holds.lock().leave(label, serial) {
+            self.write(label);
+        }
+    }
+
+    /// A session has ended.
+    pub(super) fn on_release(&self, label: &RuntimeLabel, serial: u64) {
+        if self.holds.lock().release(label, serial) {
+            self.write(label);
+        }
+    }
+
+    /// Has the record of this node written as it stands then.
+    fn write(&self, label: &RuntimeLabel) {
+        self.unwritten.lock().insert(label.clone());
+        self.has_unwritten.notify_one();
+    }
+
+    /// The claim of a runtime that is newer than this one and of another instance, if there is one.
+    pub(crate) fn newer(&self, label: &RuntimeLabel, than: &Claim) -> Option<Claim> {
+        let claim = self.table.read().claim(label.as_str())?;
+        (claim.instance != than.instance && claim.epoch > than.epoch).then_some(claim)
+    }
+
+    /// The claim of a runtime.
+    pub(crate) fn current(&self, label: &str) -> Option<Claim> {
+        self.table.read().claim(label)
+    }
+
+    /// The names of a runtime that any node has held.
+    pub(crate) fn runtime(&self, label: &str) -> Option<(RuntimeLabel, AccountName, RuntimeName)> {
+        self.table.read().runtime(label)
+    }
+
+    /// The other nodes that hold a runtime by its current claim, and that claim's epoch.
+    pub(crate) fn holders(&self, label: &str) -> Option<(Epoch, Vec<Holder>)> {
+        let table = self.table.read();
+        let epoch = table.claim(label)?.epoch;
+        let mut holders = table.holders(label);
+        holders.retain(|holder| holder.incarnation != self.incarnation);
+        (!holders.is_empty()).then_some((epoch, holders))
+    }
+
+    /// The record of another node.
+    pub(crate) fn other(&self, name: &NodeName) -> Option<(Incarnation, NodeRecord)> {
+        let table = self.table.read();
+        let (incarnation, record) = table.node(name)?;
+        Some((incarnation, record.clone()))
+    }
+
+    /// All nodes, this one included.
+    pub(crate) fn nodes(&self) -> Vec<(NodeName, Incarnation, NodeRecord)> {
+        let table = self.table.read();
+        let nodes = table.nodes();
+        nodes
+            .map(|(name, incarnation, record)| (name.clone(), incarnation, record.clone()))
+            .collect()
+    }
+
+    /// Acts on changes of the table.
+    fn on_effects(&self, effects: impl IntoIterator<Item = Effect>) {
+        for effect in effects {
+            match effect {
+                Effect::Runtime(label) => self.settle(&label),
+                Effect::Node(name) if name == self.node.name => self.is_challenged.notify_one(),
+                Effect::Challenge(name) if name == self.node.name => {
+                    self.is_challenged.notify_one()
+                }
+                Effect::Cluster => self.check_format(),
+                Effect::Node(_) | Effect::Challenge(_) => {}
+            }
+        }
+    }
+
+    fn check_format(&self) {
+        if let Some(found) = self.table.read().format()
+            && found > record::FORMAT
+        {
+            let known = record::FORMAT;
+            self.fail(DirectoryError::Format { found, known });
+        }
+    }
+
+    fn settle(&self, label: &RuntimeLabel) {
+        let mut holds = self.holds.lock();
+        let own = (&self.node.name, self.incarnation);
+        let action = holds.settle(label, &self.table.read(), own);
+        drop(holds);
+        let observer = self.observer.get().and_then(Weak::upgrade);
+        match action {
+            Action::Nothing => {}
+            Action::Write => self.write(label),
+            Action::Adopt(claim) => {
+                self.write(label);
+                if let Some(observer) = &observer {
+                    observer.on_claim(label, &claim);
+                }
+            }
+            Action::Superseded(claim) => {
+                if let Some(observer) = &observer {
+                    observer.on_claim(label, &claim);
+                }
+            }
+        }
+        if let Some(observer) = observer {
+            observer.on_change(label);
+        }
+    }
+
+    /// Settles all that this node holds, after a listing.
+    fn settle_all(&self) {
+        let labels: Vec<RuntimeLabel> = self.holds.lock().labels().cloned().collect();
+        for label in labels {
+            self.settle(&label);
+        }
+    }
+
+    fn record(&self, sessions: u64) -> NodeRecord {
+        NodeRecord {
+            incarnation: self.incarnation.to_string(),
+            peer: self.peer(),
+            zone: self.node.zone.clone(),
+            version: env!("CARGO_PKG_VERSION").to_owned(),
+            state: match *self.is_leaving.borrow() {
+                true => NodeState::Leaving,
+                false => NodeState::Serving,
+            },
+            sessions,
+        }
+    }
+
+    /// Sets the port of the peer listener, before the node takes part.
+    pub(crate) fn set_peer_port(&self, port: u16) {
+        self.peer_port.store(port, Ordering::Relaxed);
+    }
+
+    /// Where other nodes connect.
+    fn peer(&self) -> Option<String> {
+        let told = self.node.peer.as_ref()?;
+        Some(match told.strip_suffix(":0") {
+            Some(host) => format!("{host}:{}", self.peer_port.load(Ordering::Relaxed)),
+            None => told.clone(),
+        })
+    }
+
+    fn set_away(&self, is_away: bool) {
+        if self.is_away.swap(is_away, Ordering::Relaxed) != is_away {
+            match is_away {
+                true => tracing::warn!(
+                    "etcd does not answer: what is known is served on, takeovers wait"
+                ),
+                false => tracing::info!("etcd answers again"),
+            }
+        }
+        self.metrics.directory.set_away(is_away);
+    }
+}
+
+/// How a claim goes on.
+enum Entered {
+    Joined(ClaimGuard),
+    Next(Step),
+}
+
+/// Whether a claim that this node holds is not replaced by another instance's.
+fn is_current(table: &Table, label: &RuntimeLabel, held: &Claim) -> bool {
+    let current = table.claim(label.as_str());
+    current.is_none_or(|claim| claim.instance == held.instance || claim.epoch <= held.epoch)
+}
+
+/// The wall clock in milliseconds.
+fn wall_ms() -> u64 {
+    let since = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH);
+    u64::try_from(since.unwrap_or(Duration::ZERO).as_millis()).unwrap_or(u64::MAX)
+}
+
+/// What an event of the watch, or an answer of etcd, is applied with.
+fn event_now() -> Moment {
+    Moment::of_event(Instant::now())
+}
+
+#[cfg(test)]
+mod tests;

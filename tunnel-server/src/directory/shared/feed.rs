@@ -1,0 +1,253 @@
+//! Keeps the table current: a listing by pages, then a watch that is resumed where it was lost.
+//!
+//! The table is never emptied: a listing after a compaction is merged into it, so that lookups go on meanwhile.
+
+use std::{sync::Arc, time::Duration};
+
+use bytes::Bytes;
+use tokio::time::{Instant, MissedTickBehavior, interval, sleep};
+use tunnel_etcd::{
+    Compare, EtcdError, Event, KeyValue, RangeRequest, RequestOp, TxnRequest, Watch, WatchReport,
+};
+
+use super::{
+    Shared, event_now,
+    record::{ClusterRecord, FORMAT, encode},
+    table::{Effect, Moment},
+    wall_ms,
+};
+
+/// Keys in a page of the listing: about 1.4 MB.
+const PAGE: i64 = 10_000;
+
+/// Time between two signs of life that are asked of the member that is watched.
+const SIGN_EACH: Duration = Duration::from_secs(1);
+
+/// Silence after which another member is watched.
+const SILENCE: Duration = Duration::from_secs(3);
+
+/// Time until the next member is tried after a failure.
+const PAUSE: Duration = Duration::from_millis(200);
+
+/// Time between log lines that say that etcd cannot be reached.
+const LINE_EACH: Duration = Duration::from_secs(10);
+
+/// Time between two comparisons of the table's size with etcd's: events have been lost by old versions.
+const AUDIT_EACH: Duration = Duration::from_secs(600);
+
+/// Why a watch is over.
+enum Ended {
+    /// It goes on at another member.
+    Lost(EtcdError),
+    /// What it wants is no more, or the table is not what etcd has: list again.
+    Stale,
+}
+
+/// Feeds the table until it is dropped.
+pub(super) async fn feed(shared: Arc<Shared>) {
+    let mut said: Option<Instant> = None;
+    loop {
+        match list(&shared).await {
+            Ok(revision) => {
+                said = None;
+                shared.has_listed.send_replace(true);
+                watch(&shared, revision).await;
+            }
+            Err(error) => {
+                if let Some(denied) = shared.denied(&error) {
+                    shared.fail(denied);
+                }
+                if said.is_none_or(|said| said.elapsed() >= LINE_EACH) {
+                    said = Some(Instant::now());
+                    tracing::warn!(%error, "cannot read the directory from etcd, trying again");
+                }
+                sleep(PAUSE).await;
+            }
+        }
+    }
+}
+
+/// Reads all keys at one revision, which is returned.
+async fn list(shared: &Shared) -> Result<i64, EtcdError> {
+    ensure_cluster(shared).await?;
+    let (first, range_end) = shared.keys.all();
+    shared.table.write().begin_listing();
+    let (mut key, mut revision) = (first, 0);
+    loop {
+        let request = RangeRequest {
+            key: key.clone(),
+            range_end: range_end.clone(),
+            limit: PAGE,
+            revision,
+            // The first page decides the revision, and so has to be the newest.
+            serializable: revision > 0,
+            count_only: false,
+        };
+        let page = shared.client.range(request).await?;
+        if revision == 0 {
+            revision = page.header.map_or(0, |header| header.revision);
+        }
+        let last = page.kvs.last().map(|kv| kv.key.clone());
+        let effects = apply_page(shared, &page.kvs);
+        shared.on_effects(effects);
+        match last {
+            Some(last) if page.more => key = Bytes::from([&last[..], b"\0"].concat()),
+            _ => break,
+        }
+    }
+    let gone = shared.table.write().end_listing(revision);
+    shared.on_effects(gone);
+    shared.settle_all();
+    shared.set_position(revision);
+    Ok(revision)
+}
+
+pub(super) fn apply_page(shared: &Shared, page: &[KeyValue]) -> Vec<Effect> {
+    let moment = Moment {
+        now: Instant::now(),
+        listed_at_ms: Some(wall_ms()),
+    };
+    let mut table = shared.table.write();
+    let effects = page
+        .iter()
+        .filter_map(|kv| table.put(&kv.key, &kv.value, kv.mod_revision, moment));
+    effects.collect()
+}
+
+/// Makes the record of the cluster if this is its first node.
+async fn ensure_cluster(shared: &Shared) -> Result<(), EtcdError> {
+    let key = shared.keys.cluster();
+    let first = ClusterRecord {
+        format: FORMAT,
+        generation: 0,
+    };
+    let txn = TxnRequest {
+        compare: vec![Compare::mod_revision(key.clone(), 0)],
+        success: vec![RequestOp::put(key, encode(&first), 0)],
+        failure: Vec::new(),
+    };
+    shared.client.txn(txn).await.map(drop)
+}
+
+/// Follows the changes after this revision, member after member, until they have to be listed again.
+async fn watch(shared: &Shared, mut position: i64) {
+    // Not the member that the listing was read from: both share one connection there.
+    let mut member = shared.client.preferred() + 1;
+    let mut audit = interval(AUDIT_EACH);
+    audit.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    audit.tick().await;
+    loop {
+        let all = shared.keys.all();
+        let begun = shared.client.watch(member, all, position + 1).await;
+        let ended = match begun {
+            Ok(watch) => {
+                tokio::select! {
+                    ended = follow(shared, watch, &mut position) => ended,
+                    _ = audit.tick() => match is_complete(shared, position).await {
+                        true => continue,
+                        false => Ended::Stale,
+                    },
+                }
+            }
+            Err(error) => Ended::Lost(error),
+        };
+        match ended {
+            Ended::Stale | Ended::Lost(EtcdError::Compacted { .. }) => {
+                shared.metrics.directory.on_relisted();
+                tracing::info!("the directory is listed again");
+                return;
+            }
+            Ended::Lost(error) => {
+                tracing::debug!(%error, "the watch of the directory was lost");
+                member += 1;
+                sleep(PAUSE).await;
+            }
+        }
+    }
+}
+
+/// Applies what the watch reports. `position` is the revision up to which everything was applied.
+async fn follow(shared: &Shared, mut watch: Watch, position: &mut i64) -> Ended {
+    let mut sign = interval(SIGN_EACH);
+    sign.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    let mut heard = Instant::now();
+    loop {
+        tokio::select! {
+            report = watch.next() => {
+                heard = Instant::now();
+                match report {
+                    Ok(WatchReport::Events { events, up_to }) => {
+                        let effects = apply_events(shared, &events);
+                        shared.on_effects(effects);
+                        *position = up_to.unwrap_or(*position).max(*position);
+                        shared.set_position(*position);
+                    }
+                    Ok(WatchReport::Progress { up_to }) => {
+                        *position = up_to.max(*position);
+                        shared.set_position(*position);
+                    }
+                    Ok(WatchReport::Alive { .. }) => {}
+                    Err(error) => return Ended::Lost(error),
+                }
+            }
+            _ = sign.tick() => {
+                if heard.elapsed() >= SILENCE {
+                    let member = "the member that is watched".to_owned();
+                    return Ended::Lost(EtcdError::TimedOut { member });
+                }
+                watch.request_progress();
+            }
+        }
+    }
+}
+
+pub(super) fn apply_events(shared: &Shared, events: &[Event]) -> Vec<Effect> {
+    let mut table = shared.table.write();
+    let moment = event_now();
+    let effects = events.iter().filter_map(|event| {
+        let kv = event.kv.as_ref()?;
+        match event.is_delete() {
+            true => table.delete(&kv.key, kv.mod_revision),
+            false => table.put(&kv.key, &kv.value, kv.mod_revision, moment),
+        }
+    });
+    effects.collect()
+}
+
+/// Whether the table has as many records as etcd had at this revision. True if that cannot be found out.
+async fn is_complete(shared: &Shared, position: i64) -> bool {
+    let own = shared.table.read().counts();
+    let kinds = ["node/", "claim/", "held/"];
+    for (kind, own) in kinds.iter().zip(own) {
+        let (key, range_end) = shared.keys.of_kind(kind);
+        let request = RangeRequest {
+            key,
+            range_end,
+            revision: position,
+            serializable: true,
+            count_only: true,
+            limit: 0,
+        };
+        let Ok(answer) = shared.client.range(request).await else {
+            return true;
+        };
+        if usize::try_from(answer.count) != Ok(own) {
+            tracing::warn!(
+                kind,
+                own,
+                etcd = answer.count,
+                "the directory has other records than etcd"
+            );
+            return false;
+        }
+    }
+    true
+}
+
+impl Shared {
+    /// Shows the revision up to which the table is complete.
+    fn set_position(&self, revision: i64) {
+        let revision = u64::try_from(revision).unwrap_or(0);
+        self.metrics.directory.set_revision(revision);
+    }
+}

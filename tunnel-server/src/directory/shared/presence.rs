@@ -1,0 +1,219 @@
+//! The lease and the key of this node, by which the others know that it lives.
+//!
+//! The node's key alone is on the lease. When the lease is lost, one write puts the key back, and all records of the node
+//! are valid again: nothing that a client feels hangs on it.
+
+use std::{sync::Arc, time::Duration};
+
+use tokio::time::{Instant, sleep, timeout};
+use tunnel_etcd::{EtcdError, RequestOp, TxnRequest};
+
+use super::{
+    DirectoryError, Shared, event_now,
+    record::{NodeRecord, decode, encode},
+};
+
+/// Life of the lease without renewal. Long, since routing does not depend on it, and an election takes 1.5 s.
+const TTL: Duration = Duration::from_secs(20);
+
+/// Time between renewals.
+const RENEWAL: Duration = Duration::from_secs(4);
+
+/// Renewals in a row without an answer after which etcd is away: one may fall into an election.
+const AWAY_AFTER: u32 = 2;
+
+/// Time until something is tried again.
+const PAUSE: Duration = Duration::from_millis(200);
+
+/// Time in which a living node answers the question whether it lives.
+const ANSWER: Duration = Duration::from_secs(2);
+
+/// What a node finds where its own key should be.
+enum Found {
+    /// Its own key, or none.
+    Free,
+    /// The key of another incarnation.
+    Other(NodeRecord, i64),
+}
+
+/// Keeps the node known until it is dropped.
+pub(super) async fn keep(shared: Arc<Shared>) {
+    let mut has_name = false;
+    loop {
+        match live(&shared, &mut has_name).await {
+            // The lease has ended: the next one at once.
+            Ok(()) | Err(EtcdError::LeaseEnded) => {
+                tracing::warn!("the lease of this node has ended, taking another one");
+            }
+            Err(error) => {
+                if let Some(denied) = shared.denied(&error) {
+                    shared.fail(denied);
+                }
+                tracing::debug!(%error, "cannot keep the lease of this node");
+                shared.set_away(true);
+                sleep(PAUSE).await;
+            }
+        }
+    }
+}
+
+/// One lease: granted, shown by the node's key, and renewed until it has ended.
+async fn live(shared: &Shared, has_name: &mut bool) -> Result<(), EtcdError> {
+    let lease = shared.client.grant(TTL).await?.id;
+    if !*has_name {
+        if let Found::Other(record, revision) = find(shared).await?
+            && is_alive(shared, &record, revision, lease).await?
+        {
+            let _ = shared.client.revoke(lease).await;
+            shared.fail(DirectoryError::NameTaken(shared.node.name.clone()));
+            return std::future::pending().await;
+        }
+        *has_name = true;
+    }
+    put(shared, lease).await?;
+    shared.is_present.send_replace(true);
+    renew(shared, lease).await
+}
+
+/// Renews the lease, and writes the key again whenever that is needed.
+async fn renew(shared: &Shared, lease: i64) -> Result<(), EtcdError> {
+    let mut leaving = shared.is_leaving.subscribe();
+    let mut renewed = Instant::now();
+    let mut failed = 0;
+    loop {
+        tokio::select! {
+            () = sleep(RENEWAL) => {}
+            () = shared.is_challenged.notified() => {
+                if is_needed(shared) {
+                    put(shared, lease).await?;
+                }
+                continue;
+            }
+            Ok(()) = leaving.changed() => {
+                put(shared, lease).await?;
+                continue;
+            }
+        }
+        // The lease counts from when its renewal was sent.
+        let sent = Instant::now();
+        match shared.client.keep_alive(lease).await {
+            Ok(_) => {
+                (renewed, failed) = (sent, 0);
+                shared.set_away(false);
+            }
+            Err(EtcdError::LeaseEnded) => return Err(EtcdError::LeaseEnded),
+            // Whatever else it is, the lease may live.
+            Err(error) => {
+                tracing::debug!(%error, "a renewal was not answered");
+                failed += 1;
+                if failed >= AWAY_AFTER {
+                    shared.set_away(true);
+                }
+            }
+        }
+        let left = TTL.saturating_sub(renewed.elapsed());
+        shared.metrics.directory.set_lease_left(left);
+    }
+}
+
+/// Whether the node's key is missing or of another incarnation, or a node asks whether this one lives.
+fn is_needed(shared: &Shared) -> bool {
+    match shared.other(&shared.node.name) {
+        Some((incarnation, _)) if incarnation != shared.incarnation => {
+            // It has taken over the name, since this node did not answer in time; both cannot go on.
+            shared.fail(DirectoryError::NameTaken(shared.node.name.clone()));
+            false
+        }
+        _ => true,
+    }
+}
+
+/// Removes the records of this node, its key last. What is left when etcd does not answer is void once the key is gone.
+pub(super) async fn depart(shared: &Shared) {
+    let held = shared.keys.held_by(&shared.node.name, shared.incarnation);
+    let removed = TxnRequest {
+        success: vec![
+            RequestOp::delete_range(held),
+            RequestOp::delete(shared.keys.node(&shared.node.name)),
+        ],
+        ..TxnRequest::default()
+    };
+    if let Err(error) = shared.client.txn(removed).await {
+        tracing::debug!(%error, "cannot remove the records of this node");
+    }
+}
+
+/// Writes the node's key.
+async fn put(shared: &Shared, lease: i64) -> Result<(), EtcdError> {
+    let sessions = u64::try_from(shared.len().0).unwrap_or(u64::MAX);
+    let (key, value) = (
+        shared.keys.node(&shared.node.name),
+        encode(&shared.record(sessions)),
+    );
+    let txn = TxnRequest {
+        success: vec![RequestOp::put(key.clone(), value.clone(), lease)],
+        ..TxnRequest::default()
+    };
+    let revision = shared.client.txn(txn).await?.revision();
+    shared
+        .table
+        .write()
+        .put(key.as_bytes(), &value, revision, event_now());
+    Ok(())
+}
+
+async fn find(shared: &Shared) -> Result<Found, EtcdError> {
+    let txn = TxnRequest {
+        success: vec![RequestOp::get(shared.keys.node(&shared.node.name))],
+        ..TxnRequest::default()
+    };
+    let answer = shared.client.txn(txn).await?;
+    let Some(read) = answer.first_read() else {
+        return Ok(Found::Free);
+    };
+    let record: Option<NodeRecord> = decode(&read.value);
+    Ok(match record {
+        Some(record) if record.incarnation != shared.incarnation.to_string() => {
+            Found::Other(record, read.mod_revision)
+        }
+        _ => Found::Free,
+    })
+}
+
+/// Asks whether the node of this record lives: it then writes its key again.
+async fn is_alive(
+    shared: &Shared,
+    record: &NodeRecord,
+    revision: i64,
+    lease: i64,
+) -> Result<bool, EtcdError> {
+    let question = shared.keys.challenge(&shared.node.name);
+    let asked = TxnRequest {
+        success: vec![RequestOp::put(
+            question.clone(),
+            shared.incarnation.to_string(),
+            lease,
+        )],
+        ..TxnRequest::default()
+    };
+    shared.client.txn(asked).await?;
+    let answered = async {
+        loop {
+            if let Ok(Found::Other(now, changed)) = find(shared).await
+                && now.incarnation == record.incarnation
+                && changed > revision
+            {
+                return;
+            }
+            sleep(PAUSE).await;
+        }
+    };
+    let is_alive = timeout(ANSWER, answered).await.is_ok();
+    let removed = TxnRequest {
+        success: vec![RequestOp::delete(question)],
+        ..TxnRequest::default()
+    };
+    // Its lease would remove it, too.
+    let _ = shared.client.txn(removed).await;
+    Ok(is_alive)
+}

@@ -1,0 +1,552 @@
+//! What this node knows of all runtimes and nodes, fed by a listing and a watch. A plain value: each change is a
+//! function of the state, the record and the time.
+//!
+//! A record is applied only if its revision is greater than that of its key, so that events may come twice, late, or
+//! after this node has applied its own write. A listing replaces what it has not got by merging: nothing disappears while
+//! it is read.
+
+use std::{
+    collections::{HashMap, HashSet, VecDeque},
+    time::Duration,
+};
+
+use tokio::time::Instant;
+use tunnel_proto::handshake::InstanceId;
+
+use super::super::{
+    Claim, ClaimRefusal, Epoch, OnConflict,
+    contention::Contention,
+    node::{Incarnation, NodeName},
+    standing::Standing,
+};
+use super::record::{
+    ClaimRecord, ClusterRecord, HeldRecord, HeldState, Key, Keys, NodeRecord, NodeState, decode,
+};
+use crate::runtimes::{AccountName, RuntimeLabel, RuntimeName};
+
+/// How far the generation stands above the revision in an epoch. etcd would need 8,900 years at 1,000 revisions a second
+/// to get there.
+const GENERATION_SHIFT: u32 = 48;
+
+/// All records.
+#[derive(Debug)]
+pub(super) struct Table {
+    keys: Keys,
+    generation: u16,
+    /// The format that the cluster's record has; 0 before it is known.
+    format: u32,
+    cluster_revision: i64,
+    nodes: HashMap<NodeName, NodeEntry>,
+    runtimes: HashMap<RuntimeLabel, RuntimeRecords>,
+    /// The number of the listing that is being read, or was last.
+    round: u32,
+}
+
+#[derive(Debug)]
+struct NodeEntry {
+    revision: i64,
+    round: u32,
+    incarnation: Incarnation,
+    record: NodeRecord,
+}
+
+/// The records of one runtime.
+#[derive(Debug, Default)]
+struct RuntimeRecords {
+    claim: Option<ClaimEntry>,
+    held: Vec<HeldEntry>,
+    /// When it was first seen that no node holds the runtime.
+    free_since: Option<Instant>,
+}
+
+#[derive(Debug)]
+struct ClaimEntry {
+    revision: i64,
+    round: u32,
+    record: ClaimRecord,
+    /// When the last takeover of the row was, by this node's clock.
+    last_takeover: Instant,
+}
+
+#[derive(Debug)]
+struct HeldEntry {
+    node: NodeName,
+    incarnation: Incarnation,
+    revision: i64,
+    round: u32,
+    /// The revision of the claim.
+    epoch: i64,
+    state: HeldState,
+}
+
+/// A node that has sessions of the instance that holds a runtime.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Holder {
+    /// The node.
+    pub(crate) node: NodeName,
+    /// Its life.
+    pub(crate) incarnation: Incarnation,
+    /// The revision of its record.
+    pub(crate) revision: i64,
+    /// Where other nodes connect.
+    pub(crate) peer: Option<String>,
+    /// The zone that it lies in.
+    pub(crate) zone: Option<String>,
+    /// None of its sessions takes new exchanges, or the node itself leaves.
+    pub(crate) is_leaving: bool,
+}
+
+/// What a change was about.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub(super) enum Effect {
+    Runtime(RuntimeLabel),
+    Node(NodeName),
+    Challenge(NodeName),
+    Cluster,
+}
+
+/// How an instance gets a runtime.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) enum Step {
+    /// It has the claim of this revision already.
+    Hold(i64),
+    /// By a claim after the one that was seen.
+    Claim(NextClaim),
+}
+
+/// The next claim of a runtime, apart from who makes it.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub(super) struct NextClaim {
+    /// The revision of the claim that is replaced; 0 if there is none.
+    pub(super) seen: i64,
+    pub(super) row: u32,
+    pub(super) row_age: Duration,
+    pub(super) superseded: VecDeque<InstanceId>,
+}
+
+/// When a record is applied.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Moment {
+    pub(super) now: Instant,
+    /// The age of a record that a listing has read, by the wall clock and so only for the wait after takeovers; an event
+    /// has just happened.
+    pub(super) listed_at_ms: Option<u64>,
+}
+
+impl Moment {
+    pub(super) fn of_event(now: Instant) -> Self {
+        Self {
+            now,
+            listed_at_ms: None,
+        }
+    }
+}
+
+impl Table {
+    pub(super) fn new(keys: Keys) -> Self {
+        Self {
+            keys,
+            generation: 0,
+            format: 0,
+            cluster_revision: 0,
+            nodes: HashMap::new(),
+            runtimes: HashMap::new(),
+            round: 0,
+        }
+    }
+
+    /// Applies a write. Returns what it was about, if it changes anything.
+    pub(super) fn put(
+        &mut self,
+        key: &[u8],
+        value: &[u8],
+        revision: i64,
+        moment: Moment,
+    ) -> Option<Effect> {
+        match self.keys.parse(key)? {
+            Key::Cluster => self.put_cluster(decode(value)?, revision),
+            Key::Node(name) => self.put_node(name, decode(value)?, revision),
+            Key::Challenge(name) => moment
+                .listed_at_ms
+                .is_none()
+                .then_some(Effect::Challenge(name)),
+            Key::Claim(label) => self.put_claim(label, decode(value)?, revision, moment),
+            Key::Held(node, incarnation, label) => {
+                let record: HeldRecord = decode(value)?;
+                let held = HeldEntry {
+                    node,
+                    incarnation,
+                    revision,
+                    round: self.round,
+                    epoch: match record.epoch {
+                        0 => revision,
+                        epoch => epoch,
+                    },
+                    state: record.state,
+                };
+                self.put_held(label, held)
+            }
+        }
+    }
+
+    fn put_cluster(&mut self, record: ClusterRecord, revision: i64) -> Option<Effect> {
+        if self.cluster_revision >= revision {
+            return None;
+        }
+        self.cluster_revision = revision;
+        self.generation = record.generation;
+        self.format = record.format;
+        Some(Effect::Cluster)
+    }
+
+    fn put_node(&mut self, name: NodeName, record: NodeRecord, revision: i64) -> Option<Effect> {
+        if let Some(known) = self.nodes.get_mut(&name)
+            && known.revision >= revision
+        {
+            known.round = self.round;
+            return None;
+        }
+        let entry = NodeEntry {
+            revision,
+            round: self.round,
+            incarnation: record.incarnation.parse().ok()?,
+            record,
+        };
+        self.nodes.insert(name.clone(), entry);
+        Some(Effect::Node(name))
+    }
+
+    fn put_claim(
+        &mut self,
+        label: RuntimeLabel,
+        record: ClaimRecord,
+        revision: i64,
+        Moment { now, listed_at_ms }: Moment,
+    ) -> Option<Effect> {
+        let records = self.runtimes.entry(label.clone()).or_default();
+        if let Some(known) = &mut records.claim
+            && known.revision >= revision
+        {
+            known.round = self.round;
+            return None;
+        }
+        let age_ms = listed_at_ms.map_or(0, |listed| listed.saturating_sub(record.at_ms));
+        let age = Duration::from_millis(age_ms.saturating_add(record.row_age_ms));
+        records.claim = Some(ClaimEntry {
+            revision,
+            round: self.round,
+            record,
+            last_takeover: now.checked_sub(age).unwrap_or(now),
+        });
+        Some(Effect::Runtime(label))
+    }
+
+    fn put_held(&mut self, label: RuntimeLabel, held: HeldEntry) -> Option<Effect> {
+        let records = self.runtimes.entry(label.clone()).or_default();
+        let is_key =
+            |known: &HeldEntry| known.node == held.node && known.incarnation == held.incarnation;
+        match records.held.iter_mut().find(|known| is_key(known)) {
+            Some(known) if known.revision >= held.revision => {
+                known.round = self.round;
+                return None;
+            }
+            Some(known) => *known = held,
+            None => records.held.push(held),
+        }
+        Some(Effect::Runtime(label))
+    }
+
+    /// Applies a removal. Returns what it was about, if it changes anything.
+    pub(super) fn delete(&mut self, key: &[u8], revision: i64) -> Option<Effect> {
+        match self.keys.parse(key)? {
+            Key::Node(name) => {
+                let known = self.nodes.get(&name)?;
+                if known.revision >= revision {
+                    return None;
+                }
+                self.nodes.remove(&name);
+                Some(Effect::Node(name))
+            }
+            Key::Claim(label) => {
+                let records = self.runtimes.get_mut(&label)?;
+                records.claim.take_if(|claim| claim.revision < revision)?;
+                self.forget_empty(&label);
+                Some(Effect::Runtime(label))
+            }
+            Key::Held(node, incarnation, label) => {
+                let records = self.runtimes.get_mut(&label)?;
+                let count = records.held.len();
+                records.held.retain(|held| {
+                    held.node != node
+                        || held.incarnation != incarnation
+                        || held.revision >= revision
+                });
+                let is_changed = records.held.len() < count;
+                self.forget_empty(&label);
+                is_changed.then_some(Effect::Runtime(label))
+            }
+            Key::Cluster => Some(Effect::Cluster),
+            Key::Challenge(_) => None,
+        }
+    }
+
+    fn forget_empty(&mut self, label: &RuntimeLabel) {
+        let is_empty =
+            |records: &RuntimeRecords| records.claim.is_none() && records.held.is_empty();
+        if self.runtimes.get(label).is_some_and(is_empty) {
+            self.runtimes.remove(label);
+        }
+    }
+
+    /// Begins a listing.
+    pub(super) fn begin_listing(&mut self) {
+        self.round = self.round.wrapping_add(1);
+    }
+
+    /// Ends a listing of this revision: what it had not got and is not younger is gone.
+    pub(super) fn end_listing(&mut self, revision: i64) -> Vec<Effect> {
+        let round = self.round;
+        let stays = |seen_in: u32, changed: i64| seen_in == round || changed > revision;
+        let mut effects = Vec::new();
+        self.nodes.retain(|name, node| {
+            let stays = stays(node.round, node.revision);
+            if !stays {
+                effects.push(Effect::Node(name.clone()));
+            }
+            stays
+        });
+        self.runtimes.retain(|label, records| {
+            let count = records.held.len();
+            records.held.retain(|held| stays(held.round, held.revision));
+            let claim = records
+                .claim
+                .take_if(|claim| !stays(claim.round, claim.revision));
+            if claim.is_some() || records.held.len() < count {
+                effects.push(Effect::Runtime(label.clone()));
+            }
+            records.claim.is_some() || !records.held.is_empty()
+        });
+        effects
+    }
+
+    /// The runs of nodes that have records and are no more.
+    pub(super) fn dead_nodes(&self) -> HashSet<(NodeName, Incarnation)> {
+        let held = self.runtimes.values().flat_map(|records| &records.held);
+        let dead = held.filter(|held| {
+            let node = self.nodes.get(&held.node);
+            node.is_none_or(|node| node.incarnation != held.incarnation)
+        });
+        dead.map(|held| (held.node.clone(), held.incarnation))
+            .collect()
+    }
+
+    /// The records of such nodes, at most so many.
+    pub(super) fn records_of(
+        &self,
+        dead: &HashSet<(NodeName, Incarnation)>,
+        most: usize,
+    ) -> Vec<(RuntimeLabel, (NodeName, Incarnation))> {
+        let records = self.runtimes.iter().flat_map(|(label, records)| {
+            let held = records.held.iter();
+            held.map(move |held| (label.clone(), (held.node.clone(), held.incarnation)))
+        });
+        records
+            .filter(|(_, node)| dead.contains(node))
+            .take(most)
+            .collect()
+    }
+
+    /// The claims, with their revisions, of runtimes that have been free for so long, at most so many.
+    pub(super) fn long_free(&mut self, long: Duration, most: usize) -> Vec<(RuntimeLabel, i64)> {
+        let now = Instant::now();
+        let held: HashSet<RuntimeLabel> = {
+            let runtimes = self.runtimes.iter();
+            let held = runtimes.filter(|(_, records)| self.live(records).next().is_some());
+            held.map(|(label, _)| label.clone()).collect()
+        };
+        let mut free = Vec::new();
+        for (label, records) in &mut self.runtimes {
+            if held.contains(label) {
+                records.free_since = None;
+                continue;
+            }
+            let since = *records.free_since.get_or_insert(now);
+            if let Some(claim) = &records.claim
+                && now.saturating_duration_since(since) >= long
+                && free.len() < most
+            {
+                free.push((label.clone(), claim.revision));
+            }
+        }
+        free
+    }
+
+    /// The number of nodes, of claims and of held records.
+    pub(super) fn counts(&self) -> [usize; 3] {
+        let records = self.runtimes.values();
+        let (claims, held) = records.fold((0, 0), |(claims, held), records| {
+            let claim = usize::from(records.claim.is_some());
+            (claims + claim, held + records.held.len())
+        });
+        [self.nodes.len(), claims, held]
+    }
+
+    /// The number of runtimes with a record.
+    pub(super) fn len(&self) -> usize {
+        self.runtimes.len()
+    }
+
+    /// The format of the records, once it is known.
+    pub(super) fn format(&self) -> Option<u32> {
+        (self.format > 0).then_some(self.format)
+    }
+
+    /// The epoch of a claim of this revision.
+    pub(super) fn epoch(&self, revision: i64) -> Epoch {
+        let generation = u64::from(self.generation) << GENERATION_SHIFT;
+        Epoch(generation | u64::try_from(revision).unwrap_or(0))
+    }
+
+    /// The revision of a claim of the current generation.
+    pub(super) fn revision(&self, epoch: Epoch) -> Option<i64> {
+        let generation = epoch.0 >> GENERATION_SHIFT;
+        let revision = epoch.0 & ((1 << GENERATION_SHIFT) - 1);
+        (generation == u64::from(self.generation))
+            .then_some(revision)
+            .and_then(|revision| i64::try_from(revision).ok())
+    }
+
+    /// The claim of a runtime, held or not.
+    pub(super) fn claim(&self, label: &str) -> Option<Claim> {
+        let claim = self.runtimes.get(label)?.claim.as_ref()?;
+        Some(Claim {
+            instance: claim.record.instance.clone(),
+            epoch: self.epoch(claim.revision),
+        })
+    }
+
+    /// The label of a runtime that has a claim, with its account and name.
+    pub(super) fn runtime(&self, label: &str) -> Option<(RuntimeLabel, AccountName, RuntimeName)> {
+        let (label, records) = self.runtimes.get_key_value(label)?;
+        let (account, name) = records.claim.as_ref()?.record.runtime()?;
+        Some((label.clone(), account, name))
+    }
+
+    /// The nodes that hold the runtime by its current claim.
+    pub(super) fn holders(&self, label: &str) -> Vec<Holder> {
+        let records = self.runtimes.get(label);
+        let holders = records.into_iter().flat_map(|records| self.live(records));
+        let holder = |(held, node): (&HeldEntry, &NodeEntry)| Holder {
+            node: held.node.clone(),
+            incarnation: held.incarnation,
+            revision: held.revision,
+            peer: node.record.peer.clone(),
+            zone: node.record.zone.clone(),
+            is_leaving: held.state == HeldState::Leaving || node.record.state == NodeState::Leaving,
+        };
+        holders.map(holder).collect()
+    }
+
+    fn live<'a>(
+        &'a self,
+        records: &'a RuntimeRecords,
+    ) -> impl Iterator<Item = (&'a HeldEntry, &'a NodeEntry)> {
+        let epoch = records.claim.as_ref().map(|claim| claim.revision);
+        let of_claim = move |held: &&HeldEntry| Some(held.epoch) == epoch;
+        records.held.iter().filter(of_claim).filter_map(|held| {
+            let node = self.nodes.get(&held.node)?;
+            (node.incarnation == held.incarnation).then_some((held, node))
+        })
+    }
+
+    /// The record that a node has of a runtime: the epoch and the state.
+    pub(super) fn held_by(
+        &self,
+        label: &RuntimeLabel,
+        node: &NodeName,
+        incarnation: Incarnation,
+    ) -> Option<(Epoch, HeldState)> {
+        let held = self.runtimes.get(label)?.held.iter();
+        let mut own = held.filter(|held| held.node == *node && held.incarnation == incarnation);
+        own.next().map(|held| (self.epoch(held.epoch), held.state))
+    }
+
+    /// The node of this name.
+    pub(super) fn node(&self, name: &NodeName) -> Option<(Incarnation, &NodeRecord)> {
+        let node = self.nodes.get(name)?;
+        Some((node.incarnation, &node.record))
+    }
+
+    /// All nodes.
+    pub(super) fn nodes(&self) -> impl Iterator<Item = (&NodeName, Incarnation, &NodeRecord)> {
+        let nodes = self.nodes.iter();
+        nodes.map(|(name, node)| (name, node.incarnation, &node.record))
+    }
+
+    /// What decides about the next claim; `None` while no node holds the runtime.
+    pub(super) fn standing(&self, label: &str) -> Option<Standing> {
+        let records = self.runtimes.get(label)?;
+        let entry = records.claim.as_ref()?;
+        let mut is_held = false;
+        let mut is_leaving = true;
+        for (held, _) in self.live(records) {
+            is_held = true;
+            is_leaving &= held.state == HeldState::Leaving;
+        }
+        is_held.then(|| Standing {
+            claim: Claim {
+                instance: entry.record.instance.clone(),
+                epoch: self.epoch(entry.revision),
+            },
+            contention: Contention::of(entry.record.row, entry.last_takeover),
+            is_leaving,
+            superseded: entry.record.superseded.clone(),
+        })
+    }
+
+    /// Whether and how an instance gets a runtime now.
+    pub(super) fn decide(
+        &self,
+        label: &str,
+        instance: &InstanceId,
+        on_conflict: OnConflict,
+        now: Instant,
+    ) -> Result<Step, ClaimRefusal> {
+        let entry = self
+            .runtimes
+            .get(label)
+            .and_then(|records| records.claim.as_ref());
+        let seen = entry.map_or(0, |claim| claim.revision);
+        let Some(standing) = self.standing(label) else {
+            // A free runtime has no history: the instance that had it last gets it by its old claim only if that has none.
+            let is_own = |claim: &&ClaimEntry| {
+                claim.record.instance == *instance
+                    && claim.record.superseded.is_empty()
+                    && claim.record.row == 0
+            };
+            return Ok(match entry.filter(is_own) {
+                Some(claim) => Step::Hold(claim.revision),
+                None => Step::Claim(NextClaim {
+                    seen,
+                    ..NextClaim::default()
+                }),
+            });
+        };
+        standing.precheck(instance, on_conflict, now)?;
+        if standing.claim.instance == *instance {
+            return Ok(Step::Hold(seen));
+        }
+        let next = Claim {
+            instance: instance.clone(),
+            epoch: standing.claim.epoch,
+        };
+        let next = standing.succeeded_by(next, now);
+        let (row, row_age) = next.contention.parts(now);
+        Ok(Step::Claim(NextClaim {
+            seen,
+            row,
+            row_age,
+            superseded: next.superseded,
+        }))
+    }
+}

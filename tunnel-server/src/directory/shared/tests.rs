@@ -1,0 +1,364 @@
+//! Nodes over a store that is simulated: the rules of the shared directory are those of the one in memory, and tables
+//! agree in whatever order they hear of changes.
+
+use std::collections::BTreeMap;
+
+use proptest::prelude::*;
+use tokio::runtime;
+use tunnel_etcd::{
+    Event, EventKind, KeyValue, Operand, RangeResponse, Request, Response, ResponseHeader,
+    ResponseOp, Settings, TxnRequest, TxnResponse,
+};
+use tunnel_ops::tls_files::{Roots, client_config};
+use tunnel_proto::handshake::InstanceSecret;
+
+use super::{super::claims::Claims, record::encode, *};
+
+/// A store with etcd's transactions.
+#[derive(Default)]
+struct Store {
+    keys: BTreeMap<Vec<u8>, KeyValue>,
+    revision: i64,
+    events: Vec<Event>,
+}
+
+impl Store {
+    fn txn(&mut self, txn: &TxnRequest) -> TxnResponse {
+        self.revision += 1;
+        let mut answer = self.inner(txn);
+        answer.header = Some(ResponseHeader {
+            revision: self.revision,
+            ..ResponseHeader::default()
+        });
+        answer
+    }
+
+    fn inner(&mut self, txn: &TxnRequest) -> TxnResponse {
+        let succeeded = txn.compare.iter().all(|compare| {
+            let changed = self
+                .keys
+                .get(&compare.key[..])
+                .map_or(0, |kv| kv.mod_revision);
+            compare.operand == Some(Operand::ModRevision(changed))
+        });
+        let operations = match succeeded {
+            true => &txn.success,
+            false => &txn.failure,
+        };
+        let responses = operations.iter().map(|operation| {
+            let response = match operation.request.as_ref().unwrap() {
+                Request::Txn(inner) => Response::Txn(self.inner(inner)),
+                Request::Range(read) => Response::Range(RangeResponse {
+                    kvs: self.keys.get(&read.key[..]).cloned().into_iter().collect(),
+                    ..RangeResponse::default()
+                }),
+                Request::Put(put) => {
+                    self.put(&put.key, &put.value);
+                    Response::Put(tunnel_etcd::PutResponse::default())
+                }
+                Request::Delete(delete) => {
+                    self.delete(&delete.key);
+                    Response::Delete(tunnel_etcd::DeleteRangeResponse::default())
+                }
+            };
+            ResponseOp {
+                response: Some(response),
+            }
+        });
+        let responses = responses.collect();
+        TxnResponse {
+            succeeded,
+            responses,
+            header: None,
+        }
+    }
+
+    fn put(&mut self, key: &[u8], value: &[u8]) {
+        let kv = KeyValue {
+            key: key.to_vec().into(),
+            value: value.to_vec().into(),
+            mod_revision: self.revision,
+            ..KeyValue::default()
+        };
+        self.keys.insert(key.to_vec(), kv.clone());
+        self.events.push(event(EventKind::Put, kv));
+    }
+
+    fn delete(&mut self, key: &[u8]) {
+        if self.keys.remove(key).is_some() {
+            let kv = KeyValue {
+                key: key.to_vec().into(),
+                mod_revision: self.revision,
+                ..KeyValue::default()
+            };
+            self.events.push(event(EventKind::Delete, kv));
+        }
+    }
+}
+
+fn event(kind: EventKind, kv: KeyValue) -> Event {
+    Event {
+        kind: kind.into(),
+        kv: Some(kv),
+    }
+}
+
+fn node(number: usize) -> Arc<Shared> {
+    let client = Client::new(Settings {
+        members: vec!["http://127.0.0.1:1".parse().unwrap()],
+        tls: client_config(&Roots::none(), None, &[]).unwrap(),
+        user: None,
+        timeout: Duration::from_secs(1),
+    });
+    let node = Node {
+        name: format!("n{number}").parse().unwrap(),
+        peer: None,
+        zone: None,
+    };
+    let metrics = Metrics::new().unwrap();
+    Shared::new(client, "/t/", node, number as u64 + 1, metrics)
+}
+
+/// Nodes that share a store, and hear of every change at once.
+struct Nodes {
+    store: Store,
+    nodes: Vec<Arc<Shared>>,
+}
+
+impl Nodes {
+    fn new(count: usize) -> Self {
+        let mut nodes = Self {
+            store: Store::default(),
+            nodes: (0..count).map(node).collect(),
+        };
+        for node in nodes.nodes.clone() {
+            nodes.store.revision += 1;
+            let key = node.keys.node(&node.node.name);
+            nodes.store.put(key.as_bytes(), &encode(&node.record(0)));
+        }
+        nodes.deliver();
+        nodes
+    }
+
+    fn deliver(&mut self) {
+        let events = std::mem::take(&mut self.store.events);
+        for node in &self.nodes {
+            let effects = feed::apply_events(node, &events);
+            node.on_effects(effects);
+        }
+    }
+
+    /// Writes what a node has to write.
+    fn write(&mut self, number: usize, mut waiting: Vec<ClaimRequest>) {
+        let node = self.nodes[number].clone();
+        loop {
+            let batch = writer::batch(&node, &mut waiting);
+            if batch.is_empty() {
+                return;
+            }
+            let answer = self.store.txn(&writer::joined(&batch));
+            node.on_answers(batch, answer);
+            self.deliver();
+        }
+    }
+
+    fn write_all(&mut self) {
+        for number in 0..self.nodes.len() {
+            self.write(number, Vec::new());
+        }
+    }
+
+    fn claim(
+        &mut self,
+        number: usize,
+        instance: &InstanceId,
+        on_conflict: OnConflict,
+    ) -> Result<ClaimGuard, ClaimRefusal> {
+        let node = self.nodes[number].clone();
+        for _ in 0..ROUNDS {
+            let step = match node.enter(&entry(), instance, on_conflict)? {
+                Entered::Joined(guard) => {
+                    self.write(number, Vec::new());
+                    return Ok(guard);
+                }
+                Entered::Next(step) => step,
+            };
+            let (answer, mut answered) = oneshot::channel();
+            let request = ClaimRequest {
+                runtime: entry(),
+                instance: instance.clone(),
+                step,
+                answer,
+            };
+            self.write(number, vec![request]);
+            if let Ok(ClaimAnswer::Claimed(guard)) = answered.try_recv() {
+                return Ok(guard);
+            }
+        }
+        panic!("no claim in {ROUNDS} rounds");
+    }
+}
+
+fn entry() -> Arc<RuntimeEntry> {
+    let file = "[[runtime]]\naccount = \"acme\"\nname = \"prod\"\n";
+    let file = tunnel_ops::config_file::TomlFile::from_text("r.toml", file);
+    let domain = "tunnels.localhost".parse().unwrap();
+    let runtimes = crate::runtimes::Runtimes::parse(&file, &domain).unwrap();
+    runtimes.iter().next().unwrap().clone()
+}
+
+fn instance(number: u8) -> InstanceId {
+    InstanceSecret::from_random([number; 16]).id().clone()
+}
+
+/// Something that happens to one runtime.
+#[derive(Debug, Clone)]
+enum Happening {
+    Claim(usize, u8, bool),
+    Leave(usize),
+    Release(usize),
+    Wait(u64),
+}
+
+fn steps() -> impl Strategy<Value = Vec<Happening>> {
+    let step = prop_oneof![
+        4 => (0..3_usize, 0..4_u8, any::<bool>()).prop_map(|(node, instance, rejects)| Happening::Claim(node, instance, rejects)),
+        1 => (0..8_usize).prop_map(Happening::Leave),
+        3 => (0..8_usize).prop_map(Happening::Release),
+        1 => (0..40_u64).prop_map(Happening::Wait),
+    ];
+    proptest::collection::vec(step, 1..60)
+}
+
+/// A claim as it is held in both directories.
+struct Both {
+    guard: ClaimGuard,
+    model: Claim,
+    is_leaving: bool,
+}
+
+fn is_leaving(held: &[Both], instance: &InstanceId) -> bool {
+    let mut own = held.iter().filter(|both| both.model.instance == *instance);
+    own.any(|both| both.is_leaving)
+}
+
+async fn compare_with_memory(steps: Vec<Happening>) {
+    let mut nodes = Nodes::new(3);
+    let (mut model, mut held) = (Claims::default(), Vec::<Both>::new());
+    let label = entry().label.clone();
+    for step in steps {
+        match step {
+            // In memory a session that joins speaks for all of its instance, and here for those of its node: what
+            // leaves stays away.
+            Happening::Claim(_, number, _) if is_leaving(&held, &instance(number)) => {}
+            Happening::Claim(node, number, rejects) => {
+                let on_conflict = match rejects {
+                    true => OnConflict::Reject,
+                    false => OnConflict::Supersede,
+                };
+                let instance = instance(number);
+                let expected = model.claim(&label, &instance, on_conflict, Instant::now());
+                match (nodes.claim(node, &instance, on_conflict), expected) {
+                    (Ok(guard), Ok(model)) => held.push(Both {
+                        guard,
+                        model,
+                        is_leaving: false,
+                    }),
+                    (found, expected) => {
+                        assert_eq!(found.err(), expected.err());
+                    }
+                }
+            }
+            Happening::Leave(which) if !held.is_empty() => {
+                // In memory one session speaks for all, here one node: the instance leaves all nodes.
+                let instance = held[which % held.len()].model.instance.clone();
+                let all = held.iter_mut();
+                for both in all.filter(|both| both.model.instance == instance) {
+                    both.is_leaving = true;
+                    both.guard.leave();
+                    model.leave(&label, both.model.epoch);
+                }
+            }
+            Happening::Release(which) if !held.is_empty() => {
+                let both = held.swap_remove(which % held.len());
+                model.release(&label, both.model.epoch);
+                drop(both.guard);
+            }
+            Happening::Leave(_) | Happening::Release(_) => {}
+            Happening::Wait(seconds) => tokio::time::advance(Duration::from_secs(seconds)).await,
+        }
+        nodes.write_all();
+        let expected = model.current(&label).map(|claim| claim.instance.clone());
+        for node in &nodes.nodes {
+            let standing = node.table.read().standing(label.as_str());
+            assert_eq!(standing.map(|standing| standing.claim.instance), expected);
+        }
+    }
+    drop(held);
+    nodes.write_all();
+    let held = nodes
+        .store
+        .keys
+        .keys()
+        .filter(|key| key.starts_with(b"/t/held/"));
+    assert_eq!(held.count(), 0, "records of nodes that hold nothing");
+}
+
+fn paused<T>(future: impl Future<Output = T>) -> T {
+    let runtime = runtime::Builder::new_current_thread()
+        .enable_time()
+        .start_paused(true)
+        .build();
+    runtime.unwrap().block_on(future)
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(200))]
+
+    #[test]
+    fn several_nodes_decide_as_one_does(steps in steps()) {
+        paused(compare_with_memory(steps));
+    }
+
+    /// Whatever comes twice, late or after a listing, the table ends as the store is.
+    #[test]
+    fn tables_agree_in_the_end(steps in steps(), order in proptest::collection::vec(any::<prop::sample::Index>(), 1..40)) {
+        paused(async {
+            let mut nodes = Nodes::new(3);
+            let mut held = Vec::new();
+            let mut events = Vec::new();
+            for step in steps {
+                if let Happening::Claim(node, number, _) = step {
+                    held.extend(nodes.claim(node, &instance(number), OnConflict::Supersede).ok());
+                }
+                if let Happening::Release(which) = step && !held.is_empty() {
+                    held.swap_remove(which % held.len());
+                }
+                nodes.write_all();
+                let keys = nodes.store.keys.values().cloned();
+                events.extend(keys.map(|kv| event(EventKind::Put, kv)));
+            }
+            let late = node(9);
+            // Older states in any order, then the listing, then some of them again.
+            for index in &order {
+                if !events.is_empty() {
+                    feed::apply_events(&late, &[index.get(&events).clone()]);
+                }
+            }
+            let listing: Vec<KeyValue> = nodes.store.keys.values().cloned().collect();
+            late.table.write().begin_listing();
+            feed::apply_page(&late, &listing);
+            late.table.write().end_listing(nodes.store.revision);
+            let label = entry().label.clone();
+            let (own, other) = (late.table.read(), nodes.nodes[0].table.read());
+            assert_eq!(own.counts(), other.counts());
+            assert_eq!(own.claim(label.as_str()), other.claim(label.as_str()));
+            let sorted = |mut holders: Vec<Holder>| {
+                holders.sort_by_key(|holder| holder.node.clone());
+                holders
+            };
+            let (own, other) = (own.holders(label.as_str()), other.holders(label.as_str()));
+            assert_eq!(sorted(own), sorted(other));
+        });
+    }
+}

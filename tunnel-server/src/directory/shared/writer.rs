@@ -1,0 +1,447 @@
+//! Writes claims and records in batches: while one transaction is under way, the next collects.
+//!
+//! A batch is one transaction with one transaction for each runtime in it, so that each has its own condition. A batch that
+//! is not answered is sent again to another member: its claims have a nonce, by which their writer knows them.
+
+use std::{collections::HashSet, sync::Arc, time::Duration};
+
+use tokio::{
+    sync::{mpsc, oneshot},
+    time::{Instant, sleep},
+};
+use tunnel_etcd::{Compare, EtcdError, Request, RequestOp, Response, TxnRequest, TxnResponse};
+use tunnel_proto::handshake::InstanceId;
+
+use super::{
+    super::{Claim, ClaimGuard},
+    DirectoryError, Shared, event_now,
+    record::{ClaimRecord, HeldRecord, HeldState, decode, encode},
+    table::{NextClaim, Step},
+    wall_ms,
+};
+use crate::runtimes::{AccountName, RuntimeEntry, RuntimeLabel, RuntimeName};
+
+/// Most runtimes in a batch. etcd allows 128 operations in a transaction, and each runtime takes up to three.
+const BATCH: usize = 40;
+
+/// How long a batch is tried: longer than an election, which takes 1 to 1.5 s.
+const PATIENCE: Duration = Duration::from_secs(3);
+
+/// Time between two tries where a member answers at once that it cannot.
+const BETWEEN_TRIES: Duration = Duration::from_millis(50);
+
+/// Time until records are tried again while etcd is away.
+const AWAY_PAUSE: Duration = Duration::from_millis(500);
+
+/// Results of claims, in the metric.
+pub(super) const WON: &str = "won";
+pub(super) const LOST: &str = "lost";
+pub(super) const PROVISIONAL: &str = "provisional";
+pub(super) const FAILED: &str = "failed";
+
+/// A claim that a session waits for.
+pub(super) struct ClaimRequest {
+    pub(super) runtime: Arc<RuntimeEntry>,
+    pub(super) instance: InstanceId,
+    pub(super) step: Step,
+    pub(super) answer: oneshot::Sender<ClaimAnswer>,
+}
+
+/// What has become of it.
+pub(super) enum ClaimAnswer {
+    /// The instance has the runtime.
+    Claimed(ClaimGuard),
+    /// There is another claim than the one that was seen: the table has it now.
+    Outdated,
+    /// etcd does not answer.
+    Away,
+}
+
+/// One runtime of a batch.
+pub(super) struct Item {
+    label: RuntimeLabel,
+    kind: ItemKind,
+    pub(super) txn: TxnRequest,
+}
+
+enum ItemKind {
+    /// A session waits.
+    Requested(ClaimRequest, Option<ClaimRecord>),
+    /// The record of what this node holds; with the claim, where that is missing.
+    Kept(Option<ClaimRecord>),
+    /// This node holds the runtime no more.
+    Released,
+}
+
+/// Writes until it is dropped.
+pub(super) async fn write(shared: Arc<Shared>) {
+    let Some(mut claims) = shared.claims_receiver.lock().take() else {
+        return;
+    };
+    let mut waiting: Vec<ClaimRequest> = Vec::new();
+    loop {
+        if waiting.is_empty() {
+            tokio::select! {
+                request = claims.recv() => match request {
+                    Some(request) => waiting.push(request),
+                    None => return,
+                },
+                () = shared.has_unwritten.notified() => {}
+            }
+        }
+        collect(&mut claims, &mut waiting);
+        let batch = batch(&shared, &mut waiting);
+        if batch.is_empty() {
+            continue;
+        }
+        let is_written = commit(&shared, batch).await;
+        if !is_written && waiting.is_empty() {
+            // A claim is tried at once, records wait.
+            tokio::select! {
+                () = sleep(AWAY_PAUSE) => {}
+                Some(request) = claims.recv() => waiting.push(request),
+            }
+        }
+        if !shared.unwritten.lock().is_empty() {
+            shared.has_unwritten.notify_one();
+        }
+    }
+}
+
+/// Takes the requests that have come meanwhile.
+fn collect(claims: &mut mpsc::Receiver<ClaimRequest>, waiting: &mut Vec<ClaimRequest>) {
+    while waiting.len() < BATCH
+        && let Ok(request) = claims.try_recv()
+    {
+        waiting.push(request);
+    }
+}
+
+/// The next batch: each runtime once, claims before records.
+pub(super) fn batch(shared: &Shared, waiting: &mut Vec<ClaimRequest>) -> Vec<Item> {
+    let mut labels = HashSet::new();
+    let mut batch = Vec::new();
+    let mut later = Vec::new();
+    for request in waiting.drain(..) {
+        // The session may have ended while it waited.
+        if request.answer.is_closed() {
+            continue;
+        }
+        match batch.len() < BATCH && labels.insert(request.runtime.label.clone()) {
+            true => batch.push(shared.requested(request)),
+            false => later.push(request),
+        }
+    }
+    *waiting = later;
+    let mut unwritten = shared.unwritten.lock();
+    let next = unwritten.iter().filter(|label| !labels.contains(*label));
+    let next: Vec<RuntimeLabel> = next.take(BATCH - batch.len()).cloned().collect();
+    for label in &next {
+        unwritten.remove(label);
+    }
+    drop(unwritten);
+    batch.extend(next.into_iter().filter_map(|label| shared.kept(label)));
+    batch
+}
+
+/// Sends a batch until it is answered, or the time is over. Returns whether it was.
+async fn commit(shared: &Arc<Shared>, batch: Vec<Item>) -> bool {
+    let txn = joined(&batch);
+    let until = Instant::now() + PATIENCE;
+    loop {
+        match shared.client.txn(txn.clone()).await {
+            Ok(answer) => {
+                shared.set_away(false);
+                shared.on_answers(batch, answer);
+                return true;
+            }
+            Err(error) => {
+                tracing::debug!(%error, "etcd has not taken a write");
+                if Instant::now() >= until {
+                    shared.on_unanswered(batch, &error);
+                    return false;
+                }
+            }
+        }
+        sleep(BETWEEN_TRIES).await;
+    }
+}
+
+/// The transaction of a batch.
+pub(super) fn joined(batch: &[Item]) -> TxnRequest {
+    let items = batch.iter();
+    TxnRequest {
+        success: items.map(|item| item.txn.clone().into()).collect(),
+        ..TxnRequest::default()
+    }
+}
+
+impl Shared {
+    /// The transaction of a claim, or of one more node of the claim's instance.
+    fn requested(&self, request: ClaimRequest) -> Item {
+        let ClaimRequest {
+            runtime,
+            instance,
+            step,
+            ..
+        } = &request;
+        let label = runtime.label.clone();
+        let names = (&runtime.account, &runtime.name);
+        let (txn, record) = match step {
+            Step::Hold(revision) => (self.hold(&label, *revision, HeldState::Open), None),
+            Step::Claim(next) => {
+                let (txn, record) = self.claim_txn(&label, instance, names, next);
+                (txn, Some(record))
+            }
+        };
+        Item {
+            label,
+            kind: ItemKind::Requested(request, record),
+            txn,
+        }
+    }
+
+    /// The transaction that makes the records say what this node holds; `None` if another instance has the runtime.
+    fn kept(&self, label: RuntimeLabel) -> Option<Item> {
+        let holds = self.holds.lock();
+        let table = self.table.read();
+        let Some(hold) = holds.get(&label) else {
+            let key = self.keys.held(&self.node.name, self.incarnation, &label);
+            let txn = TxnRequest {
+                success: vec![RequestOp::delete(key)],
+                ..TxnRequest::default()
+            };
+            let kind = ItemKind::Released;
+            return Some(Item { label, kind, txn });
+        };
+        let current = table.claim(label.as_str());
+        let seen = current
+            .as_ref()
+            .and_then(|claim| table.revision(claim.epoch));
+        let is_own = current
+            .as_ref()
+            .is_some_and(|claim| claim.instance == hold.claim.instance);
+        let is_lost = current
+            .as_ref()
+            .is_some_and(|claim| !is_own && claim.epoch > hold.epoch());
+        if is_lost {
+            return None;
+        }
+        let (txn, record) = match (is_own, seen) {
+            (true, Some(revision)) => (self.hold(&label, revision, hold.state()), None),
+            _ => {
+                let next = NextClaim {
+                    seen: seen.unwrap_or(0),
+                    ..NextClaim::default()
+                };
+                let names = (&hold.account, &hold.name);
+                let claimed = self.claim_txn(&label, &hold.claim.instance, names, &next);
+                (claimed.0, Some(claimed.1))
+            }
+        };
+        let kind = ItemKind::Kept(record);
+        Some(Item { label, kind, txn })
+    }
+
+    fn claim_txn(
+        &self,
+        label: &RuntimeLabel,
+        instance: &InstanceId,
+        (account, name): (&AccountName, &RuntimeName),
+        next: &NextClaim,
+    ) -> (TxnRequest, ClaimRecord) {
+        let claim = self.keys.claim(label);
+        let held = self.keys.held(&self.node.name, self.incarnation, label);
+        let record = ClaimRecord {
+            instance: instance.clone(),
+            nonce: nonce(),
+            account: account.to_string(),
+            runtime: name.to_string(),
+            node: self.node.name.to_string(),
+            at_ms: wall_ms(),
+            row: next.row,
+            row_age_ms: u64::try_from(next.row_age.as_millis()).unwrap_or(u64::MAX),
+            superseded: next.superseded.clone(),
+        };
+        let together = HeldRecord {
+            epoch: 0,
+            state: HeldState::Open,
+        };
+        let txn = TxnRequest {
+            compare: vec![Compare::mod_revision(claim.clone(), next.seen)],
+            success: vec![
+                RequestOp::put(claim.clone(), encode(&record), 0),
+                RequestOp::put(held, encode(&together), 0),
+            ],
+            failure: vec![RequestOp::get(claim)],
+        };
+        (txn, record)
+    }
+
+    fn hold(&self, label: &RuntimeLabel, revision: i64, state: HeldState) -> TxnRequest {
+        let claim = self.keys.claim(label);
+        let held = self.keys.held(&self.node.name, self.incarnation, label);
+        let record = HeldRecord {
+            epoch: revision,
+            state,
+        };
+        TxnRequest {
+            compare: vec![Compare::mod_revision(claim.clone(), revision)],
+            success: vec![RequestOp::put(held, encode(&record), 0)],
+            failure: vec![RequestOp::get(claim)],
+        }
+    }
+
+    /// Acts on the answer to a batch.
+    pub(super) fn on_answers(self: &Arc<Self>, batch: Vec<Item>, answer: TxnResponse) {
+        let revision = answer.revision();
+        for (item, answer) in batch.into_iter().zip(answer.responses) {
+            if let Some(Response::Txn(answer)) = answer.response {
+                self.on_answer(item, &answer, revision);
+            }
+        }
+    }
+
+    fn on_answer(self: &Arc<Self>, item: Item, answer: &TxnResponse, revision: i64) {
+        let Item { label, kind, txn } = item;
+        let record = match &kind {
+            ItemKind::Requested(_, record) | ItemKind::Kept(record) => record.as_ref(),
+            ItemKind::Released => None,
+        };
+        // An earlier try may have been made although it was not answered.
+        let own = answer.first_read().filter(|read| {
+            let found: Option<ClaimRecord> = decode(&read.value);
+            let nonce = found.map(|found| found.nonce);
+            record.is_some_and(|record| Some(&record.nonce) == nonce.as_ref())
+        });
+        let made_at = match (answer.succeeded, own) {
+            (true, _) => Some(revision),
+            (false, Some(own)) => Some(own.mod_revision),
+            (false, None) => None,
+        };
+        let Some(made_at) = made_at else {
+            return self.on_outdated(&label, kind, answer, revision);
+        };
+        self.apply_own(&txn, made_at);
+        match kind {
+            ItemKind::Requested(request, record) => self.on_claimed(request, record, made_at),
+            ItemKind::Kept(record) => self.on_kept(&label, record, made_at),
+            ItemKind::Released => {}
+        }
+    }
+
+    /// Puts what this node has written into the table, before the watch reports it.
+    fn apply_own(&self, txn: &TxnRequest, revision: i64) {
+        let mut table = self.table.write();
+        for operation in &txn.success {
+            // A removal has no revision of its own in the table: the watch reports it.
+            if let Some(Request::Put(put)) = &operation.request {
+                table.put(&put.key, &put.value, revision, event_now());
+            }
+        }
+    }
+
+    fn on_claimed(
+        self: &Arc<Self>,
+        request: ClaimRequest,
+        record: Option<ClaimRecord>,
+        revision: i64,
+    ) {
+        let ClaimRequest {
+            runtime,
+            instance,
+            step,
+            answer,
+        } = request;
+        let mut holds = self.holds.lock();
+        let table = self.table.read();
+        let epoch = match &step {
+            Step::Hold(revision) => table.epoch(*revision),
+            Step::Claim(_) => table.epoch(revision),
+        };
+        drop(table);
+        let claim = Claim { instance, epoch };
+        let names = (runtime.account.clone(), runtime.name.clone());
+        let serial = holds.insert(&runtime.label, claim.clone(), names, false);
+        drop(holds);
+        if record.is_some() {
+            self.metrics.directory.claims(WON).inc();
+        }
+        let guard = self.guard(&runtime.label, claim, serial);
+        // If the session has ended meanwhile, the guard is dropped, which releases the runtime.
+        drop(answer.send(ClaimAnswer::Claimed(guard)));
+        // Events that came before the hold was there have been settled without it.
+        self.settle(&runtime.label);
+    }
+
+    /// The record is written; if the claim was, too, it has a new epoch.
+    fn on_kept(&self, label: &RuntimeLabel, record: Option<ClaimRecord>, revision: i64) {
+        if let Some(record) = record {
+            let claim = Claim {
+                instance: record.instance,
+                epoch: self.table.read().epoch(revision),
+            };
+            self.holds.lock().on_claimed(label, &claim);
+            if let Some(observer) = self.observer.get().and_then(std::sync::Weak::upgrade) {
+                observer.on_claim(label, &claim);
+            }
+        }
+        self.settle(label);
+    }
+
+    /// The claim is another one than was seen.
+    fn on_outdated(
+        &self,
+        label: &RuntimeLabel,
+        kind: ItemKind,
+        answer: &TxnResponse,
+        revision: i64,
+    ) {
+        let effect = {
+            let mut table = self.table.write();
+            match answer.first_read() {
+                Some(read) => table.put(&read.key, &read.value, read.mod_revision, event_now()),
+                None => table.delete(self.keys.claim(label).as_bytes(), revision),
+            }
+        };
+        self.on_effects(effect);
+        match kind {
+            ItemKind::Requested(request, _) => {
+                self.metrics.directory.claims(LOST).inc();
+                drop(request.answer.send(ClaimAnswer::Outdated));
+            }
+            ItemKind::Kept(_) => self.settle(label),
+            ItemKind::Released => {}
+        }
+    }
+
+    /// A batch was not answered: whether it was made is unknown. Records are tried again.
+    fn on_unanswered(&self, batch: Vec<Item>, error: &EtcdError) {
+        self.set_away(true);
+        if let EtcdError::Denied { .. } = error {
+            tracing::error!(%error, "etcd refuses to write claims");
+        }
+        for item in batch {
+            if let ItemKind::Requested(request, _) = item.kind {
+                self.metrics.directory.claims(FAILED).inc();
+                drop(request.answer.send(ClaimAnswer::Away));
+            }
+            self.unwritten.lock().insert(item.label);
+        }
+    }
+
+    /// The error that a member's refusal of this node's role is.
+    pub(super) fn denied(&self, error: &EtcdError) -> Option<DirectoryError> {
+        match error {
+            EtcdError::Denied { .. } => Some(DirectoryError::Denied(error.to_string())),
+            _ => None,
+        }
+    }
+}
+
+fn nonce() -> String {
+    let mut bytes = [0; 8];
+    // Without random numbers the program does not get this far: instances' secrets and keys need them.
+    let _ = getrandom::fill(&mut bytes);
+    format!("{:016x}", u64::from_be_bytes(bytes))
+}

@@ -1,0 +1,66 @@
+//! The families of the directory that several server nodes share. In a server that stands alone they stay at zero.
+
+use std::time::Duration;
+
+use prometheus::{IntCounter, IntCounterVec, IntGauge};
+use tunnel_ops::metrics::Families;
+
+/// What the node sees of the shared directory.
+pub struct DirectoryMetrics {
+    claims: IntCounterVec,
+    is_away: IntGauge,
+    revision: IntGauge,
+    lease_left: IntGauge,
+    listings: IntCounter,
+}
+
+impl DirectoryMetrics {
+    pub(super) fn new(new: &mut Families) -> prometheus::Result<Self> {
+        Ok(Self {
+            claims: new.counters(
+                "directory_claims_total",
+                "Claims in the shared directory: won, lost to another one, failed without an answer of etcd, or provisional",
+                &["result"],
+            )?,
+            is_away: new.gauge(
+                "directory_away",
+                "1 while etcd does not answer this node's writes",
+            )?,
+            revision: new.gauge(
+                "directory_revision",
+                "The revision of etcd up to which this node knows all changes",
+            )?,
+            lease_left: new.gauge(
+                "directory_lease_left_seconds",
+                "How long the node's lease lives without another renewal",
+            )?,
+            listings: new.counter(
+                "directory_relistings_total",
+                "How often the directory had to be listed again, as after a compaction",
+            )?,
+        })
+    }
+
+    /// The counter of claims with this result.
+    pub(crate) fn claims(&self, result: &str) -> IntCounter {
+        self.claims.with_label_values(&[result])
+    }
+
+    pub(crate) fn set_away(&self, is_away: bool) {
+        self.is_away.set(i64::from(is_away));
+    }
+
+    pub(crate) fn set_revision(&self, revision: u64) {
+        self.revision
+            .set(i64::try_from(revision).unwrap_or(i64::MAX));
+    }
+
+    pub(crate) fn set_lease_left(&self, left: Duration) {
+        let seconds = i64::try_from(left.as_secs()).unwrap_or(i64::MAX);
+        self.lease_left.set(seconds);
+    }
+
+    pub(crate) fn on_relisted(&self) {
+        self.listings.inc();
+    }
+}

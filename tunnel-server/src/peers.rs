@@ -1,0 +1,181 @@
+//! Links between server nodes, by which a request reaches a session that another node holds.
+//!
+//! ```text
+//!   node A                                                      node B
+//!   public ─▶ no session here ─▶ Peers::choose ─▶ link ═══TLS═══▶ relay ─▶ its own session ═══▶ tunnel client
+//!                                                  ◀─ held | not_held | a limit ─┘
+//! ```
+//!
+//! A link is a session of the tunnel's own wire over mutual TLS: the node that dials opens the exchanges. Each shard of a
+//! node has its own link to each other node, so that an exchange stays on its core. A forwarded request is served from
+//! the other node's own sessions or not at all, so that it is forwarded once at most.
+
+pub(crate) mod accept;
+mod identity;
+mod link;
+mod note;
+mod relay;
+
+use std::{
+    collections::HashMap,
+    sync::{
+        Arc,
+        atomic::{AtomicUsize, Ordering},
+    },
+    time::Duration,
+};
+
+use parking_lot::Mutex;
+use tokio::time::{MissedTickBehavior, interval};
+use tokio_rustls::rustls::ClientConfig;
+use tunnel_proto::session::Session;
+
+pub use self::identity::{PeerCa, PeerIdentityError, node_uri};
+use self::link::{Link, Target};
+pub(crate) use self::note::Note;
+use crate::{
+    directory::{Epoch, Holder, NodeName, Shared},
+    metrics::Metrics,
+    runtimes::RuntimeLabel,
+};
+
+/// The status by which a node says that it has a session for a forwarded request, and asks for its content. No upstream
+/// can send it: nodes remove it from what a tunnel client answers.
+pub(crate) const HELD: u16 = 199;
+
+/// Most nodes that one request is forwarded to, one after another.
+const FORWARDS: usize = 2;
+
+/// Time between two looks at which nodes there are.
+const LOOK_EACH: Duration = Duration::from_millis(250);
+
+/// The links of one shard to all other nodes.
+pub(crate) struct Peers {
+    nodes: Arc<Shared>,
+    tls: PeerTls,
+    metrics: Arc<Metrics>,
+    links: Mutex<HashMap<NodeName, Link>>,
+    /// Counts choices.
+    turn: AtomicUsize,
+}
+
+/// How a node dials the others: with its certificate, and with the CA that issued theirs.
+#[derive(Clone)]
+pub(crate) struct PeerTls {
+    pub(crate) ca: PeerCa,
+    pub(crate) identity: tunnel_ops::tls_files::Identity,
+}
+
+/// A node that holds a runtime, and the link to it.
+pub struct Forward {
+    /// The node, and the revision of its record.
+    pub(crate) holder: (NodeName, i64),
+    pub(crate) session: Session,
+    pub(crate) epoch: Epoch,
+}
+
+/// What a request was forwarded by in vain: a node that comes to hold the runtime anew has another record.
+#[derive(Debug, Default)]
+pub(crate) struct Tried(Vec<(NodeName, i64)>);
+
+impl Tried {
+    pub(crate) fn add(&mut self, forward: (NodeName, i64)) {
+        self.0.push(forward);
+    }
+
+    fn has(&self, holder: &Holder) -> bool {
+        let is_holder = |(node, revision): &(NodeName, i64)| {
+            *node == holder.node && *revision == holder.revision
+        };
+        self.0.iter().any(is_holder)
+    }
+}
+
+impl Peers {
+    pub(crate) fn new(nodes: Arc<Shared>, tls: PeerTls, metrics: Arc<Metrics>) -> Arc<Self> {
+        Arc::new(Self {
+            nodes,
+            tls,
+            metrics,
+            links: Mutex::default(),
+            turn: AtomicUsize::new(0),
+        })
+    }
+
+    /// The node that a request for this runtime is forwarded to: one that does not leave, in the zone of this one, with
+    /// the fewest open exchanges, in this order.
+    pub(crate) fn choose(&self, label: &RuntimeLabel, tried: &Tried) -> Option<Forward> {
+        if tried.0.len() >= FORWARDS {
+            return None;
+        }
+        let (epoch, mut holders) = self.nodes.holders(label.as_str())?;
+        // Of equals another one each time.
+        let turn = self.turn.fetch_add(1, Ordering::Relaxed);
+        let count = holders.len().max(1);
+        holders.rotate_left(turn % count);
+        let links = self.links.lock();
+        let own_zone = self.nodes.node().zone.as_ref();
+        let open = holders.into_iter().filter_map(|holder| {
+            let session = links.get(&holder.node)?.session(&holder)?;
+            (!tried.has(&holder)).then_some((holder, session))
+        });
+        let rank = |(holder, session): &(Holder, Session)| {
+            let is_far = holder.zone.as_ref() != own_zone;
+            (holder.is_leaving, is_far, session.outstanding())
+        };
+        let (holder, session) = open.min_by_key(rank)?;
+        Some(Forward {
+            holder: (holder.node, holder.revision),
+            session,
+            epoch,
+        })
+    }
+
+    /// Keeps links to all other nodes, until it is dropped.
+    pub(crate) async fn run(self: Arc<Self>) {
+        let mut look = interval(LOOK_EACH);
+        look.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        loop {
+            look.tick().await;
+            self.update();
+        }
+    }
+
+    fn update(&self) {
+        let nodes = self.nodes.nodes();
+        let own = self.nodes.incarnation();
+        let mut links = self.links.lock();
+        for (name, incarnation, record) in nodes {
+            let Some(address) = record.peer.filter(|_| incarnation != own) else {
+                continue;
+            };
+            let target = Target {
+                name: name.clone(),
+                incarnation,
+                address,
+            };
+            match links.get(&name) {
+                Some(link) if link.is_to(&target) => {}
+                _ => {
+                    links.insert(name, Link::to(target, self.dialling()));
+                }
+            }
+        }
+        // A node whose key is gone may be alive: its link tells, and stays as long as it is open.
+        links.retain(|name, link| link.is_open() || self.nodes.other(name).is_some());
+    }
+
+    fn dialling(&self) -> link::Dialling {
+        link::Dialling {
+            tls: self.tls.clone(),
+            open: self.metrics.peers.links(),
+        }
+    }
+}
+
+impl PeerTls {
+    /// The configuration for a link to the node of this name.
+    fn client(&self, node: &NodeName) -> Result<Arc<ClientConfig>, PeerIdentityError> {
+        self.ca.client(&self.identity, node)
+    }
+}

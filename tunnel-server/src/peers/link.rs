@@ -1,0 +1,157 @@
+//! One link to another node: dialled, kept, and dialled again.
+
+use std::{io, sync::Arc, time::Duration};
+
+use arc_swap::ArcSwapOption;
+use bytes::Bytes;
+use prometheus::IntGauge;
+use rustls_pki_types::ServerName;
+use tokio::{
+    net::TcpStream,
+    time::{sleep, timeout},
+};
+use tokio_rustls::{TlsConnector, client::TlsStream};
+use tunnel_ops::{socket::set_user_timeout, task::Owned};
+use tunnel_proto::{
+    limits,
+    session::{Session, SessionSettings, Side},
+};
+
+use super::{PeerTls, accept::ALPN};
+use crate::directory::{Holder, Incarnation, NodeName};
+
+/// Time for TCP and TLS.
+const DIAL: Duration = Duration::from_secs(2);
+
+/// Shortest and longest time until the next dial.
+const PAUSE: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(2));
+
+/// Time between pings: a node that is silent for two of them is dead. Nodes are near each other.
+pub(super) const PING_INTERVAL: Duration = Duration::from_secs(2);
+
+/// How long sent bytes may stay unacknowledged.
+const USER_TIMEOUT: Duration = Duration::from_secs(5);
+
+/// Where a link leads.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Target {
+    pub(super) name: NodeName,
+    pub(super) incarnation: Incarnation,
+    pub(super) address: String,
+}
+
+/// What a dial needs.
+pub(super) struct Dialling {
+    pub(super) tls: PeerTls,
+    /// Counts open links.
+    pub(super) open: IntGauge,
+}
+
+/// A link, which ends when it is dropped.
+pub(super) struct Link {
+    target: Target,
+    session: Arc<ArcSwapOption<Session>>,
+    _task: Owned<()>,
+}
+
+/// Counts an open link until it is dropped, and takes its session away then.
+struct OpenLink<'a> {
+    session: &'a ArcSwapOption<Session>,
+    open: &'a IntGauge,
+}
+
+impl Link {
+    /// Dials a node, again and again until there is a link.
+    pub(super) fn to(target: Target, dialling: Dialling) -> Self {
+        let session = Arc::new(ArcSwapOption::empty());
+        let task = keep(target.clone(), dialling, session.clone());
+        Self {
+            target,
+            session,
+            _task: Owned::spawn("peer-link", task),
+        }
+    }
+
+    /// Whether it leads to this run of the node.
+    pub(super) fn is_to(&self, target: &Target) -> bool {
+        self.target.incarnation == target.incarnation && self.target.address == target.address
+    }
+
+    pub(super) fn is_open(&self) -> bool {
+        self.session.load().is_some()
+    }
+
+    /// The session for an exchange, if the holder can be reached.
+    pub(super) fn session(&self, holder: &Holder) -> Option<Session> {
+        let session = self.session.load();
+        let session = session.as_deref()?;
+        let is_good = self.target.incarnation == holder.incarnation
+            && session.is_open()
+            && !session.is_suspect();
+        is_good.then(|| session.clone())
+    }
+}
+
+async fn keep(target: Target, dialling: Dialling, current: Arc<ArcSwapOption<Session>>) {
+    let (shortest, longest) = PAUSE;
+    let mut pause = shortest;
+    loop {
+        match timeout(DIAL, dial(&target, &dialling.tls)).await {
+            Ok(Ok(stream)) => {
+                pause = shortest;
+                let node = &target.name;
+                tracing::info!(%node, "linked to another node");
+                carry(stream, &dialling.open, &current).await;
+                tracing::warn!(%node, "the link to another node has ended");
+            }
+            Ok(Err(error)) => {
+                tracing::debug!(node = %target.name, %error, "cannot dial another node");
+            }
+            Err(_) => tracing::debug!(node = %target.name, "another node does not answer"),
+        }
+        sleep(pause).await;
+        pause = (pause * 2).min(longest);
+    }
+}
+
+async fn dial(target: &Target, tls: &PeerTls) -> io::Result<TlsStream<TcpStream>> {
+    let config = tls.client(&target.name).map_err(io::Error::other)?;
+    let socket = TcpStream::connect(target.address.as_str()).await?;
+    socket.set_nodelay(true)?;
+    set_user_timeout(&socket, Some(USER_TIMEOUT))?;
+    // Sent as a hint only: the certificate's URI decides.
+    let name = ServerName::try_from("tunnel-node").map_err(io::Error::other)?;
+    let stream = TlsConnector::from(config).connect(name, socket).await?;
+    match stream.get_ref().1.alpn_protocol() {
+        Some(ALPN) => Ok(stream),
+        _ => Err(io::Error::other("the other end is no peer listener")),
+    }
+}
+
+/// Moves the bytes of a link until it ends.
+async fn carry(stream: TlsStream<TcpStream>, open: &IntGauge, current: &ArcSwapOption<Session>) {
+    let settings = SessionSettings {
+        ping_interval: PING_INTERVAL,
+        exchanges: limits::EXCHANGES_MAX,
+    };
+    let (session, mut events, driver) = Session::new(stream, Bytes::new(), Side::Server, settings);
+    current.store(Some(Arc::new(session.clone())));
+    open.inc();
+    let _open = OpenLink {
+        session: current,
+        open,
+    };
+    let listen = async {
+        // The other node says nothing that matters here; its drain is in its key.
+        while events.next(&session).await.is_some() {}
+    };
+    let (end, ()) = tokio::join!(driver, listen);
+    tracing::debug!(%end, "a link has ended");
+}
+
+impl Drop for OpenLink<'_> {
+    fn drop(&mut self) {
+        self.session.store(None);
+        self.open.dec();
+    }
+}

@@ -1,0 +1,70 @@
+//! What a node tells another one of a request that it forwards.
+//!
+//! `1 <label> <epoch> <address>`: the version, the runtime, the claim by which it is held, and the platform client's
+//! address, for the source networks of the instance.
+
+use std::net::IpAddr;
+
+use crate::directory::Epoch;
+
+/// The version of the note.
+const VERSION: &str = "1";
+
+/// A note, as it is sent with each forwarded request.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Note {
+    /// The runtime.
+    pub(crate) label: String,
+    /// The claim of the instance that is to serve the request, or a later one.
+    pub(crate) epoch: Epoch,
+    /// The platform client.
+    pub(crate) address: IpAddr,
+}
+
+impl Note {
+    /// The text.
+    pub(crate) fn text(&self) -> String {
+        let (label, epoch, address) = (&self.label, self.epoch.number(), self.address);
+        format!("{VERSION} {label} {epoch} {address}")
+    }
+
+    /// Reads a text; `None` for one of another version.
+    pub(crate) fn parse(text: &[u8]) -> Option<Self> {
+        let mut parts = std::str::from_utf8(text).ok()?.split(' ');
+        let mut next = || parts.next();
+        if next()? != VERSION {
+            return None;
+        }
+        let note = Self {
+            label: next()?.to_owned(),
+            epoch: Epoch::from_number(next()?.parse().ok()?),
+            address: next()?.parse().ok()?,
+        };
+        parts.next().is_none().then_some(note)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_note_is_read_as_it_is_written() {
+        let note = Note {
+            label: "acme-prod".to_owned(),
+            epoch: Epoch::from_number(1 << 48 | 7),
+            address: "2001:db8::1".parse().unwrap(),
+        };
+        assert_eq!(Note::parse(note.text().as_bytes()), Some(note));
+        for bad in [
+            "",
+            "1 a",
+            "2 a 7 ::1",
+            "1 a x ::1",
+            "1 a 7 host",
+            "1 a 7 ::1 more",
+        ] {
+            assert_eq!(Note::parse(bad.as_bytes()), None, "{bad}");
+        }
+    }
+}

@@ -1,0 +1,203 @@
+//! Serves a request that another node has forwarded, by a session of this node.
+
+use std::{
+    future::pending,
+    pin::Pin,
+    sync::Arc,
+    task::{Context, Poll},
+};
+
+use bytes::Bytes;
+use http::{HeaderMap, Request, Response, StatusCode, header, request::Parts};
+use http_body::{Body, Frame, SizeHint};
+use tokio_util::task::task_tracker::TaskTrackerToken;
+use tunnel_proto::{
+    exchange::{
+        AsProblem, BodyError, EncodedHead, ExchangeError, ForwardNote, HeadEncoder, Informational,
+        Protocol, RecvBody, open,
+    },
+    problem::{Hop, Problem, Reason},
+    session::{OpenError, Session},
+};
+
+use super::{HELD, accept::PeerListener, note::Note};
+use crate::{
+    budget::{Permit, pace::Paced, sources},
+    registry::Slot,
+    tunnel::Tunnel,
+};
+
+/// The content of a relayed message.
+pub(super) struct RelayedBody {
+    body: Paced<RecvBody>,
+    /// The runtime's permit, and what the end of the server waits for; held by the response.
+    _held: Option<(Permit, TaskTrackerToken)>,
+}
+
+/// Why a relayed content has ended early.
+#[derive(Debug)]
+pub(super) struct RelayError(Problem);
+
+/// Answers a forwarded request.
+pub(super) async fn relay(
+    shared: Arc<PeerListener>,
+    request: Request<RecvBody>,
+    informational: Informational,
+) -> Result<Response<RelayedBody>, Problem> {
+    let served = serve(&shared, request, informational).await;
+    shared.metrics.peers.on_served(served.as_ref().err());
+    served
+}
+
+async fn serve(
+    shared: &PeerListener,
+    request: Request<RecvBody>,
+    informational: Informational,
+) -> Result<Response<RelayedBody>, Problem> {
+    let token = shared.lifecycle.public_connections.token();
+    let (parts, content) = request.into_parts();
+    let note = parts.extensions.get::<ForwardNote>();
+    let note = note.and_then(|note| Note::parse(&note.0)).ok_or_else(|| {
+        Problem::new(
+            Hop::Server,
+            Reason::WireMalformed,
+            "the note of the forwarding node is unreadable",
+        )
+    })?;
+    let (slot, tunnel, session) = holder(shared, &note)?;
+    if let Some(networks) = tunnel.allow_from() {
+        sources::admit(networks, note.address)?;
+    }
+    slot.budget().admit(note.address)?;
+    let is_upgrade = parts.extensions.get::<Protocol>().is_some();
+    let mut permit = slot
+        .budget()
+        .enter(is_upgrade, None, || head_bytes(&parts))?;
+    let opened = open(&session).await.map_err(not_opened)?;
+    // The forwarding node sends the content only now: nothing of it is lost if this node had not held the runtime.
+    let _ = informational.push(held(), HeaderMap::new());
+    let head = encode(&parts);
+    let content = RelayedBody {
+        body: Paced::new(content, Some(permit.upload().clone())),
+        _held: None,
+    };
+    let on_informational = move |status: StatusCode, headers: HeaderMap| {
+        if status != held() {
+            let _ = informational.push(status, headers);
+        }
+    };
+    let response = opened
+        .carry(&head, content, on_informational, pending())
+        .await;
+    let response = response.map_err(failed)?;
+    if response.status() != StatusCode::OK {
+        permit.not_upgraded();
+    }
+    let download = permit.download().clone();
+    Ok(response.map(|body| RelayedBody {
+        body: Paced::new(body, Some(download)),
+        _held: Some((permit, token)),
+    }))
+}
+
+fn held() -> StatusCode {
+    StatusCode::from_u16(HELD).unwrap_or(StatusCode::PROCESSING)
+}
+
+/// The session of this node for a forwarded request. A tunnel whose claim is older than the one that the forwarding node
+/// knows serves nothing.
+fn holder(
+    shared: &PeerListener,
+    note: &Note,
+) -> Result<(Arc<Slot>, Arc<Tunnel>, Session), Problem> {
+    let found = || {
+        let slot = shared.registry.slot(&note.label)?;
+        let tunnel = slot.tunnel()?;
+        if tunnel.claim().epoch < note.epoch {
+            return None;
+        }
+        let session = tunnel.session().or_else(|| tunnel.last_resort())?;
+        Some((slot, tunnel, session))
+    };
+    found().ok_or_else(not_held)
+}
+
+fn not_held() -> Problem {
+    let detail = "this node has no session of the runtime";
+    Problem::new(Hop::Server, Reason::NotHeld, detail)
+}
+
+fn not_opened(error: OpenError) -> Problem {
+    match error {
+        OpenError::Closed => not_held(),
+        OpenError::TooMany => {
+            let detail = "max-exchanges are open";
+            Problem::new(Hop::Server, Reason::ExchangeLimit, detail)
+        }
+    }
+}
+
+fn failed(error: ExchangeError<RelayError>) -> Problem {
+    match error {
+        ExchangeError::NotOpened(error) => not_opened(error),
+        ExchangeError::RequestBody(RelayError(problem)) | ExchangeError::Failed { problem, .. } => {
+            problem
+        }
+    }
+}
+
+/// The head for the tunnel client, as the forwarding node has sent it.
+fn encode(parts: &Parts) -> EncodedHead {
+    let authority = parts.headers.get(header::HOST);
+    let authority = authority.and_then(|host| host.to_str().ok());
+    let path = parts.uri.path_and_query().map_or("/", |path| path.as_str());
+    let protocol = parts.extensions.get().copied();
+    let mut head = HeadEncoder::new(
+        &parts.method,
+        "http",
+        authority.unwrap_or_default(),
+        path,
+        protocol,
+    );
+    for (name, value) in &parts.headers {
+        if *name != header::HOST {
+            head.field(name, value.as_bytes());
+        }
+    }
+    head.finish()
+}
+
+/// The size of the head, as HTTP/1.1 writes it.
+fn head_bytes(parts: &Parts) -> usize {
+    const FIELD: usize = ": \r\n".len();
+    let fields = parts.headers.iter();
+    let fields = fields.map(|(name, value)| name.as_str().len() + value.len() + FIELD);
+    fields.sum::<usize>() + parts.uri.path().len()
+}
+
+impl Body for RelayedBody {
+    type Data = Bytes;
+    type Error = RelayError;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, RelayError>>> {
+        let frame = Pin::new(&mut self.body).poll_frame(cx);
+        frame.map_err(|error: BodyError| RelayError(error.problem(Hop::Server)))
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.body.is_end_stream()
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        self.body.size_hint()
+    }
+}
+
+impl AsProblem for RelayError {
+    fn as_problem(&self) -> Problem {
+        self.0.clone()
+    }
+}

@@ -1,0 +1,207 @@
+//! Forwards a request to another node, whose session serves it.
+//!
+//! The content waits until the other node has said that it has a session: if it has none, all of the request can go
+//! another way.
+
+use std::{
+    future::pending,
+    pin::Pin,
+    sync::Arc,
+    task::{Context, Poll, ready},
+};
+
+use bytes::Bytes;
+use http::{HeaderMap, StatusCode};
+use http_body::{Body, Frame, SizeHint};
+use parking_lot::Mutex;
+use tokio::sync::oneshot;
+use tunnel_proto::{
+    exchange::{EncodedHead, ExchangeError, open},
+    problem::{Hop, Problem, Reason},
+    session::OpenError,
+};
+
+use super::{
+    Connection,
+    body::RequestBody,
+    cookies,
+    exchange::{
+        AttemptError, Content, Failure, ForwardedExchange, Prepared, RoutedRequest, failure,
+        not_opened,
+    },
+    observe::Observation,
+};
+use crate::{
+    metrics::Forwarding,
+    peers::{Forward, HELD, Note},
+};
+
+/// A content that is not touched before the other node asks for it.
+struct GatedBody {
+    /// `None` once it is open.
+    gate: Option<oneshot::Receiver<()>>,
+    /// The content until then; whoever sends the request takes it back if it is not asked for.
+    waiting: Arc<Mutex<Option<RequestBody>>>,
+    body: Option<RequestBody>,
+    is_empty: bool,
+}
+
+/// Sends a request to another node.
+pub(super) async fn send(
+    connection: &Connection,
+    routed: &RoutedRequest,
+    head: &EncodedHead,
+    content: &mut Content<'_>,
+    observation: &mut Observation,
+    peer: Forward,
+) -> Result<ForwardedExchange, AttemptError> {
+    let metrics = &connection.gateway.metrics.peers;
+    let Forward { session, epoch, .. } = peer;
+    let Some(label) = routed.route.label() else {
+        return Err(AttemptError::NotSent(not_opened(OpenError::Closed)));
+    };
+    let opened = open(&session).await;
+    // Another node may be less busy.
+    let opened = opened.map_err(|error| AttemptError::NotSent(not_opened(error)))?;
+    let note = Note {
+        label: label.to_string(),
+        epoch,
+        address: connection.origin.address,
+    };
+    let head = head.forwarded(&note.text());
+    let runtime = observation.runtime_elsewhere(label);
+    let is_received = content.is_received();
+    let Prepared {
+        body,
+        upload,
+        mut informational,
+    } = content.prepare(connection, routed, &runtime, observation);
+    observation.on_forwarded(runtime);
+    let (body, waiting, mut gate) = GatedBody::new(body, is_received);
+    let on_informational = |status: StatusCode, mut headers: HeaderMap| {
+        if status.as_u16() == HELD {
+            if let Some(gate) = gate.take() {
+                // The exchange may have ended meanwhile.
+                let _ = gate.send(());
+            }
+            return;
+        }
+        cookies::keep_apart(&connection.gateway, &mut headers);
+        informational.push(status, &headers);
+    };
+    let response = opened.carry(&head, body, on_informational, pending());
+    let error = match response.await {
+        Ok(response) => {
+            metrics.on_forwarded(Forwarding::Answered);
+            return Ok(ForwardedExchange {
+                response,
+                upload,
+                session,
+            });
+        }
+        Err(error) => error,
+    };
+    let untouched = waiting.lock().take();
+    let is_link_lost = is_of_link(&error);
+    let failure = failure(error);
+    if failure.problem.reason() == Reason::NotHeld && (untouched.is_some() || !is_received) {
+        metrics.on_forwarded(Forwarding::NotHeld);
+        content.prepared = untouched.filter(|_| is_received).map(|body| Prepared {
+            body,
+            upload,
+            informational,
+        });
+        return Err(AttemptError::NotSent(failure.problem));
+    }
+    metrics.on_forwarded(match is_link_lost {
+        true => Forwarding::Lost,
+        false => Forwarding::Failed,
+    });
+    Err(AttemptError::Sent(sent(failure, is_link_lost)))
+}
+
+/// The failure of a request that was sent to another node.
+fn sent(failure: Failure, is_link_lost: bool) -> Failure {
+    if !is_link_lost {
+        // The other node has answered, so it was heard.
+        return Failure {
+            is_unheard: false,
+            ..failure
+        };
+    }
+    let detail = "the link to the server node that holds the runtime was lost";
+    Failure {
+        problem: Problem::new(Hop::Server, Reason::PeerLost, detail),
+        ..failure
+    }
+}
+
+/// Whether the link has ended, rather than that the other node has named a failure.
+fn is_of_link(error: &ExchangeError<Problem>) -> bool {
+    matches!(error, ExchangeError::Failed { close: Some(_), .. })
+}
+
+type WaitingBody = Arc<Mutex<Option<RequestBody>>>;
+
+impl GatedBody {
+    /// A body behind a gate, or one that needs none. Also returns where it waits, and what opens the gate.
+    fn new(body: RequestBody, is_gated: bool) -> (Self, WaitingBody, Option<oneshot::Sender<()>>) {
+        let is_empty = body.is_end_stream();
+        let waiting = WaitingBody::default();
+        if !is_gated {
+            let body = Self {
+                gate: None,
+                waiting: waiting.clone(),
+                body: Some(body),
+                is_empty,
+            };
+            return (body, waiting, None);
+        }
+        let (open, gate) = oneshot::channel();
+        *waiting.lock() = Some(body);
+        let body = Self {
+            gate: Some(gate),
+            waiting: waiting.clone(),
+            body: None,
+            is_empty,
+        };
+        (body, waiting, Some(open))
+    }
+}
+
+impl Body for GatedBody {
+    type Data = Bytes;
+    type Error = Problem;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, Problem>>> {
+        let this = &mut *self;
+        if let Some(gate) = &mut this.gate {
+            if ready!(Pin::new(gate).poll(cx)).is_err() {
+                // The answer came without a need for the content; the end of the exchange ends this, too.
+                return Poll::Pending;
+            }
+            this.gate = None;
+            this.body = this.waiting.lock().take();
+        }
+        match &mut this.body {
+            Some(body) => Pin::new(body).poll_frame(cx),
+            None => Poll::Pending,
+        }
+    }
+
+    fn is_end_stream(&self) -> bool {
+        match &self.body {
+            Some(body) => body.is_end_stream(),
+            None => self.is_empty,
+        }
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        self.body
+            .as_ref()
+            .map_or_else(SizeHint::default, Body::size_hint)
+    }
+}
