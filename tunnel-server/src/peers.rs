@@ -28,6 +28,7 @@ use std::{
 use parking_lot::Mutex;
 use tokio::time::{MissedTickBehavior, interval};
 use tokio_rustls::rustls::ClientConfig;
+use tunnel_ops::tls_files::LiveServerConfig;
 use tunnel_proto::session::Session;
 
 pub use self::identity::{PeerCa, PeerIdentityError, node_uri};
@@ -35,9 +36,14 @@ use self::link::{Link, Target};
 pub(crate) use self::note::Note;
 use crate::{
     directory::{Epoch, Holder, NodeName, Shared},
+    lifecycle::Lifecycle,
     metrics::Metrics,
+    registry::Registry,
     runtimes::RuntimeLabel,
 };
+
+/// The protocol of links, in the TLS handshake.
+pub(crate) const ALPN: &[u8] = b"tunnel-peer/1";
 
 /// The status by which a node says that it has a session for a forwarded request, and asks for its content. No upstream
 /// can send it: nodes remove it from what a tunnel client answers.
@@ -48,6 +54,14 @@ const FORWARDS: usize = 2;
 
 /// Time between two looks at which nodes there are.
 const LOOK_EACH: Duration = Duration::from_millis(250);
+
+/// The parts of the server that the connections of the peer listener use.
+pub(crate) struct PeerListener {
+    pub(crate) registry: Arc<Registry>,
+    pub(crate) metrics: Arc<Metrics>,
+    pub(crate) lifecycle: Arc<Lifecycle>,
+    pub(crate) tls: Arc<LiveServerConfig>,
+}
 
 /// The links of one shard to all other nodes.
 pub(crate) struct Peers {

@@ -10,18 +10,15 @@ use tokio::{
 };
 use tokio_rustls::server::TlsStream;
 use tunnel_http::listener::accept;
-use tunnel_ops::{socket::set_user_timeout, tls_files::LiveServerConfig};
+use tunnel_ops::socket::set_user_timeout;
 use tunnel_proto::{
     exchange::serve,
     limits,
     session::{Session, SessionEvent, SessionSettings, Side},
 };
 
-use super::{identity::node_of, link::PING_INTERVAL};
-use crate::{directory::NodeName, lifecycle::Lifecycle, metrics::Metrics, registry::Registry};
-
-/// The protocol of links, in the TLS handshake.
-pub(crate) const ALPN: &[u8] = b"tunnel-peer/1";
+use super::{ALPN, PeerListener, identity::node_of, link::PING_INTERVAL};
+use crate::directory::NodeName;
 
 /// Time for the TLS handshake of another node.
 const HANDSHAKE: Duration = Duration::from_secs(5);
@@ -31,14 +28,6 @@ const USER_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// Connections open at once, those before their handshake included: for each shard of more nodes than there will be.
 const CONNECTIONS: usize = 4_096;
-
-/// The parts of the server that the connections of the peer listener use.
-pub(crate) struct PeerListener {
-    pub(crate) registry: Arc<Registry>,
-    pub(crate) metrics: Arc<Metrics>,
-    pub(crate) lifecycle: Arc<Lifecycle>,
-    pub(crate) tls: Arc<LiveServerConfig>,
-}
 
 /// Serves other nodes until it is dropped.
 pub(crate) async fn serve_all(shared: Arc<PeerListener>, listener: TcpListener) {

@@ -24,7 +24,7 @@ use tokio_rustls::rustls::{
 use tunnel_ops::tls_files::{self, ClientAuth, Identity, Roots, TlsFilesError};
 use x509_parser::prelude::{FromDer, GeneralName, X509Certificate};
 
-use super::accept::ALPN;
+use super::ALPN;
 use crate::directory::NodeName;
 
 /// What the URI of a node's certificate begins with.

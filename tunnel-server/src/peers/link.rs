@@ -17,7 +17,7 @@ use tunnel_proto::{
     session::{Session, SessionSettings, Side},
 };
 
-use super::{PeerTls, accept::ALPN};
+use super::{ALPN, PeerTls};
 use crate::directory::{Holder, Incarnation, NodeName};
 
 /// Time for TCP and TLS.

@@ -20,7 +20,7 @@ use tunnel_proto::{
     session::{OpenError, Session},
 };
 
-use super::{HELD, accept::PeerListener, note::Note};
+use super::{HELD, PeerListener, note::Note};
 use crate::{
     budget::{Permit, pace::Paced, sources},
     registry::Slot,

@@ -28,10 +28,7 @@ use crate::{
     gauges::{Gauges, Threads},
     lifecycle::Lifecycle,
     metrics::Metrics,
-    peers::{
-        PeerTls, Peers,
-        accept::{ALPN, PeerListener},
-    },
+    peers::{ALPN, PeerListener, PeerTls, Peers},
     public::{PublicListener, answer::Cors},
     registry::Registry,
     router::Router,

@@ -10,7 +10,7 @@ use tokio::{net::TcpListener, runtime, sync::oneshot};
 use crate::{
     connect::{self, TunnelListener},
     gauges::Threads,
-    peers::{self, Peers, accept::PeerListener},
+    peers::{self, PeerListener, Peers},
     public::{self, PublicListener},
 };
 
