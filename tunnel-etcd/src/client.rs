@@ -17,7 +17,7 @@ use rustls::ClientConfig;
 use secrecy::{ExposeSecret, SecretString};
 use tokio::time::timeout;
 use tonic::{
-    Code, Request, Status,
+    Request, Status,
     client::Grpc,
     metadata::{Ascii, MetadataValue},
 };
@@ -314,8 +314,7 @@ impl Client {
     }
 
     fn failed(&self, member: &Member, status: &Status) -> EtcdError {
-        if status.code() == Code::Unauthenticated {
-            // It has expired, as after a restart of etcd: the next call logs in again.
+        if EtcdError::is_stale_token(status) {
             *self.shared.token.lock() = None;
         }
         EtcdError::of_status(member.name(), status)

@@ -51,9 +51,13 @@ impl EtcdError {
         let member = member.to_owned();
         let message = status.message().to_owned();
         match status.code() {
+            _ if Self::is_stale_token(status) => Self::Unreachable {
+                member,
+                reason: message,
+            },
             Code::NotFound if message.contains("lease not found") => Self::LeaseEnded,
             Code::OutOfRange if message.contains("compacted") => Self::Compacted { oldest: 0 },
-            Code::Unauthenticated | Code::PermissionDenied => Self::Denied { member, message },
+            Code::PermissionDenied => Self::Denied { member, message },
             Code::InvalidArgument if message.contains("authentication") => {
                 Self::Denied { member, message }
             }
@@ -69,6 +73,13 @@ impl EtcdError {
                 reason: message,
             },
         }
+    }
+
+    /// Whether etcd has refused the token of a login that was good: it has expired, its member was started again, or roles
+    /// have changed. Nothing was done, and the next call logs in again.
+    pub(crate) fn is_stale_token(status: &Status) -> bool {
+        status.code() == Code::Unauthenticated
+            || status.message().contains("revision of auth store is old")
     }
 
     /// Whether another member may answer.

@@ -2,8 +2,12 @@
 
 use std::time::Duration;
 
-use testkit::{deadline::SOON, etcd::Etcd, program::Signal};
-use tokio::time::{Instant, sleep, timeout};
+use testkit::{
+    deadline::{SOON, eventually},
+    etcd::Etcd,
+    program::Signal,
+};
+use tokio::time::Instant;
 use tunnel_etcd::{Compare, EtcdError, RangeRequest, RequestOp, Response, TxnRequest};
 
 use crate::{PATIENT, client, put, under, write};
@@ -132,13 +136,15 @@ async fn a_write_comes_through_soon_after_the_leader_is_lost() {
         write(&client, "/a", "before").await;
         etcd.signal(etcd.leader().await, signal);
         let start = Instant::now();
-        let written = async {
-            while let Err(error) = client.txn(put("/a", "after")).await {
-                assert!(error.is_of_member(), "{error}");
-                sleep(Duration::from_millis(20)).await;
-            }
-        };
-        timeout(SOON, written).await.unwrap();
+        eventually(SOON, "a write", async || {
+            let written = client.txn(put("/a", "after")).await;
+            assert!(
+                written.as_ref().err().is_none_or(EtcdError::is_of_member),
+                "{written:?}"
+            );
+            written.ok()
+        })
+        .await;
         eprintln!("{signal:?}: written after {:?}", start.elapsed());
     }
 }
@@ -151,11 +157,9 @@ async fn a_member_that_is_not_there_is_left_for_the_next_one() {
     let lost = client.txn(put("/a", "1")).await.unwrap_err();
     assert!(lost.is_of_member(), "{lost}");
     assert_eq!(client.preferred(), 1);
-    let mut attempts = 0;
-    while client.txn(put("/a", "1")).await.is_err() {
-        attempts += 1;
-        assert!(attempts < 50);
-        sleep(Duration::from_millis(100)).await;
-    }
+    eventually(SOON, "a write", async || {
+        client.txn(put("/a", "1")).await.ok()
+    })
+    .await;
     assert_ne!(client.preferred(), 0);
 }

@@ -1,6 +1,10 @@
 //! TLS and users.
 
-use testkit::{ca::Authority, etcd::Etcd};
+use testkit::{
+    ca::Authority,
+    deadline::{SOON, eventually},
+    etcd::Etcd,
+};
 use tunnel_etcd::{Client, EtcdError, Settings, User};
 use tunnel_ops::tls_files::{Identity, Roots, client_config};
 
@@ -31,8 +35,8 @@ async fn both_ends_show_their_certificates() {
     assert!(refused.to_string().contains("certificate"), "{refused}");
 }
 
-#[tokio::test]
-async fn a_user_may_write_only_where_its_role_says() {
+/// A member that lets the user `tunnel` write below `/tunnel/`.
+async fn with_users() -> Etcd {
     let etcd = Etcd::start(1).await;
     for arguments in [
         &["user", "add", "root:secret-of-root"][..],
@@ -52,24 +56,49 @@ async fn a_user_may_write_only_where_its_role_says() {
     ] {
         etcd.ctl(arguments).await;
     }
-    let user = |password: &str| User {
-        name: "tunnel".into(),
-        password: password.to_owned().into(),
-    };
-    let with = |user| {
-        Client::new(Settings {
-            members: etcd.urls().iter().map(|url| url.parse().unwrap()).collect(),
-            tls: client_config(&Roots::none(), None, &[b"h2"]).unwrap(),
-            user: Some(user),
-            timeout: PATIENT,
-        })
-    };
-    let tunnel = with(user("secret-of-tunnel"));
+    etcd
+}
+
+fn with_password(etcd: &Etcd, password: &str) -> Client {
+    Client::new(Settings {
+        members: etcd.urls().iter().map(|url| url.parse().unwrap()).collect(),
+        tls: client_config(&Roots::none(), None, &[b"h2"]).unwrap(),
+        user: Some(User {
+            name: "tunnel".into(),
+            password: password.to_owned().into(),
+        }),
+        timeout: PATIENT,
+    })
+}
+
+#[tokio::test]
+async fn a_user_may_write_only_where_its_role_says() {
+    let etcd = with_users().await;
+    let tunnel = with_password(&etcd, "secret-of-tunnel");
     write(&tunnel, "/tunnel/a", "1").await;
     let denied = |error| matches!(error, EtcdError::Denied { .. });
     assert!(denied(tunnel.txn(put("/other", "1")).await.unwrap_err()));
-    let wrong = with(user("wrong"));
+    let wrong = with_password(&etcd, "wrong");
     assert!(denied(wrong.txn(put("/tunnel/a", "1")).await.unwrap_err()));
     let nobody = client(&etcd, PATIENT);
     assert!(nobody.txn(put("/tunnel/a", "1")).await.is_err());
+}
+
+#[tokio::test]
+async fn a_login_that_etcd_has_forgotten_is_made_again() {
+    let etcd = with_users().await;
+    let client = with_password(&etcd, "secret-of-tunnel");
+    write(&client, "/tunnel/a", "1").await;
+    // As after the time to live of a token, or a restart: etcd does not know it any more.
+    let root = ["--user", "root:secret-of-root"];
+    etcd.ctl(&[&root[..], &["auth", "disable"]].concat()).await;
+    etcd.ctl(&["auth", "enable"]).await;
+    eventually(SOON, "a write", async || {
+        let written = client.txn(put("/tunnel/a", "2")).await;
+        // A denial would end a server that starts.
+        let error = written.as_ref().err();
+        assert!(error.is_none_or(EtcdError::is_of_member), "{error:?}");
+        written.ok()
+    })
+    .await;
 }
