@@ -161,7 +161,7 @@ fn route(bencher: Bencher<'_, '_>, runtimes: usize) {
         let found = table
             .router
             .route(host, Duration::ZERO)
-            .way(&mut None, None, || 0, |_| None)
+            .next_hop(&mut None, None, || 0, |_| None)
             .now_or_never()
             .unwrap();
         assert!(found.is_ok());
@@ -177,7 +177,7 @@ fn route_unknown_host(bencher: Bencher<'_, '_>, runtimes: usize) {
         let found = table
             .router
             .route(black_box(host), Duration::ZERO)
-            .way(&mut None, None, || 0, |_| None)
+            .next_hop(&mut None, None, || 0, |_| None)
             .now_or_never();
         assert!(found.unwrap().is_err());
     });

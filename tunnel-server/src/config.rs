@@ -29,7 +29,7 @@ pub use self::nodes::{BadKeyPrefix, EtcdUrl, KeyPrefix, PeerLinks, SharedDirecto
 pub use self::origin::Origin;
 pub use self::settings::{Given, Settings, Source, setting};
 use crate::budget::NodeLimits;
-use crate::peers::PeerIdentityError;
+use crate::peer_tls::PeerIdentityError;
 use crate::runtimes::{HostName, RuntimeLimits, Runtimes, RuntimesError};
 
 /// The configuration of a server.

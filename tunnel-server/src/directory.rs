@@ -15,6 +15,7 @@
 
 mod claims;
 mod contention;
+mod metrics;
 mod node;
 mod shared;
 mod standing;
@@ -28,17 +29,17 @@ use tunnel_ops::task::Owned;
 use tunnel_proto::{handshake::InstanceId, refusal::RefusalReason};
 
 use self::claims::Claims;
+pub use self::{
+    metrics::DirectoryMetrics,
+    node::{BadNodeName, NodeName},
+    shared::{DirectoryError, Node},
+};
 pub(crate) use self::{
     node::Incarnation,
     shared::{Holder, Observer, Shared},
 };
-pub use self::{
-    node::{BadNodeName, NodeName},
-    shared::{DirectoryError, Node},
-};
 use crate::{
     lock::Mutex,
-    metrics::Metrics,
     runtimes::{RuntimeEntry, RuntimeLabel},
 };
 
@@ -128,7 +129,7 @@ impl Directory {
         prefix: &str,
         node: Node,
         random: u64,
-        metrics: Arc<Metrics>,
+        metrics: DirectoryMetrics,
     ) -> Self {
         let shared = Shared::new(client, prefix, node, random, metrics);
         Self {

@@ -24,6 +24,7 @@ mod gauges;
 mod lifecycle;
 mod lock;
 pub mod metrics;
+pub mod peer_tls;
 pub mod peers;
 pub mod public;
 pub mod registry;

@@ -4,7 +4,6 @@
 //! with its first exchange and end with its tunnel: a [`RuntimeMetrics`] has their handles, and removes the series when its
 //! last holder is dropped.
 
-mod directory;
 mod peers;
 
 use std::{
@@ -24,9 +23,10 @@ use tunnel_ops::metrics::{Families, Family};
 use tunnel_proto::problem::Problem;
 
 pub(crate) use self::peers::Forwarding;
-pub use self::{directory::DirectoryMetrics, peers::PeerMetrics};
+pub use self::peers::PeerMetrics;
 use crate::{
     auth::Authenticator,
+    directory::DirectoryMetrics,
     gauges::{GaugeFamilies, Gauges},
     runtimes::RuntimeLabel,
 };

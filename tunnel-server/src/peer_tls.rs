@@ -24,11 +24,20 @@ use tokio_rustls::rustls::{
 use tunnel_ops::tls_files::{self, ClientAuth, Identity, Roots, TlsFilesError};
 use x509_parser::prelude::{FromDer, GeneralName, X509Certificate};
 
-use super::ALPN;
 use crate::directory::NodeName;
 
 /// What the URI of a node's certificate begins with.
 const SCHEME: &str = "tunnel-node:";
+
+/// The protocol of links, in the TLS handshake.
+pub(crate) const ALPN: &[u8] = b"tunnel-peer/1";
+
+/// How a node dials the others: with its certificate, and with the CA that issued theirs.
+#[derive(Clone)]
+pub(crate) struct PeerTls {
+    pub(crate) ca: PeerCa,
+    pub(crate) identity: Identity,
+}
 
 /// The CA that issues the certificates of nodes.
 #[derive(Clone, Debug)]
@@ -63,7 +72,7 @@ pub fn node_uri(node: &NodeName) -> String {
 }
 
 /// The node that a certificate names; `None` if it names none, or several.
-pub(super) fn node_of(certificate: &CertificateDer<'_>) -> Option<NodeName> {
+pub(crate) fn node_of(certificate: &CertificateDer<'_>) -> Option<NodeName> {
     let (_, certificate) = X509Certificate::from_der(certificate).ok()?;
     let names = certificate.subject_alternative_name().ok()??;
     let uris = names.value.general_names.iter();
@@ -136,7 +145,7 @@ impl PeerCa {
     }
 
     /// The configuration for a link to the node of this name.
-    pub(super) fn client(
+    fn client(
         &self,
         own: &Identity,
         node: &NodeName,
@@ -149,6 +158,13 @@ impl PeerCa {
             })
         };
         Ok(tls_files::client_config_with(Some(own), &[ALPN], check)?)
+    }
+}
+
+impl PeerTls {
+    /// The configuration for a link to the node of this name.
+    pub(crate) fn client(&self, node: &NodeName) -> Result<Arc<ClientConfig>, PeerIdentityError> {
+        self.ca.client(&self.identity, node)
     }
 }
 

@@ -11,7 +11,6 @@
 //! the other node's own sessions or not at all, so that it is forwarded once at most.
 
 pub(crate) mod accept;
-mod identity;
 mod link;
 mod note;
 mod relay;
@@ -27,23 +26,19 @@ use std::{
 
 use parking_lot::Mutex;
 use tokio::time::{MissedTickBehavior, interval};
-use tokio_rustls::rustls::ClientConfig;
 use tunnel_ops::tls_files::LiveServerConfig;
 use tunnel_proto::session::Session;
 
-pub use self::identity::{PeerCa, PeerIdentityError, node_uri};
 use self::link::{Link, Target};
 pub(crate) use self::note::Note;
 use crate::{
     directory::{Epoch, Holder, NodeName, Shared},
     lifecycle::Lifecycle,
     metrics::Metrics,
+    peer_tls::PeerTls,
     registry::Registry,
     runtimes::RuntimeLabel,
 };
-
-/// The protocol of links, in the TLS handshake.
-pub(crate) const ALPN: &[u8] = b"tunnel-peer/1";
 
 /// The status by which a node says that it has a session for a forwarded request, and asks for its content. No upstream
 /// can send it: nodes remove it from what a tunnel client answers.
@@ -71,13 +66,6 @@ pub(crate) struct Peers {
     links: Mutex<HashMap<NodeName, Link>>,
     /// Counts choices.
     turn: AtomicUsize,
-}
-
-/// How a node dials the others: with its certificate, and with the CA that issued theirs.
-#[derive(Clone)]
-pub(crate) struct PeerTls {
-    pub(crate) ca: PeerCa,
-    pub(crate) identity: tunnel_ops::tls_files::Identity,
 }
 
 /// A node that holds a runtime, and the link to it.
@@ -176,7 +164,7 @@ impl Peers {
             }
         }
         // A node whose key is gone may be alive: its link tells, and stays as long as it is open.
-        links.retain(|name, link| link.is_open() || self.nodes.other(name).is_some());
+        links.retain(|name, link| link.is_open() || self.nodes.node_record(name).is_some());
     }
 
     fn dialling(&self) -> link::Dialling {
@@ -184,12 +172,5 @@ impl Peers {
             tls: self.tls.clone(),
             open: self.metrics.peers.links(),
         }
-    }
-}
-
-impl PeerTls {
-    /// The configuration for a link to the node of this name.
-    fn client(&self, node: &NodeName) -> Result<Arc<ClientConfig>, PeerIdentityError> {
-        self.ca.client(&self.identity, node)
     }
 }

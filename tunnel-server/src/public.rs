@@ -4,6 +4,7 @@
 //! (`protocol`). No platform client delays another, and no error of `accept` ends the listener.
 
 pub mod answer;
+mod attempt;
 mod body;
 pub mod check;
 mod cookies;

@@ -119,8 +119,8 @@ impl Router {
 /// Runtimes to serve next, each with its host under the domain.
 pub(crate) struct NextHosts(Vec<(Arc<RuntimeEntry>, HostName)>);
 
-/// The way of one exchange.
-pub enum Way {
+/// Where an exchange is sent next.
+pub enum NextHop {
     /// Through a session of this node.
     Local(Arc<Tunnel>, Session),
     /// Through another node.
@@ -157,7 +157,7 @@ impl Route {
         self.slot.as_ref().map(|slot| slot.label())
     }
 
-    /// The way of the next exchange of a request: a session of this node, or else one of another node that `elsewhere`
+    /// Where the next exchange of a request is sent: a session of this node, or else one of another node that `elsewhere`
     /// finds. A request may need several; `waits_until`, initially `None`, is kept for all of them, so that it waits for
     /// all together no longer than for one. `weight` is its memory in bytes while it waits, computed only then; it counts
     /// for the address of `usage`.
@@ -165,18 +165,18 @@ impl Route {
     /// # Errors
     /// When the host belongs to no runtime, the runtime has no live session and gets none in time, or too many requests
     /// wait, or hold too much memory.
-    pub async fn way(
+    pub async fn next_hop(
         &self,
         waits_until: &mut Option<Instant>,
         usage: Option<&Arc<Usage>>,
         weight: impl FnOnce() -> usize,
         elsewhere: impl Fn(&RuntimeLabel) -> Option<Forward>,
-    ) -> Result<Way, Problem> {
+    ) -> Result<NextHop, Problem> {
         let slot = self.slot()?;
-        let local = |(tunnel, session)| Way::Local(tunnel, session);
+        let local = |(tunnel, session)| NextHop::Local(tunnel, session);
         let find = || {
             let online = slot.online().map(local);
-            online.or_else(|| elsewhere(slot.label()).map(Way::Peer))
+            online.or_else(|| elsewhere(slot.label()).map(NextHop::Peer))
         };
         if let Some(found) = find() {
             return Ok(found);
@@ -213,7 +213,7 @@ mod tests {
         let (start, mut waits_until) = (Instant::now(), None);
         for _ in 0..3 {
             let problem = route
-                .way(&mut waits_until, None, || 0, |_| None)
+                .next_hop(&mut waits_until, None, || 0, |_| None)
                 .await
                 .err()
                 .unwrap();

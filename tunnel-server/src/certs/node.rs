@@ -5,7 +5,7 @@
 use rcgen::{ExtendedKeyUsagePurpose, Issuer, KeyPair, SanType, string::Ia5String};
 
 use super::{CertsError, authority, leaf};
-use crate::{directory::NodeName, peers::node_uri};
+use crate::{directory::NodeName, peer_tls::node_uri};
 
 /// The common name of the CA of nodes.
 const NODE_CA_NAME: &str = "tunnel node CA";

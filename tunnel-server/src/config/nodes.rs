@@ -9,7 +9,7 @@ use tunnel_ops::tls_files::{self, Identity, Roots, TlsFilesError};
 use super::{ConfigFault, Settings, Source, setting};
 use crate::{
     directory::NodeName,
-    peers::{PeerCa, PeerIdentityError},
+    peer_tls::{PeerCa, PeerIdentityError},
 };
 
 /// Time for one call of one member of etcd: more than a write takes under load, and less than an election.

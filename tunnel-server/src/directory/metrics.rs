@@ -5,7 +5,8 @@ use std::time::Duration;
 use prometheus::{IntCounter, IntCounterVec, IntGauge};
 use tunnel_ops::metrics::Families;
 
-/// What the node sees of the shared directory.
+/// What the node sees of the shared directory. Clones count together.
+#[derive(Debug, Clone)]
 pub struct DirectoryMetrics {
     claims: IntCounterVec,
     is_away: IntGauge,
@@ -15,7 +16,7 @@ pub struct DirectoryMetrics {
 }
 
 impl DirectoryMetrics {
-    pub(super) fn new(new: &mut Families) -> prometheus::Result<Self> {
+    pub(crate) fn new(new: &mut Families) -> prometheus::Result<Self> {
         Ok(Self {
             claims: new.counters(
                 "directory_claims_total",

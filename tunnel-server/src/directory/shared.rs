@@ -31,7 +31,7 @@ use tokio::{
     sync::{Notify, mpsc, oneshot, watch},
     time::Instant,
 };
-use tunnel_etcd::Client;
+use tunnel_etcd::{Client, EtcdError};
 use tunnel_ops::task::Owned;
 use tunnel_proto::handshake::InstanceId;
 
@@ -44,11 +44,11 @@ use self::{
 };
 use super::{
     Claim, ClaimGuard, ClaimRefusal, Epoch, OnConflict,
+    metrics::DirectoryMetrics,
     node::{Incarnation, NodeName},
 };
 use crate::{
     lock::{Mutex, RwLock},
-    metrics::Metrics,
     runtimes::{AccountName, RuntimeEntry, RuntimeLabel, RuntimeName},
 };
 
@@ -108,7 +108,7 @@ pub(crate) struct Shared {
     /// The port that the kernel chose, where the one to be told was 0.
     peer_port: AtomicU16,
     incarnation: Incarnation,
-    metrics: Arc<Metrics>,
+    metrics: DirectoryMetrics,
     table: RwLock<Table>,
     /// Locked before the table where both are needed.
     holds: Mutex<Holds>,
@@ -134,7 +134,7 @@ impl Shared {
         prefix: &str,
         node: Node,
         random: u64,
-        metrics: Arc<Metrics>,
+        metrics: DirectoryMetrics,
     ) -> Arc<Self> {
         let (claims, receiver) = mpsc::channel(CLAIMS_WAITING);
         let keys = Keys::new(prefix);
@@ -216,6 +216,14 @@ impl Shared {
 
     fn fail(&self, error: DirectoryError) {
         self.failed.send_replace(Some(error));
+    }
+
+    /// Ends the node if etcd refuses its user, password or role before it takes part. Later that is an outage like any
+    /// other: no session ends because of etcd.
+    fn fail_if_denied(&self, error: &EtcdError) {
+        if matches!(error, EtcdError::Denied { .. }) && !self.is_ready() {
+            self.fail(DirectoryError::Denied(error.to_string()));
+        }
     }
 
     /// Removes what this node has written, so that others need not wait for the end of its lease. The last step of a
@@ -352,7 +360,7 @@ impl Shared {
         let serial = holds.insert(label, claim.clone(), names, !is_own);
         drop(holds);
         if !is_own {
-            self.metrics.directory.claims(writer::PROVISIONAL).inc();
+            self.metrics.claims(writer::PROVISIONAL).inc();
         }
         self.write(label);
         Ok(self.guard(label, claim, serial))
@@ -407,11 +415,17 @@ impl Shared {
         (!holders.is_empty()).then_some((epoch, holders))
     }
 
-    /// The record of another node.
-    pub(crate) fn other(&self, name: &NodeName) -> Option<(Incarnation, NodeRecord)> {
+    /// The record of a node.
+    pub(crate) fn node_record(&self, name: &NodeName) -> Option<(Incarnation, NodeRecord)> {
         let table = self.table.read();
         let (incarnation, record) = table.node(name)?;
         Some((incarnation, record.clone()))
+    }
+
+    /// Whether the key of this node is there, and is of this run of it.
+    fn is_shown(&self) -> bool {
+        let shown = self.node_record(&self.node.name);
+        shown.is_some_and(|(incarnation, _)| incarnation == self.incarnation)
     }
 
     /// All nodes, this one included.
@@ -428,7 +442,9 @@ impl Shared {
         for effect in effects {
             match effect {
                 Effect::Runtime(label) => self.settle(&label),
-                Effect::Node(name) if name == self.node.name => self.is_challenged.notify_one(),
+                Effect::Node(name) if name == self.node.name && !self.is_shown() => {
+                    self.is_challenged.notify_one();
+                }
                 Effect::Challenge(name) if name == self.node.name => {
                     self.is_challenged.notify_one()
                 }
@@ -518,7 +534,7 @@ impl Shared {
                 false => tracing::info!("etcd answers again"),
             }
         }
-        self.metrics.directory.set_away(is_away);
+        self.metrics.set_away(is_away);
     }
 }
 

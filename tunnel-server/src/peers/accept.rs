@@ -17,8 +17,11 @@ use tunnel_proto::{
     session::{Session, SessionEvent, SessionSettings, Side},
 };
 
-use super::{ALPN, PeerListener, identity::node_of, link::PING_INTERVAL};
-use crate::directory::NodeName;
+use super::{PeerListener, link::PING_INTERVAL};
+use crate::{
+    directory::NodeName,
+    peer_tls::{ALPN, node_of},
+};
 
 /// Time for the TLS handshake of another node.
 const HANDSHAKE: Duration = Duration::from_secs(5);

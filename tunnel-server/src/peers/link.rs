@@ -17,8 +17,10 @@ use tunnel_proto::{
     session::{Session, SessionSettings, Side},
 };
 
-use super::{ALPN, PeerTls};
-use crate::directory::{Holder, Incarnation, NodeName};
+use crate::{
+    directory::{Holder, Incarnation, NodeName},
+    peer_tls::{ALPN, PeerTls},
+};
 
 /// Time for TCP and TLS.
 const DIAL: Duration = Duration::from_secs(2);

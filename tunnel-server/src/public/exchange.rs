@@ -5,36 +5,32 @@
 //! has become suspect, as soon as there is another one. A request whose body has begun cannot be sent twice; one of which
 //! nothing has been sent can always use another session.
 
-use std::{future::pending, sync::Arc, time::Duration};
+use std::{future::pending, sync::Arc};
 
-use http::{HeaderMap, Method, Response, StatusCode, Version};
+use http::{HeaderMap, StatusCode};
 use http_body::Body;
-use tunnel_http::{
-    connection::http1_buffer_bytes,
-    listener_body::{BodyOptions, ListenerBody, ListenerInformational},
-    received::ReceivedBody,
-    upgraded::UpgradeSender,
-};
+use tunnel_http::{connection::http1_buffer_bytes, received::ReceivedBody};
 use tunnel_proto::{
-    exchange::{EncodedHead, ExchangeError, RecvBody, open},
-    problem::{Hop, Problem, Reason},
+    exchange::{EncodedHead, open},
+    problem::Problem,
     session::{OpenError, Session},
 };
 
 use super::{
-    Connection, STREAM_WINDOW_BYTES, body::RequestBody, cookies, forward, observe::Observation,
+    Connection, STREAM_WINDOW_BYTES,
+    attempt::{
+        AttemptError, Content, ForwardedExchange, Prepared, RoutedRequest, failure, not_opened,
+    },
+    cookies, forward,
+    observe::Observation,
 };
 use crate::{
-    budget::{pace::Paced, sources, waiting},
-    metrics::RuntimeMetrics,
+    budget::{sources, waiting},
     peers::Tried,
-    router::{Route, Way},
+    router::NextHop,
     runtimes::RuntimeLabel,
     tunnel::Tunnel,
 };
-
-/// `Retry-After` for a session with the greatest number of exchanges, which end frequently.
-const LIMIT_RETRY: Duration = Duration::from_secs(1);
 
 /// Estimate of the bytes that a request over HTTP/2 without a declared length holds, as all gRPC calls are: a quarter of
 /// the window. Whole windows would admit hardly any gRPC calls, of which most send little. A full window holds up to
@@ -43,47 +39,6 @@ const UNDECLARED_BYTES: u64 = STREAM_WINDOW_BYTES as u64 / 4;
 
 /// Most sessions on which opening an exchange is attempted, since each may just have ended.
 const OPENINGS: u32 = 3;
-
-/// The properties of a request that are kept once its outgoing head is made, so that the connection can reuse the memory
-/// of the received head.
-pub(super) struct RoutedRequest {
-    /// `CONNECT` for an upgrade.
-    pub(super) method: Method,
-    pub(super) version: Version,
-    pub(super) is_upgrade: bool,
-    pub(super) expects_continue: bool,
-    /// It is a gRPC call.
-    pub(super) is_grpc: bool,
-    /// The platform client repeats the request when the event stream in its response ends.
-    pub(super) reconnects: bool,
-    /// The route to its runtime.
-    pub(super) route: Route,
-}
-
-/// A request that was forwarded, with the head of its response.
-pub(super) struct ForwardedExchange {
-    /// The head of the response, with its body.
-    pub(super) response: Response<RecvBody>,
-    /// Receives the platform client's bytes if an upgrade was requested.
-    pub(super) upload: Option<UpgradeSender>,
-    /// The session that carries it.
-    pub(super) session: Session,
-}
-
-/// Why a request was not forwarded.
-pub(super) struct Failure {
-    pub(super) problem: Problem,
-    /// The session has ended before anything of the response was received; the tunnel client may have had the request.
-    pub(super) is_unheard: bool,
-}
-
-impl RoutedRequest {
-    /// Whether a request of this kind may be sent once more (RFC 9110 section 9.2.2). An upgrade is a GET to
-    /// its upstream.
-    fn may_repeat(&self) -> bool {
-        self.is_upgrade || self.method.is_idempotent()
-    }
-}
 
 /// The attempts that are left for one request.
 struct Attempts {
@@ -113,16 +68,6 @@ impl Attempts {
     }
 }
 
-/// Why one attempt to forward a request has failed.
-pub(super) enum AttemptError {
-    /// Nothing was sent that any tunnel client has got, so that any request can go another way.
-    NotSent(Problem),
-    /// Nothing was sent, and another way is no help.
-    Refused(Problem),
-    /// It was sent, at least in part.
-    Sent(Failure),
-}
-
 /// Forwards a request, whose outgoing head is given, to its runtime. `incoming` is its body, if it has one.
 ///
 /// # Errors
@@ -148,9 +93,9 @@ pub(super) async fn forward(
         let usage = connection.peer.as_ref();
         let peers = connection.gateway.peers.as_ref();
         let other = |label: &RuntimeLabel| peers?.choose(label, &tried);
-        let way = routed.route.way(&mut waits_until, usage, weight, other);
-        let attempt = match way.await {
-            Ok(Way::Local(tunnel, session)) => {
+        let next_hop = (routed.route).next_hop(&mut waits_until, usage, weight, other);
+        let attempt = match next_hop.await {
+            Ok(NextHop::Local(tunnel, session)) => {
                 // The list belongs to the tunnel, which may be another one after waiting.
                 if waits_until.is_some()
                     && let Some(budget) = routed.route.budget()
@@ -158,10 +103,10 @@ pub(super) async fn forward(
                     budget.admit(connection.origin.address)?;
                 }
                 let may_repeat = attempts.may_repeat && routed.may_repeat();
-                let way = (tunnel, session, may_repeat);
-                send(connection, routed, head, &mut content, observation, way).await
+                let local = (tunnel, session, may_repeat);
+                send(connection, routed, head, &mut content, observation, local).await
             }
-            Ok(Way::Peer(peer)) => {
+            Ok(NextHop::Peer(peer)) => {
                 tried.add(peer.holder.clone());
                 // Boxed, so that requests of this node do not reserve space for it.
                 let sent = forward::send(connection, routed, head, &mut content, observation, peer);
@@ -259,114 +204,6 @@ fn waiting_weight(
         }
     });
     waiting::weight(head.bytes(), content as usize)
-}
-
-/// The content of a request, until it is sent.
-pub(super) struct Content<'a> {
-    /// As it is received; `None` if there is none, or it was prepared.
-    incoming: &'a mut Option<ReceivedBody>,
-    /// What another node did not take.
-    pub(super) prepared: Option<Prepared>,
-}
-
-/// The body to send, and the receivers of an upgraded connection's bytes and of informational heads.
-pub(super) struct Prepared {
-    pub(super) body: RequestBody,
-    pub(super) upload: Option<UpgradeSender>,
-    pub(super) informational: ListenerInformational,
-}
-
-impl Content<'_> {
-    /// Whether there is content that was received as such.
-    pub(super) fn is_received(&self) -> bool {
-        self.incoming.is_some() || self.prepared.is_some()
-    }
-
-    /// What is to be sent. `runtime` has the counter of its bytes.
-    pub(super) fn prepare(
-        &mut self,
-        connection: &Connection,
-        routed: &RoutedRequest,
-        runtime: &RuntimeMetrics,
-        observation: &mut Observation,
-    ) -> Prepared {
-        if let Some(prepared) = self.prepared.take() {
-            return prepared;
-        }
-        let config = || connection.gateway.config();
-        // Over HTTP/1 the connection's guard has the timer. The response to a gRPC call may begin at any time,
-        // or never: budgets and the shares of addresses limit how many are open.
-        let has_idle_limit = connection.is_http2() && !routed.is_grpc;
-        let options = BodyOptions {
-            hop: Hop::Server,
-            guard: connection.guard(),
-            version: routed.version,
-            expect_wait: routed
-                .expects_continue
-                .then(|| config().settings.expect_wait),
-            idle: has_idle_limit.then(|| config().settings.body_idle_timeout),
-        };
-        let counter = || runtime.traffic().bytes_in.clone();
-        if routed.is_upgrade {
-            let (body, sender, informational) = ListenerBody::upgrade(&options);
-            let counted = Some(observation.on_upload(counter()));
-            return Prepared {
-                body: RequestBody {
-                    body,
-                    upload: counted,
-                },
-                upload: Some(sender),
-                informational,
-            };
-        }
-        let Some(incoming) = self.incoming.take() else {
-            let (body, informational) = ListenerBody::empty(&options);
-            return Prepared {
-                body: RequestBody { body, upload: None },
-                upload: None,
-                informational,
-            };
-        };
-        let shaper = observation.upload_shaper();
-        let paced = |content| Paced::new(content, shaper);
-        let (body, informational) = ListenerBody::received(incoming, &options, paced);
-        let counted = Some(observation.on_upload(counter()));
-        Prepared {
-            body: RequestBody {
-                body,
-                upload: counted,
-            },
-            upload: None,
-            informational,
-        }
-    }
-}
-
-pub(super) fn failure(error: ExchangeError<Problem>) -> Failure {
-    let (problem, is_unheard) = match error {
-        ExchangeError::NotOpened(error) => (not_opened(error), false),
-        ExchangeError::RequestBody(problem) => (problem, false),
-        ExchangeError::Failed {
-            problem, is_heard, ..
-        } => {
-            let is_lost = problem.reason() == Reason::SessionLost;
-            (problem, is_lost && !is_heard)
-        }
-    };
-    Failure {
-        problem,
-        is_unheard,
-    }
-}
-
-pub(super) fn not_opened(error: OpenError) -> Problem {
-    let problem = |reason, detail| Problem::new(Hop::Server, reason, detail);
-    match error {
-        OpenError::TooMany => {
-            problem(Reason::ExchangeLimit, "max-exchanges are open").retry_after(LIMIT_RETRY)
-        }
-        OpenError::Closed => problem(Reason::SessionLost, "the session ended before the exchange"),
-    }
 }
 
 #[cfg(test)]

@@ -23,12 +23,12 @@ use tunnel_proto::{
 
 use super::{
     Connection,
-    body::RequestBody,
-    cookies,
-    exchange::{
+    attempt::{
         AttemptError, Content, Failure, ForwardedExchange, Prepared, RoutedRequest, failure,
         not_opened,
     },
+    body::RequestBody,
+    cookies,
     observe::Observation,
 };
 use crate::{
@@ -40,7 +40,7 @@ use crate::{
 struct GatedBody {
     /// `None` once it is open.
     gate: Option<oneshot::Receiver<()>>,
-    /// The content until then; whoever sends the request takes it back if it is not asked for.
+    /// The content until then. `send` takes it back if the other node does not ask for it.
     waiting: Arc<Mutex<Option<RequestBody>>>,
     body: Option<RequestBody>,
     is_empty: bool,

@@ -26,10 +26,11 @@ use tunnel_proto::{
 use super::{
     Connection,
     answer::ResponseBody,
+    attempt::{ForwardedExchange, RoutedRequest},
     check::{check, outgoing},
     cookies,
     ends::SessionCarrier,
-    exchange::{self, ForwardedExchange, RoutedRequest},
+    exchange,
     observe::Observation,
     upgraded::GrantedUpgrade,
 };

@@ -28,7 +28,8 @@ use crate::{
     gauges::{Gauges, Threads},
     lifecycle::Lifecycle,
     metrics::Metrics,
-    peers::{ALPN, PeerListener, PeerTls, Peers},
+    peer_tls::{ALPN, PeerTls},
+    peers::{PeerListener, Peers},
     public::{PublicListener, answer::Cors},
     registry::Registry,
     router::Router,
@@ -230,7 +231,7 @@ fn peer_tls(config: &Config) -> Result<Option<(PeerTls, Arc<LiveServerConfig>)>,
 }
 
 /// The claims: in memory, or shared with other nodes.
-fn directory(config: &Config, metrics: &Arc<Metrics>) -> Directory {
+fn directory(config: &Config, metrics: &Metrics) -> Directory {
     let Some(shared) = &config.shared_directory else {
         return Directory::default();
     };
@@ -245,7 +246,7 @@ fn directory(config: &Config, metrics: &Arc<Metrics>) -> Directory {
         peer: shared.links.as_ref().map(|links| links.advertised.clone()),
         zone: config.settings.zone.clone(),
     };
-    Directory::shared(client, prefix, node, random, metrics.clone())
+    Directory::shared(client, prefix, node, random, metrics.directory.clone())
 }
 
 /// Fewest connections that a listener may have, however few files the process may have open.

@@ -19,7 +19,7 @@ use tunnel_proto::{
 use tunnel_server::{
     certs::NodeAuthority,
     config::{Config, PeerLinks},
-    peers::PeerCa,
+    peer_tls::PeerCa,
 };
 
 use crate::{

@@ -54,9 +54,7 @@ pub(super) async fn feed(shared: Arc<Shared>) {
                 watch(&shared, revision).await;
             }
             Err(error) => {
-                if let Some(denied) = shared.denied(&error) {
-                    shared.fail(denied);
-                }
+                shared.fail_if_denied(&error);
                 if said.is_none_or(|said| said.elapsed() >= LINE_EACH) {
                     said = Some(Instant::now());
                     tracing::warn!(%error, "cannot read the directory from etcd, trying again");
@@ -153,7 +151,7 @@ async fn watch(shared: &Shared, mut position: i64) {
         };
         match ended {
             Ended::Stale | Ended::Lost(EtcdError::Compacted { .. }) => {
-                shared.metrics.directory.on_relisted();
+                shared.metrics.on_relisted();
                 tracing::info!("the directory is listed again");
                 return;
             }
@@ -248,6 +246,6 @@ impl Shared {
     /// Shows the revision up to which the table is complete.
     fn set_position(&self, revision: i64) {
         let revision = u64::try_from(revision).unwrap_or(0);
-        self.metrics.directory.set_revision(revision);
+        self.metrics.set_revision(revision);
     }
 }

@@ -46,9 +46,7 @@ pub(super) async fn keep(shared: Arc<Shared>) {
                 tracing::warn!("the lease of this node has ended, taking another one");
             }
             Err(error) => {
-                if let Some(denied) = shared.denied(&error) {
-                    shared.fail(denied);
-                }
+                shared.fail_if_denied(&error);
                 tracing::debug!(%error, "cannot keep the lease of this node");
                 shared.set_away(true);
                 sleep(PAUSE).await;
@@ -112,13 +110,13 @@ async fn renew(shared: &Shared, lease: i64) -> Result<(), EtcdError> {
             }
         }
         let left = TTL.saturating_sub(renewed.elapsed());
-        shared.metrics.directory.set_lease_left(left);
+        shared.metrics.set_lease_left(left);
     }
 }
 
 /// Whether the node's key is missing or of another incarnation, or a node asks whether this one lives.
 fn is_needed(shared: &Shared) -> bool {
-    match shared.other(&shared.node.name) {
+    match shared.node_record(&shared.node.name) {
         Some((incarnation, _)) if incarnation != shared.incarnation => {
             // It has taken over the name, since this node did not answer in time; both cannot go on.
             shared.fail(DirectoryError::NameTaken(shared.node.name.clone()));

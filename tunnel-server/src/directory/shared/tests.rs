@@ -3,11 +3,12 @@
 
 use std::collections::BTreeMap;
 
+use futures_util::FutureExt;
 use proptest::prelude::*;
 use tokio::runtime;
 use tunnel_etcd::{
-    Event, EventKind, KeyValue, Operand, RangeResponse, Request, Response, ResponseHeader,
-    ResponseOp, Settings, TxnRequest, TxnResponse,
+    Event, EventKind, KeyValue, Operand, RangeResponse, Request, RequestOp, Response,
+    ResponseHeader, ResponseOp, Settings, TxnRequest, TxnResponse,
 };
 use tunnel_ops::tls_files::{Roots, client_config};
 use tunnel_proto::handshake::InstanceSecret;
@@ -115,7 +116,7 @@ fn node(number: usize) -> Arc<Shared> {
         peer: None,
         zone: None,
     };
-    let metrics = Metrics::new().unwrap();
+    let metrics = crate::metrics::Metrics::new().unwrap().directory.clone();
     Shared::new(client, "/t/", node, number as u64 + 1, metrics)
 }
 
@@ -310,6 +311,21 @@ fn paused<T>(future: impl Future<Output = T>) -> T {
         .start_paused(true)
         .build();
     runtime.unwrap().block_on(future)
+}
+
+/// The watch may report a write before its answer has come; answering that by another write would never end.
+#[test]
+fn a_node_writes_its_key_again_only_when_that_is_lost() {
+    let mut nodes = Nodes::new(1);
+    let node = nodes.nodes[0].clone();
+    let is_asked_to_write = || node.is_challenged.notified().now_or_never().is_some();
+    assert!(!is_asked_to_write(), "by the report of its own write");
+    nodes.store.txn(&TxnRequest {
+        success: vec![RequestOp::delete(node.keys.node(&node.node.name))],
+        ..TxnRequest::default()
+    });
+    nodes.deliver();
+    assert!(is_asked_to_write());
 }
 
 proptest! {

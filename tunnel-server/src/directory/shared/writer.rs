@@ -14,7 +14,7 @@ use tunnel_proto::handshake::InstanceId;
 
 use super::{
     super::{Claim, ClaimGuard},
-    DirectoryError, Shared, event_now,
+    Shared, event_now,
     record::{ClaimRecord, HeldRecord, HeldState, decode, encode},
     table::{NextClaim, Step},
     wall_ms,
@@ -365,7 +365,7 @@ impl Shared {
         let serial = holds.insert(&runtime.label, claim.clone(), names, false);
         drop(holds);
         if record.is_some() {
-            self.metrics.directory.claims(WON).inc();
+            self.metrics.claims(WON).inc();
         }
         let guard = self.guard(&runtime.label, claim, serial);
         // If the session has ended meanwhile, the guard is dropped, which releases the runtime.
@@ -407,7 +407,7 @@ impl Shared {
         self.on_effects(effect);
         match kind {
             ItemKind::Requested(request, _) => {
-                self.metrics.directory.claims(LOST).inc();
+                self.metrics.claims(LOST).inc();
                 drop(request.answer.send(ClaimAnswer::Outdated));
             }
             ItemKind::Kept(_) => self.settle(label),
@@ -423,18 +423,10 @@ impl Shared {
         }
         for item in batch {
             if let ItemKind::Requested(request, _) = item.kind {
-                self.metrics.directory.claims(FAILED).inc();
+                self.metrics.claims(FAILED).inc();
                 drop(request.answer.send(ClaimAnswer::Away));
             }
             self.unwritten.lock().insert(item.label);
-        }
-    }
-
-    /// The error that a member's refusal of this node's role is.
-    pub(super) fn denied(&self, error: &EtcdError) -> Option<DirectoryError> {
-        match error {
-            EtcdError::Denied { .. } => Some(DirectoryError::Denied(error.to_string())),
-            _ => None,
         }
     }
 }
