@@ -189,7 +189,7 @@ fn names_that_have_no_address() {
             "Name or service not known",
             "name of a cluster",
         ),
-        (HOST, "Name or service not known", "slip"),
+        (HOST, "Name or service not known", "check the spelling"),
         (
             HOST,
             "Temporary failure in name resolution",

@@ -24,7 +24,11 @@ fn upstreams_that_are_not_there() {
         assert!(verdict.sentence.contains(url) && verdict.advice.contains(advice));
     }
     for (reason, name, advice) in [
-        (Reason::DnsError, "upstream_dns_failure", "slip"),
+        (
+            Reason::DnsError,
+            "upstream_dns_failure",
+            "check the spelling",
+        ),
         (Reason::DnsTimeout, "upstream_dns_timeout", "port 53"),
         (Reason::ConnectionRefused, "upstream_refused", "port"),
         (Reason::ConnectionTimeout, "upstream_timeout", "firewall"),
