@@ -10,6 +10,7 @@
 )]
 
 pub mod ca;
+pub mod closed_port;
 pub mod deadline;
 pub mod etcd;
 pub mod http1;

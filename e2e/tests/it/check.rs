@@ -1,7 +1,7 @@
 //! `tunnel-client check` on networks that are broken in every way: its verdict is what was broken.
 
 use std::{
-    net::{IpAddr, SocketAddr, TcpListener},
+    net::{IpAddr, SocketAddr},
     path::{Path, PathBuf},
     time::{Duration, SystemTime, UNIX_EPOCH},
 };
@@ -23,6 +23,7 @@ use e2e::{
     system::{Options, System},
     upstream::Upstream,
 };
+use testkit::closed_port::closed_port;
 
 /// What the client is told of time: long for a busy machine, short for what never comes.
 const LIMIT: [&str; 2] = ["--dial-timeout", "3s"];
@@ -62,11 +63,6 @@ fn instead(system: &mut System, server: SocketAddr) -> ClientOptions {
         server,
         ..system.client_options("demo-app").clone()
     }
-}
-
-fn closed_port() -> SocketAddr {
-    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-    listener.local_addr().unwrap()
 }
 
 /// A file with the login that proxies let through, or with another password.

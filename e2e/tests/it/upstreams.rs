@@ -1,10 +1,7 @@
 //! Upstreams that refuse, hang, reset, show a wrong certificate, move, or die and return: what each
 //! does to who asks for it, and to who asks for others.
 
-use std::{
-    net::{SocketAddr, TcpListener},
-    time::Duration,
-};
+use std::{net::SocketAddr, time::Duration};
 
 use e2e::{
     addresses::Addresses,
@@ -19,6 +16,7 @@ use e2e::{
     system::{CLIENT_FILE, Options, System},
     upstream::{Echo, Upstream},
 };
+use testkit::closed_port::closed_port;
 
 /// A system whose client has these routes and no other upstream.
 async fn routing(routes: &str, flags: &[&str]) -> System {
@@ -31,11 +29,6 @@ fn route(name: &str, settings: &str) -> String {
     format!(
         "[[route]]\nname = \"{name}\"\npath = \"/{name}/*\"\nstrip_prefix = \"/{name}\"\n{settings}\n"
     )
-}
-
-fn closed_port() -> SocketAddr {
-    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-    listener.local_addr().unwrap()
 }
 
 /// Upstreams with a fault each, and some without.

@@ -4,8 +4,9 @@ use std::{env, fs, process::Command};
 
 use serde_json::Value;
 use tempfile::TempDir;
+use testkit::closed_port::closed_port;
 
-use crate::language::{Measured, PROGRAM, Upstream, alone, loadtest, nobody, programs};
+use crate::language::{Measured, PROGRAM, Upstream, alone, loadtest, programs};
 
 /// Short, and never without figures.
 const SHORT: &str = "--rounds 3 --duration 400ms --warm-up 100ms";
@@ -114,7 +115,7 @@ fn what_cannot_be_measured_keeps_its_row_and_its_reason() {
         "compare --load http --connections 1 {SHORT} --upstream {} --base direct \
          --only direct,dead,other --target dead=http://{} --target other={}",
         address(&upstream),
-        nobody(),
+        closed_port(),
         other.url
     ));
     assert_eq!(measured.code, 0, "{measured:#?}");
@@ -135,7 +136,7 @@ fn nothing_to_measure_is_a_failure_with_reasons() {
     let measured = loadtest(&format!(
         "compare --upstream {} --only dead --target dead=http://{}",
         address(&upstream),
-        nobody()
+        closed_port()
     ));
     assert_eq!(measured.code, 1);
     let expected = "dead was not measured: it fails: connect_refused";

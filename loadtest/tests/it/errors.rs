@@ -11,8 +11,9 @@ use std::{
 use rcgen::{CertificateParams, KeyPair};
 use rustls::{ServerConfig, ServerConnection, StreamOwned, crypto::aws_lc_rs};
 use tempfile::TempDir;
+use testkit::closed_port::closed_port;
 
-use crate::language::{Upstream, http, loadtest, nobody, scripted};
+use crate::language::{Upstream, http, loadtest, scripted};
 
 fn scripted_url(answer: &'static [u8]) -> String {
     format!("http://{}", scripted(answer))
@@ -20,7 +21,7 @@ fn scripted_url(answer: &'static [u8]) -> String {
 
 #[test]
 fn nobody_listens() {
-    let url = format!("http://{}", nobody());
+    let url = format!("http://{}", closed_port());
     http(&url, "--connections 2").assert_only("connect_refused");
     // In open loop each that is due fails, and no more.
     let open = http(&url, "--rate 50");

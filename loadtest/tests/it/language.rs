@@ -168,12 +168,6 @@ fn answer_once(mut stream: TcpStream, answer: &[u8]) -> std::io::Result<()> {
     stream.write_all(answer)
 }
 
-/// An address where nobody listens.
-pub(crate) fn nobody() -> SocketAddr {
-    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-    listener.local_addr().unwrap()
-}
-
 /// Names a directory that holds the tunnel's programs, instead of building them.
 const PROGRAMS: &str = "E2E_PROGRAMS";
 

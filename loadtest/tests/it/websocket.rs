@@ -1,7 +1,9 @@
 //! WebSocket echoes: the round trip is that of the link, and what is due is sent.
 
+use testkit::closed_port::closed_port;
+
 use crate::{
-    language::{Measured, Upstream, loadtest, nobody, scripted},
+    language::{Measured, Upstream, loadtest, scripted},
     relay::Relay,
 };
 
@@ -65,7 +67,7 @@ fn both_versions_of_http_carry_it() {
 
 #[test]
 fn an_upgrade_that_fails_is_counted_by_its_reason() {
-    websocket(&format!("http://{}", nobody()), "-c 2").assert_only("connect_refused");
+    websocket(&format!("http://{}", closed_port()), "-c 2").assert_only("connect_refused");
     let refuses = scripted(b"HTTP/1.1 403 Forbidden\r\ncontent-length: 0\r\n\r\n");
     websocket(&format!("http://{refuses}"), "-c 2").assert_only("status_403");
     let lies = scripted(
