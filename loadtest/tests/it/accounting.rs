@@ -1,6 +1,6 @@
 //! What is known of a server must be what is reported of it.
 
-use crate::language::{Upstream, http, loadtest};
+use crate::language::{Upstream, http, http_alone, loadtest};
 
 #[test]
 fn a_known_delay_is_reported() {
@@ -12,8 +12,8 @@ fn a_known_delay_is_reported() {
     assert!(measured.latency("min") >= 0.019_98, "{measured:#?}");
     let median = measured.latency("p50");
     assert!((0.019_98..0.200).contains(&median), "{measured:#?}");
-    // Four connections that each wait 20 ms can do 200 a second, no more.
-    assert!((1..=204).contains(&measured.completed()), "{measured:#?}");
+    // Four connections that each wait 20 ms can do 100 in half a second, no more.
+    assert!((1..=104).contains(&measured.completed()), "{measured:#?}");
 }
 
 #[test]
@@ -37,26 +37,26 @@ fn open_loop_shows_the_queue_that_closed_loop_hides() {
     let open = http(&upstream.url, "--connections 1 --rate 200");
     assert!(closed.latency("p50") < 0.200, "{closed:#?}");
     // The last that was sent was due half the run before.
-    assert!(open.latency("max") > 0.35, "{open:#?}");
+    assert!(open.latency("max") > 0.17, "{open:#?}");
     assert!(
         open.latency("p50") > closed.latency("p50") * 2.0,
         "{open:#?}"
     );
     // Nothing that was due is missing.
-    assert!(open.errors("not_sent") >= 95, "{open:#?}");
-    assert_eq!(open.completed() + open.errors("not_sent"), 200, "{open:#?}");
+    assert!(open.errors("not_sent") >= 45, "{open:#?}");
+    assert_eq!(open.completed() + open.errors("not_sent"), 100, "{open:#?}");
 }
 
 #[test]
 fn open_loop_keeps_its_rate_when_it_can() {
-    // There is a connection for each request, so that none has to wait, whatever else runs here.
+    // There is a connection for each request, so that none has to wait.
     let upstream = Upstream::start("");
     for arguments in [
         "--connections 100 --rate 100",
         "--connections 100 --rate 100 --threads 2",
     ] {
-        let measured = http(&upstream.url, arguments);
-        assert_eq!(measured.completed(), 100, "{measured:#?}");
+        let measured = http_alone(&upstream.url, arguments);
+        assert_eq!(measured.completed(), 50, "{measured:#?}");
         assert!(measured.run()["errors"].as_object().unwrap().is_empty());
     }
 }
@@ -78,9 +78,18 @@ fn bytes_are_those_of_the_contents() {
     for protocol in ["", "--http2"] {
         let arguments = format!("--method POST --body-size 10KB --rate 20 {protocol}");
         let measured = http(&url, &arguments);
-        assert_eq!(measured.completed(), 20, "{measured:#?}");
-        assert_eq!(measured.run()["bytes_down"], 20_000, "{measured:#?}");
-        assert_eq!(measured.run()["bytes_up"], 200_000, "{measured:#?}");
+        measured.assert_sent(10);
+        let completed = measured.completed();
+        assert_eq!(
+            measured.run()["bytes_down"],
+            1_000 * completed,
+            "{measured:#?}"
+        );
+        assert_eq!(
+            measured.run()["bytes_up"],
+            10_000 * completed,
+            "{measured:#?}"
+        );
     }
 }
 
@@ -113,7 +122,7 @@ fn the_timeline_adds_up() {
     let upstream = Upstream::start("--delay 5ms");
     let measured = http(&upstream.url, "--connections 2");
     let timeline = measured.run()["timeline"].as_array().unwrap();
-    assert!(timeline.len() >= 9, "{measured:#?}");
+    assert!(timeline.len() >= 4, "{measured:#?}");
     let mut sum = 0.0;
     let mut before = 0.0;
     for interval in timeline {
@@ -136,7 +145,7 @@ fn streams_share_connections() {
     let upstream = Upstream::start("--delay 100ms");
     let one = http(&upstream.url, "--connections 1 --http2");
     let many = http(&upstream.url, "--connections 1 --http2 --streams 20");
-    assert!((1..=10).contains(&one.completed()), "{one:#?}");
+    assert!((1..=5).contains(&one.completed()), "{one:#?}");
     assert!(many.completed() > 20, "{many:#?}");
     assert!(
         many.run()["errors"].as_object().unwrap().is_empty(),

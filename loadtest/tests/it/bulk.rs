@@ -73,7 +73,7 @@ fn streams_without_a_size_end_with_the_window() {
 fn a_pace_is_kept_in_both_directions() {
     let upstream = Upstream::start("");
     let measured = loadtest(&format!(
-        "bulk --url {} --rate-per-stream 200KiB --streams 3 --warm-up 0s --duration 1s \
+        "bulk --url {} --rate-per-stream 200KiB --streams 3 --warm-up 0s --duration 500ms \
          --direction both",
         upstream.url
     ));
@@ -118,9 +118,9 @@ fn what_is_cut_or_too_short_is_no_transfer() {
 
 #[test]
 fn what_began_in_the_warm_up_and_breaks_in_the_window_is_counted() {
-    let address = breaking(Duration::from_millis(900));
+    let address = breaking(Duration::from_millis(500));
     let measured = loadtest(&format!(
-        "bulk --url http://{address}/file --warm-up 200ms --duration 1200ms"
+        "bulk --url http://{address}/file --warm-up 200ms --duration 700ms"
     ));
     // The second transfer would break after the window.
     assert_eq!(measured.errors("body_short"), 1, "{measured:#?}");

@@ -6,10 +6,10 @@ use serde_json::Value;
 use tempfile::TempDir;
 use testkit::closed_port::closed_port;
 
-use crate::language::{Measured, PROGRAM, Upstream, alone, loadtest, programs};
+use crate::language::{Measured, PROGRAM, Upstream, beside_others, loadtest, programs};
 
 /// Short, and never without figures.
-const SHORT: &str = "--rounds 3 --duration 400ms --warm-up 100ms";
+const SHORT: &str = "--rounds 2 --duration 400ms --warm-up 100ms";
 
 /// `IP:PORT` of an upstream.
 fn address(upstream: &Upstream) -> &str {
@@ -244,7 +244,7 @@ fn our_tunnel_and_all_that_is_installed_are_started() {
 
 #[test]
 fn what_is_not_installed_is_named() {
-    let _alone = alone();
+    let _beside_others = beside_others();
     let measured = Command::new(PROGRAM)
         .args("compare --load http --connections 1 --upstream sample --programs missing".split(' '))
         .args(SHORT.split(' '))

@@ -25,16 +25,17 @@ fn nobody_listens() {
     http(&url, "--connections 2").assert_only("connect_refused");
     // In open loop each that is due fails, and no more.
     let open = http(&url, "--rate 50");
-    open.assert_only("connect_refused");
-    assert_eq!(open.errors("connect_refused"), 50);
+    let (refused, not_sent) = (open.errors("connect_refused"), open.errors("not_sent"));
+    assert_eq!((open.completed(), refused + not_sent), (0, 25), "{open:#?}");
+    assert!(refused > 12, "{open:#?}");
 }
 
 #[test]
 fn no_answer_in_time() {
     let upstream = Upstream::start("--delay 1m");
-    let measured = http(&upstream.url, "--connections 2 --timeout 300ms");
+    let measured = http(&upstream.url, "--connections 2 --timeout 150ms");
     measured.assert_only("timeout");
-    // Each connection tries at 0, 300, 600 and 900 ms.
+    // Each connection tries at 0, 150, 300 and 450 ms.
     assert!(
         (2..=8).contains(&measured.errors("timeout")),
         "{measured:#?}"
@@ -70,12 +71,7 @@ fn the_answer_is_no_http() {
 fn a_connection_that_the_answer_closes_is_no_error() {
     let answer = b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\nconnection: close\r\n\r\nok";
     let measured = http(&scripted_url(answer), "--rate 50");
-    assert_eq!(
-        (measured.completed(), measured.code),
-        (50, 0),
-        "{measured:#?}"
-    );
-    assert!(measured.run()["errors"].as_object().unwrap().is_empty());
+    measured.assert_sent(25);
 }
 
 #[test]
@@ -86,11 +82,8 @@ fn a_stranger_s_certificate_is_not_believed() {
     let ca = directory.path().join("ca.pem");
     for trust in [format!("--ca {}", ca.display()), "--insecure".to_owned()] {
         let measured = http(&url, &format!("--rate 20 {trust}"));
-        assert_eq!(
-            (measured.completed(), measured.code),
-            (20, 0),
-            "{measured:#?}"
-        );
+        assert_eq!(measured.code, 0, "{measured:#?}");
+        measured.assert_sent(10);
     }
 }
 

@@ -25,21 +25,8 @@ use crate::{
 
 fn grpc(url: &str, arguments: &str) -> Measured {
     loadtest(&format!(
-        "grpc --url {url} --warm-up 0s --duration 1s --timeout 5s {arguments}"
+        "grpc --url {url} --warm-up 0s --duration 500ms --timeout 5s {arguments}"
     ))
-}
-
-/// Asserts that so many messages were due, and were answered when they were sent. On a machine
-/// that is busy the last ones may come to their turn after the window.
-#[track_caller]
-fn assert_sent(measured: &Measured, due: u64) {
-    let completed = measured.completed();
-    assert_eq!(
-        completed + measured.errors("not_sent"),
-        due,
-        "{measured:#?}"
-    );
-    assert!(completed > due / 2, "{measured:#?}");
 }
 
 #[test]
@@ -50,7 +37,7 @@ fn calls_of_both_kinds_go_well() {
             &upstream.url,
             &format!("--kind {kind} -c 2 --calls 3 --rate 60"),
         );
-        assert_sent(&measured, 60);
+        measured.assert_sent(30);
         // With the prefix of five bytes.
         let bytes = measured.completed() * 21;
         assert_eq!(measured.run()["bytes_up"], bytes, "{measured:#?}");
@@ -81,8 +68,8 @@ fn failed_calls_are_counted_by_status() {
         let arguments = format!("--kind {kind} -c 1 --calls 1 --rate 40");
         let measured = grpc(&url, &arguments);
         // On a machine that is busy the last may come to their turn after the window.
-        let sent = 40 - measured.errors("not_sent");
-        assert!(sent > 20, "{measured:#?}");
+        let sent = 20 - measured.errors("not_sent");
+        assert!(sent > 10, "{measured:#?}");
         assert_eq!(
             measured.errors("grpc_status_14"),
             sent.div_ceil(4),
@@ -118,11 +105,11 @@ fn a_tunnel_carries_calls() {
     let programs = programs();
     for kind in ["unary", "stream"] {
         let measured = loadtest(&format!(
-            "grpc --self-contained --programs {} --warm-up 0s --duration 1s -c 1 --calls 2 \
+            "grpc --self-contained --programs {} --warm-up 0s --duration 500ms -c 1 --calls 2 \
              --rate 20 --kind {kind}",
             programs.display()
         ));
-        assert_sent(&measured, 20);
+        measured.assert_sent(10);
     }
 }
 

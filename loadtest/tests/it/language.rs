@@ -11,7 +11,7 @@ use std::{
     thread,
 };
 
-use parking_lot::{Mutex, MutexGuard};
+use parking_lot::{RwLock, RwLockReadGuard, RwLockWriteGuard};
 use serde_json::Value;
 use tempfile::TempDir;
 
@@ -56,6 +56,17 @@ impl Measured {
         value.unwrap_or_else(|| panic!("no latency: {self:#?}"))
     }
 
+    /// Asserts that so many requests were due in open loop, and that all which were sent ended well. On a machine that
+    /// is busy the last ones may come to their turn after the window.
+    #[track_caller]
+    pub(crate) fn assert_sent(&self, due: u64) {
+        let (completed, not_sent) = (self.completed(), self.errors("not_sent"));
+        assert_eq!(completed + not_sent, due, "{self:#?}");
+        assert!(completed > due / 2, "{self:#?}");
+        let errors = self.run()["errors"].as_object().unwrap();
+        assert!(errors.keys().all(|kind| kind == "not_sent"), "{self:#?}");
+    }
+
     /// Asserts that this kind of failure came, and no other, and nothing ended well.
     #[track_caller]
     pub(crate) fn assert_only(&self, kind: &str) {
@@ -66,18 +77,27 @@ impl Measured {
     }
 }
 
-/// Two that make load at once would measure each other.
-static ALONE: Mutex<()> = Mutex::new(());
+/// Most tests wait more than they compute, and may measure at once. One whose figures depend on the whole machine is
+/// alone.
+static MACHINE: RwLock<()> = RwLock::new(());
 
 /// Waits until no other test measures; none does while the guard is held.
-pub(crate) fn alone() -> MutexGuard<'static, ()> {
-    ALONE.lock()
+pub(crate) fn alone() -> RwLockWriteGuard<'static, ()> {
+    MACHINE.write()
 }
 
-/// Runs the program with these arguments, one after the other between blanks, while no other test
-/// does.
+/// Waits while a test is alone; none is while the guard is held.
+pub(crate) fn beside_others() -> RwLockReadGuard<'static, ()> {
+    MACHINE.read()
+}
+
+/// Runs the program with these arguments, one after the other between blanks, beside those of other tests.
 pub(crate) fn loadtest(arguments: &str) -> Measured {
-    let _alone = alone();
+    let _beside_others = beside_others();
+    run(arguments)
+}
+
+fn run(arguments: &str) -> Measured {
     let directory = TempDir::new().unwrap();
     let json = directory.path().join("report.json");
     let mut command = Command::new(PROGRAM);
@@ -95,11 +115,19 @@ pub(crate) fn loadtest(arguments: &str) -> Measured {
     }
 }
 
-/// Measures `url` with `loadtest http`, for a second, without warm-up.
+/// Measures `url` with `loadtest http`, for half a second, without warm-up.
 pub(crate) fn http(url: &str, arguments: &str) -> Measured {
-    loadtest(&format!(
-        "http --url {url} --warm-up 0s --duration 1s {arguments}"
-    ))
+    loadtest(&http_arguments(url, arguments))
+}
+
+/// As [`http`], while no other test measures: each request that is due is sent in time.
+pub(crate) fn http_alone(url: &str, arguments: &str) -> Measured {
+    let _alone = alone();
+    run(&http_arguments(url, arguments))
+}
+
+fn http_arguments(url: &str, arguments: &str) -> String {
+    format!("http --url {url} --warm-up 0s --duration 500ms {arguments}")
 }
 
 /// The sample upstream as a process of its own; ends when dropped.

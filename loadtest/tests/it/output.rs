@@ -8,7 +8,7 @@ use crate::language::{Upstream, http};
 #[test]
 fn the_json_has_every_figure() {
     let upstream = Upstream::start("--error-rate 0.5");
-    let measured = http(&upstream.url, "--rate 40");
+    let measured = http(&upstream.url, "--connections 1");
     let report = &measured.report;
     let fields = "scenario title started version machine settings runs tables charts notes";
     assert_fields(report, fields);
@@ -34,15 +34,16 @@ fn the_json_has_every_figure() {
         assert_fields(&chart["series"][0], "name points");
     }
     // The figures are those of the text.
-    assert_eq!(
-        (measured.completed(), measured.errors("status_503")),
-        (20, 20)
-    );
+    let failed = measured.errors("status_503");
+    assert!(failed > 0 && measured.completed().abs_diff(failed) <= 1);
     let line = measured
         .text
         .lines()
         .find(|line| line.contains("status_503"));
-    assert!(line.unwrap().ends_with("20  50.00 %"), "{}", measured.text);
+    let share = failed as f64 * 100.0 / (measured.completed() + failed) as f64;
+    let figures: String = line.unwrap().split(',').collect();
+    let expected = format!("{failed}  {share:.2} %");
+    assert!(figures.ends_with(&expected), "{}", measured.text);
 }
 
 #[track_caller]

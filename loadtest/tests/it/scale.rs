@@ -9,7 +9,6 @@ use crate::language::{PROGRAM, Upstream, alone};
 
 /// Runs `loadtest scale`; its own flags stand before those of the scenario.
 fn scale(arguments: &str) -> (Output, Value) {
-    let _alone = alone();
     let directory = TempDir::new().unwrap();
     let json = directory.path().join("report.json");
     let mut command = Command::new(PROGRAM);
@@ -24,6 +23,7 @@ fn scale(arguments: &str) -> (Output, Value) {
 
 #[test]
 fn four_connections_that_wait_do_four_times_as_much() {
+    let _alone = alone();
     let upstream = Upstream::start("--delay 50ms");
     let (output, report) = scale(&format!(
         "--over connections=1,4 --rounds 3 http --url {} --duration 500ms --warm-up 100ms \

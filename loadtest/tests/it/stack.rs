@@ -2,7 +2,6 @@
 
 use std::{
     fs,
-    io::{BufRead, BufReader},
     path::Path,
     process::{Command, Stdio},
     thread,
@@ -11,13 +10,13 @@ use std::{
 
 use tokio::time::Instant;
 
-use crate::language::{PROGRAM, alone, loadtest, programs};
+use crate::language::{PROGRAM, beside_others, loadtest, programs};
 
 #[test]
 fn a_tunnel_is_started_and_measured_by_role() {
     let programs = programs();
     let measured = loadtest(&format!(
-        "http --self-contained --programs {} --warm-up 0s --duration 1s --connections 4 \
+        "http --self-contained --programs {} --warm-up 0s --duration 500ms --connections 4 \
          --error-rate 0.5",
         programs.display()
     ));
@@ -65,23 +64,17 @@ fn a_program_that_does_not_start_is_quoted() {
 #[test]
 fn no_program_is_left_when_it_is_interrupted() {
     let programs = programs();
-    let _alone = alone();
+    let _beside_others = beside_others();
     for signal in ["INT", "TERM"] {
         let mut loadtest = Command::new(PROGRAM)
             .args(["http", "--self-contained", "--duration", "5m", "--programs"])
             .arg(&programs)
-            .stderr(Stdio::piped())
+            .stderr(Stdio::null())
             .stdout(Stdio::null())
             .spawn()
             .unwrap();
-        let output = BufReader::new(loadtest.stderr.take().unwrap());
-        // A line every few seconds; the first after all programs were started.
-        let mut lines = output.lines().map(Result::unwrap);
-        lines
-            .find(|line| line.contains("warming up") || line.contains("p99"))
-            .unwrap();
-        let children = children(loadtest.id());
-        assert_eq!(children.len(), 3, "upstream, server, client");
+        // Upstream, server, client.
+        let children = wait_children(loadtest.id(), 3);
         let id = loadtest.id().to_string();
         let kill = Command::new("kill").args(["-s", signal, &id]).status();
         assert!(kill.unwrap().success());
@@ -97,29 +90,42 @@ fn no_program_is_left_when_it_is_interrupted() {
 
 #[test]
 fn its_own_servers_end_with_it_even_when_it_is_killed() {
-    let _alone = alone();
+    let _beside_others = beside_others();
     let mut loadtest = Command::new(PROGRAM)
         .args(["compare", "--only", "direct,hop", "--upstream", "sample"])
         .args(["--duration", "5m", "--connections", "1"])
-        .stderr(Stdio::piped())
+        .stderr(Stdio::null())
         .stdout(Stdio::null())
         .spawn()
         .unwrap();
-    let output = BufReader::new(loadtest.stderr.take().unwrap());
-    let mut lines = output.lines().map(Result::unwrap);
-    lines.find(|line| line.contains("round 1 of")).unwrap();
-    let children = children(loadtest.id());
-    assert_eq!(children.len(), 2, "upstream and hop");
+    // Upstream and hop.
+    let children = wait_children(loadtest.id(), 2);
     loadtest.kill().unwrap();
     loadtest.wait().unwrap();
-    let until = Instant::now() + Duration::from_secs(20);
     // One that nobody has waited for yet has no command line any more.
     let lives = |child: &u32| {
         let line = fs::read(format!("/proc/{child}/cmdline"));
         line.is_ok_and(|line| !line.is_empty())
     };
-    while children.iter().any(lives) {
-        assert!(Instant::now() < until, "one of {children:?} lives");
+    until("their end", || (!children.iter().any(lives)).then_some(()));
+}
+
+/// Waits until a process has so many children, and gives their ids.
+fn wait_children(parent: u32, count: usize) -> Vec<u32> {
+    until(&format!("{count} children"), || {
+        let children = children(parent);
+        (children.len() == count).then_some(children)
+    })
+}
+
+/// Asks until there is a value.
+fn until<T>(what: &str, ask: impl Fn() -> Option<T>) -> T {
+    let until = Instant::now() + Duration::from_secs(20);
+    loop {
+        if let Some(value) = ask() {
+            return value;
+        }
+        assert!(Instant::now() < until, "waited in vain for {what}");
         thread::sleep(Duration::from_millis(20));
     }
 }

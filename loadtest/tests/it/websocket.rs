@@ -9,21 +9,8 @@ use crate::{
 
 fn websocket(url: &str, arguments: &str) -> Measured {
     loadtest(&format!(
-        "websocket --url {url} --warm-up 0s --duration 1s --timeout 5s {arguments}"
+        "websocket --url {url} --warm-up 0s --duration 500ms --timeout 5s {arguments}"
     ))
-}
-
-/// Asserts that so many messages were due, and came back when they were sent. On a machine that
-/// is busy the last ones may come to their turn after the window.
-#[track_caller]
-fn assert_sent(measured: &Measured, due: u64) {
-    let completed = measured.completed();
-    assert_eq!(
-        completed + measured.errors("not_sent"),
-        due,
-        "{measured:#?}"
-    );
-    assert!(completed > due / 2, "{measured:#?}");
 }
 
 #[test]
@@ -48,8 +35,8 @@ fn messages_that_are_due_do_not_wait_for_one_another() {
     let upstream = Upstream::start("");
     let relay = Relay::start(&upstream.url, "--delay 100ms");
     let measured = websocket(&relay.url, "--connections 2 --rate 40");
-    // In closed loop the link would let five through on each connection.
-    assert_sent(&measured, 80);
+    // In closed loop the link would let two or three through on each connection.
+    measured.assert_sent(40);
     assert!(measured.latency("min") >= 0.199, "{measured:#?}");
 }
 
@@ -61,7 +48,7 @@ fn both_versions_of_http_carry_it() {
             &upstream.url,
             &format!("--connections 2 --rate 20 {version}"),
         );
-        assert_sent(&measured, 40);
+        measured.assert_sent(20);
     }
 }
 
@@ -78,5 +65,5 @@ fn an_upgrade_that_fails_is_counted_by_its_reason() {
     // With a rate each message that was due is a failure, or was not sent.
     let measured = websocket(&format!("http://{refuses}"), "-c 1 --rate 10");
     let (refused, not_sent) = (measured.errors("status_403"), measured.errors("not_sent"));
-    assert!(refused > 0 && refused + not_sent >= 10, "{measured:#?}");
+    assert!(refused > 0 && refused + not_sent >= 5, "{measured:#?}");
 }

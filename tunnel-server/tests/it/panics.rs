@@ -101,11 +101,16 @@ async fn a_panic_in_a_connection_costs_that_connection() {
 async fn a_panic_in_a_session_costs_that_session() {
     set_the_fuse();
     let rig = Rig::start().await;
+    let mut sessions = Vec::new();
     for _ in 0..4 {
         let request = session_request(rig.token(PROD), InstanceSecret::parse(SECRET).unwrap());
         let connected = dial(&rig, &request).await;
         assert_eq!(connected.status, 101);
-        RawConnection::over(connected.io).rest().await;
+        sessions.push(RawConnection::over(connected.io));
+    }
+    // Each panics when the time for its echo is over.
+    for session in &mut sessions {
+        session.rest().await;
     }
     rig.metric_becomes("tunnel_server_sessions", 0.0).await;
     rig.metric_becomes("tunnel_server_connections{listener=\"tunnel\"}", 0.0)
