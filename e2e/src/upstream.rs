@@ -22,6 +22,7 @@
 //! break the rules, is a [`crate::scripted::ScriptedUpstream`]'s.
 
 mod answers;
+mod response;
 mod streams;
 mod websocket;
 
@@ -341,7 +342,7 @@ where
     let service = service_fn(move |request: Request<Incoming>| {
         let shared = shared.clone();
         async move {
-            shared.record.push(Event::Request(see(&request)));
+            shared.record.push(Event::Request(received_head(&request)));
             Ok::<Response<Body>, Infallible>(answer(request, &shared).await)
         }
     });
@@ -353,7 +354,8 @@ where
     );
 }
 
-fn see(request: &Request<Incoming>) -> ReceivedRequest {
+/// What the record keeps of a request's head.
+fn received_head(request: &Request<Incoming>) -> ReceivedRequest {
     let uri = request.uri();
     let host = request
         .headers()
@@ -375,4 +377,12 @@ fn target(request: &Request<Incoming>) -> String {
         .uri()
         .path_and_query()
         .map_or_else(|| "*".to_owned(), ToString::to_string)
+}
+
+/// The number that `name` has in a query.
+fn number(query: &str, name: &str) -> Option<u64> {
+    let mut pairs = query.split('&').filter_map(|pair| pair.split_once('='));
+    pairs
+        .find(|(key, _)| *key == name)
+        .map(|(_, value)| value.parse().unwrap())
 }

@@ -7,15 +7,16 @@
 mod answer;
 pub(crate) mod content;
 mod events;
-mod grpc;
+pub(crate) mod grpc;
 mod plain;
+mod response;
 mod websocket;
 
-use std::{future::Future, net::SocketAddr, pin::Pin, time::Duration};
+use std::{net::SocketAddr, time::Duration};
 
 use bytesize::ByteSize;
 use hyper_util::{rt::TokioIo, server::conn::auto};
-use tokio::net::{TcpListener, TcpStream};
+use tokio::net::TcpStream;
 
 use crate::{client::connection::LocalExecutor, serve, upstream::answer::Service};
 
@@ -64,23 +65,16 @@ pub struct Args {
 /// # Errors
 /// It cannot listen there.
 pub fn run(args: Args) -> anyhow::Result<()> {
-    serve::run(args.listen, connections(&args.upstream))
-}
-
-/// Serves for ever, on a local runtime.
-pub async fn serve(listener: TcpListener, args: &UpstreamArgs) {
-    serve::each(listener, connections(args)).await;
-}
-
-fn connections(args: &UpstreamArgs) -> impl Fn(TcpStream) -> Pin<Box<dyn Future<Output = ()>>> {
-    let service = Service::new(args);
-    move |stream| Box::pin(connection(stream, service.clone()))
+    let service = Service::new(&args.upstream);
+    serve::run(args.listen, move |stream| {
+        connection(stream, service.clone())
+    })
 }
 
 async fn connection(stream: TcpStream, service: Service) {
     // It fails only on a socket that is already dead, which the first write tells.
     drop(stream.set_nodelay(true));
-    let Ok(Some(stream)) = plain::serve(stream, &service).await else {
+    let Ok(Some(stream)) = plain::serve(stream, &service.plain).await else {
         return;
     };
     let answer = hyper::service::service_fn(move |request| service.clone().answer(request));

@@ -9,12 +9,16 @@ use bytes::Bytes;
 use hmac::{Hmac, KeyInit, Mac};
 use http::{HeaderMap, HeaderValue, Request, Response, StatusCode, header};
 use http_body::Frame;
-use http_body_util::{BodyExt, Empty, Full, StreamBody};
+use http_body_util::{BodyExt, StreamBody};
 use hyper::body::Incoming;
 use sha2::{Digest, Sha256};
 use tokio_stream::iter;
 
-use super::{Body, Echo, Event, Received, Shared, see, streams, target, websocket};
+use super::{
+    Body, Echo, Event, Received, Shared, number, received_head,
+    response::{json, status},
+    streams, target, websocket,
+};
 use crate::{http1::fields, payload::hex};
 
 /// What a webhook's sender and its receiver share.
@@ -50,16 +54,8 @@ pub(super) async fn answer(request: Request<Incoming>, shared: &Shared) -> Respo
     }
 }
 
-/// The number that `name` has in a query.
-pub(super) fn number(query: &str, name: &str) -> Option<u64> {
-    let mut pairs = query.split('&').filter_map(|pair| pair.split_once('='));
-    pairs
-        .find(|(key, _)| *key == name)
-        .map(|(_, value)| value.parse().unwrap())
-}
-
 async fn echo(request: Request<Incoming>, shared: &Shared) -> Response<Body> {
-    let head = see(&request);
+    let head = received_head(&request);
     match receive(request, shared).await {
         Ok(content) => json(&Echo { head, content }),
         Err(_) => status(StatusCode::BAD_REQUEST),
@@ -132,31 +128,6 @@ async fn receive(request: Request<Incoming>, shared: &Shared) -> Result<Received
     result.map(|()| received)
 }
 
-/// A status with a short text, where it may have one.
-pub(super) fn status(status: StatusCode) -> Response<Body> {
-    let empty = status.is_informational()
-        || status == StatusCode::NO_CONTENT
-        || status == StatusCode::NOT_MODIFIED;
-    let text = if empty {
-        String::new()
-    } else {
-        format!("status {}\n", status.as_u16())
-    };
-    let mut response = Response::new(text_body(text));
-    *response.status_mut() = status;
-    if status == StatusCode::NOT_MODIFIED {
-        response
-            .headers_mut()
-            .insert(header::ETAG, HeaderValue::from_static("\"a\""));
-    }
-    if status.is_redirection() {
-        response
-            .headers_mut()
-            .insert(header::LOCATION, HeaderValue::from_static("/echo?moved"));
-    }
-    response
-}
-
 fn cookies() -> Response<Body> {
     let mut response = status(StatusCode::OK);
     for cookie in [
@@ -196,21 +167,4 @@ fn trailers() -> Response<Body> {
         .headers_mut()
         .insert(header::TRAILER, HeaderValue::from_static("x-checksum"));
     response
-}
-
-fn json(value: &impl serde::Serialize) -> Response<Body> {
-    let mut response = Response::new(text_body(serde_json::to_string(value).unwrap()));
-    let kind = HeaderValue::from_static("application/json");
-    response.headers_mut().insert(header::CONTENT_TYPE, kind);
-    response
-}
-
-/// A whole text as a content.
-pub(super) fn text_body(text: String) -> Body {
-    if text.is_empty() {
-        return Empty::new().map_err(|never| match never {}).boxed_unsync();
-    }
-    Full::from(text)
-        .map_err(|never| match never {})
-        .boxed_unsync()
 }

@@ -17,7 +17,7 @@ use tokio::{
 };
 use tokio_stream::wrappers::ReceiverStream;
 
-use super::{Body, Event, Shared, answers::number, target};
+use super::{Body, Event, Shared, number, target};
 use crate::payload::Payload;
 
 type Frames = Sender<Result<Frame<Bytes>, io::Error>>;

@@ -14,8 +14,8 @@ use tokio_tungstenite::{
 };
 
 use super::{
-    Body, Event, Shared,
-    answers::{number, status, text_body},
+    Body, Event, Shared, number,
+    response::{status, text_body},
     target,
 };
 

@@ -37,20 +37,20 @@ pub(crate) fn paced(
     length: Option<u64>,
 ) -> impl Stream<Item = Bytes> + Send {
     let now = Instant::now();
-    let pace = Pace {
+    let pace = PacedContent {
         chunk,
         rate: rate.max(1.0),
         left: length,
         paid: now,
         next: now,
     };
-    stream::unfold(pace, async |mut pace: Pace| {
+    stream::unfold(pace, async |mut pace: PacedContent| {
         let piece = pace.piece().await?;
         Some((piece, pace))
     })
 }
 
-struct Pace {
+struct PacedContent {
     chunk: Bytes,
     rate: f64,
     left: Option<u64>,
@@ -59,7 +59,7 @@ struct Pace {
     next: Instant,
 }
 
-impl Pace {
+impl PacedContent {
     async fn piece(&mut self) -> Option<Bytes> {
         if self.left == Some(0) {
             return None;

@@ -3,15 +3,15 @@
 //! A message with its prefix of five bytes is echoed byte for byte as it comes, so one way of
 //! answering fits calls of all four kinds.
 
-use http::{HeaderMap, HeaderValue, Request, Response, header};
+use http::{HeaderMap, HeaderValue, Response, header};
 use http_body_util::{BodyExt as _, Either};
 use hyper::body::Incoming;
 
-use crate::upstream::answer::Content;
+use crate::upstream::response::Content;
 
-/// Whether this is a call.
-pub(super) fn is_grpc(request: &Request<Incoming>) -> bool {
-    let kind = request.headers().get(header::CONTENT_TYPE);
+/// Whether a message with this head belongs to a call.
+pub(crate) fn is_grpc(headers: &HeaderMap) -> bool {
+    let kind = headers.get(header::CONTENT_TYPE);
     kind.is_some_and(|kind| kind.as_bytes().starts_with(b"application/grpc"))
 }
 

@@ -4,8 +4,11 @@
 //! The first request that is anything else goes, with its connection, to that library.
 
 use std::{
+    cell::Cell,
     io::{self, Cursor},
     mem::MaybeUninit,
+    rc::Rc,
+    time::Duration,
 };
 
 use bytes::Bytes;
@@ -17,7 +20,7 @@ use tokio::{
     time::sleep,
 };
 
-use crate::upstream::answer::{Service, is_special};
+use crate::upstream::UpstreamArgs;
 
 /// More fields, or a longer head, are the library's.
 const MOST_FIELDS: usize = 64;
@@ -42,25 +45,44 @@ enum Next {
     Other,
 }
 
-/// The answers to plain requests, in one piece.
+/// The answer to plain requests: its delay, its share of errors, its content.
 #[derive(Clone, Debug)]
-pub(super) struct Written {
-    good: Bytes,
+pub(super) struct PlainAnswer {
+    delay: Duration,
+    errors: ErrorSchedule,
+    pub(super) content: Bytes,
+    /// The answer over HTTP/1.1 in one piece, with each status.
+    success: Bytes,
     error: Bytes,
 }
 
-impl Written {
-    pub(super) fn new(content: &[u8]) -> Self {
-        let answer = |status: StatusCode| {
+impl PlainAnswer {
+    pub(super) fn new(args: &UpstreamArgs) -> Self {
+        let length = usize::try_from(args.answer_size.as_u64()).unwrap_or(0);
+        let content = Bytes::from(vec![b'x'; length]);
+        let in_one_piece = |status: StatusCode| {
             let head = format!(
-                "HTTP/1.1 {status}\r\ncontent-type: text/plain\r\ncontent-length: {}\r\n\r\n",
-                content.len()
+                "HTTP/1.1 {status}\r\ncontent-type: text/plain\r\ncontent-length: {length}\r\n\r\n"
             );
-            Bytes::from([head.as_bytes(), content].concat())
+            Bytes::from([head.as_bytes(), &content].concat())
         };
         Self {
-            good: answer(StatusCode::OK),
-            error: answer(StatusCode::SERVICE_UNAVAILABLE),
+            delay: args.delay,
+            errors: ErrorSchedule::new(args.error_rate),
+            success: in_one_piece(StatusCode::OK),
+            error: in_one_piece(StatusCode::SERVICE_UNAVAILABLE),
+            content,
+        }
+    }
+
+    /// Waits for the delay; gives the status of the next answer.
+    pub(super) async fn next(&self) -> StatusCode {
+        if !self.delay.is_zero() {
+            sleep(self.delay).await;
+        }
+        match self.errors.is_due() {
+            true => StatusCode::SERVICE_UNAVAILABLE,
+            false => StatusCode::OK,
         }
     }
 }
@@ -69,20 +91,16 @@ impl Written {
 /// None when the peer has closed it.
 pub(super) async fn serve(
     mut stream: TcpStream,
-    service: &Service,
+    plain: &PlainAnswer,
 ) -> io::Result<Option<impl AsyncRead + AsyncWrite + Unpin + use<>>> {
     let mut buffer = vec![0; 2048];
     let mut filled = 0;
     loop {
         match next(&buffer[..filled]) {
             Next::Plain(length) => {
-                if !service.delay.is_zero() {
-                    sleep(service.delay).await;
-                }
-                let answer = if service.errors.is_due() {
-                    &service.written.error
-                } else {
-                    &service.written.good
+                let answer = match plain.next().await {
+                    StatusCode::OK => &plain.success,
+                    _ => &plain.error,
                 };
                 stream.write_all(answer).await?;
                 buffer.copy_within(length..filled, 0);
@@ -140,6 +158,36 @@ fn next(bytes: &[u8]) -> Next {
     }
 }
 
+/// Whether a path has an answer of its own in `answer.rs`.
+fn is_special(path: &str) -> bool {
+    let path = path.split('?').next().unwrap_or_default();
+    path.starts_with("/bytes/") || ["/upload", "/pace", "/events", "/echo"].contains(&path)
+}
+
+/// Which answers are errors: evenly every tenth with a share of 0.1, so that they can be counted.
+#[derive(Clone, Debug)]
+struct ErrorSchedule {
+    share: f64,
+    due: Rc<Cell<f64>>,
+}
+
+impl ErrorSchedule {
+    fn new(share: f64) -> Self {
+        Self {
+            share,
+            due: Rc::default(),
+        }
+    }
+
+    fn is_due(&self) -> bool {
+        // Rounding must neither lose an error nor add one within any real run.
+        let due = self.due.get() + self.share;
+        let is_due = due >= 1.0 - 1e-9;
+        self.due.set(if is_due { due - 1.0 } else { due });
+        is_due
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -170,5 +218,14 @@ mod tests {
             );
         }
         assert!(matches!(next(b"GET / HTTP/1.1\r\nho"), Next::Unknown));
+    }
+
+    #[test]
+    fn errors_are_exactly_their_share() {
+        for (share, expected) in [(0.0, 0), (0.1, 1_000), (0.25, 2_500), (1.0, 10_000)] {
+            let errors = ErrorSchedule::new(share);
+            let found = (0..10_000).filter(|_| errors.is_due()).count();
+            assert_eq!(found, expected, "of 10,000 with a share of {share}");
+        }
     }
 }

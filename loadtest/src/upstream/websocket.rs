@@ -15,7 +15,7 @@ use tokio_tungstenite::{
     },
 };
 
-use crate::upstream::answer::{Content, text};
+use crate::upstream::response::{Content, text};
 
 /// Little memory for each of many sockets; a longer message takes more reads.
 const READ_BUFFER: usize = 16 * 1024;
