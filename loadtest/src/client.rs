@@ -18,7 +18,7 @@ use tokio::net::TcpStream;
 use tokio_rustls::{TlsConnector, client::TlsStream};
 use tokio_util::either::Either;
 
-use crate::measure::errors::{Failure, Kind};
+use crate::measure::errors::{Failure, FailureKind};
 
 /// A connection, plain or with TLS.
 pub type Stream = Either<TcpStream, Box<TlsStream<TcpStream>>>;
@@ -50,7 +50,7 @@ impl Dialer {
     /// # Errors
     /// Refused, failed, or the handshake failed.
     pub async fn dial(&self) -> Result<Stream, Failure> {
-        let mut last = Kind::ConnectFailed;
+        let mut last = FailureKind::ConnectFailed;
         for address in self.addresses.iter() {
             match TcpStream::connect(address).await {
                 Ok(stream) => return self.secure(stream).await,
@@ -70,8 +70,8 @@ impl Dialer {
         let connector = TlsConnector::from(config.clone());
         match connector.connect(name.clone(), stream).await {
             Ok(stream) => Ok(Stream::Right(Box::new(stream))),
-            Err(error) => Err(Failure::fatal(match Kind::of_io(&error) {
-                Kind::Protocol => Kind::TlsHandshake,
+            Err(error) => Err(Failure::fatal(match FailureKind::of_io(&error) {
+                FailureKind::Protocol => FailureKind::TlsHandshake,
                 // A peer that is gone in the midst of it is no failure of TLS.
                 other => other,
             })),
@@ -80,14 +80,14 @@ impl Dialer {
 }
 
 /// The kind of a failure to connect.
-pub(crate) fn kind_of_connect(error: &io::Error) -> Kind {
+pub(crate) fn kind_of_connect(error: &io::Error) -> FailureKind {
     match error.kind() {
-        io::ErrorKind::ConnectionRefused => Kind::ConnectRefused,
-        io::ErrorKind::TimedOut => Kind::ConnectTimeout,
-        io::ErrorKind::ConnectionReset => Kind::ConnectionReset,
+        io::ErrorKind::ConnectionRefused => FailureKind::ConnectRefused,
+        io::ErrorKind::TimedOut => FailureKind::ConnectTimeout,
+        io::ErrorKind::ConnectionReset => FailureKind::ConnectionReset,
         // These two are this machine's limits, not the target's.
-        io::ErrorKind::AddrNotAvailable => Kind::Other("no_local_port"),
-        _ if error.raw_os_error() == Some(TOO_MANY_FILES) => Kind::Other("no_descriptor"),
-        _ => Kind::ConnectFailed,
+        io::ErrorKind::AddrNotAvailable => FailureKind::Other("no_local_port"),
+        _ if error.raw_os_error() == Some(TOO_MANY_FILES) => FailureKind::Other("no_descriptor"),
+        _ => FailureKind::ConnectFailed,
     }
 }

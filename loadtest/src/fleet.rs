@@ -2,8 +2,8 @@
 //!
 //! ```text
 //!   control (parent)                 fleet (child: `loadtest fleet`)
-//!   Watch::start ── flags ─────────▶ threads ── tunnels ══ TCP, TLS, WebSocket ══▶ tunnel server
-//!   Watch::next  ◀── Status lines ── counters
+//!   FleetWatch::start ── flags ─────────▶ threads ── tunnels ══ TCP, TLS, WebSocket ══▶ tunnel server
+//!   FleetWatch::next  ◀── Status lines ── counters
 //! ```
 //!
 //! A simulated client does all that a server sees of a real one: it dials with a token, holds a
@@ -39,7 +39,7 @@ use crate::{
     client::Dialer,
     fleet::{
         status::Counters,
-        tunnel::{Worker, Workers},
+        tunnel::{FleetThread, SimulatedClient},
     },
     serve::on_this_thread,
     target::tls::{self, Trust},
@@ -87,7 +87,7 @@ pub struct Args {
 /// # Errors
 /// The tokens cannot be read, or a thread has ended.
 pub fn run(args: &Args) -> anyhow::Result<()> {
-    let mut shares: Vec<Vec<Worker>> = (0..args.threads).map(|_| Vec::new()).collect();
+    let mut shares: Vec<Vec<SimulatedClient>> = (0..args.threads).map(|_| Vec::new()).collect();
     let threads = shares.len();
     for (index, worker) in all(args)?.into_iter().enumerate() {
         shares[index % threads].push(worker);
@@ -101,7 +101,7 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
         let (dialer, counters) = (dialer.clone(), counters.clone());
         let (limit, stable) = (args.timeout, args.stable);
         let concurrency = args.concurrency.div_ceil(threads).max(1);
-        let workers = move || Workers {
+        let workers = move || FleetThread {
             dialer,
             limit,
             counters,
@@ -133,18 +133,20 @@ fn write_status(counters: &Counters) -> anyhow::Result<()> {
         .context("cannot write how the fleet stands")
 }
 
-fn all(args: &Args) -> anyhow::Result<Vec<Worker>> {
+fn all(args: &Args) -> anyhow::Result<Vec<SimulatedClient>> {
     match (&args.tokens, args.handshakes) {
         (Some(file), _) => read_tokens(file),
-        (None, Some(count)) => Ok((0..count).map(|_| Worker::Handshake).collect()),
+        (None, Some(count)) => Ok((0..count).map(|_| SimulatedClient::Handshake).collect()),
         (None, None) => bail!("give --tokens or --handshakes"),
     }
 }
 
-fn read_tokens(file: &Path) -> anyhow::Result<Vec<Worker>> {
+fn read_tokens(file: &Path) -> anyhow::Result<Vec<SimulatedClient>> {
     let text = fs::read_to_string(file).with_context(|| format!("--tokens {}", file.display()))?;
     let tokens = text.lines().map(str::trim).filter(|line| !line.is_empty());
-    let all: Vec<_> = tokens.map(|token| Worker::Client(token.into())).collect();
+    let all: Vec<_> = tokens
+        .map(|token| SimulatedClient::Client(token.into()))
+        .collect();
     if all.is_empty() {
         bail!("--tokens {}: holds no token", file.display());
     }
@@ -160,7 +162,7 @@ fn dialer(server: SocketAddr) -> anyhow::Result<Dialer> {
 }
 
 /// One thread's clients, on a runtime of their own.
-fn work(workers: Workers, all: Vec<Worker>) -> anyhow::Result<()> {
+fn work(workers: FleetThread, all: Vec<SimulatedClient>) -> anyhow::Result<()> {
     on_this_thread(async {
         let workers = Rc::new(workers);
         let mut tunnels = JoinSet::new();

@@ -7,16 +7,15 @@
 use std::{cell::RefCell, net::SocketAddr, rc::Rc};
 
 use http::{Request, Response};
-use hyper::{
-    body::Incoming,
-    client::conn::http1::{SendRequest, handshake},
-    server::conn::http1,
-    service::service_fn,
-};
+use hyper::{body::Incoming, server::conn::http1, service::service_fn};
 use hyper_util::rt::TokioIo;
-use tokio::{net::TcpStream, task::JoinSet};
+use tokio::net::TcpStream;
 
-use crate::serve;
+use crate::{
+    client::{Dialer, connection::Http1},
+    measure::errors::Failure,
+    serve,
+};
 
 /// Flags of `loadtest hop`.
 #[derive(Clone, Debug, clap::Args)]
@@ -50,44 +49,22 @@ async fn connection(stream: TcpStream, upstream: SocketAddr) {
     );
 }
 
-/// The connection to the upstream, and the task that moves its bytes.
-struct UpstreamConnection {
-    sender: SendRequest<Incoming>,
-    _driver: JoinSet<()>,
-}
-
 async fn forward(
-    connection: Rc<RefCell<Option<UpstreamConnection>>>,
+    connection: Rc<RefCell<Option<Http1<Incoming>>>>,
     upstream: SocketAddr,
     request: Request<Incoming>,
-) -> anyhow::Result<Response<Incoming>> {
+) -> Result<Response<Incoming>, Failure> {
     // The requests of a connection come one after another, so no other wants it meanwhile.
-    let resting = connection
-        .borrow_mut()
-        .take()
-        .filter(|connection| !connection.sender.is_closed());
+    let resting = connection.borrow_mut().take().filter(Http1::is_open);
     let mut current = match resting {
         Some(resting) => resting,
-        None => connect(upstream).await?,
+        None => {
+            let stream = Dialer::new(vec![upstream], None).dial().await?;
+            Http1::new(stream).await?
+        }
     };
-    current.sender.ready().await?;
-    let answer = current.sender.send_request(request).await?;
+    let answer = current.send(request).await?;
     // Its content may still be on its way; the next request waits until it has come.
     *connection.borrow_mut() = Some(current);
     Ok(answer)
-}
-
-async fn connect(upstream: SocketAddr) -> anyhow::Result<UpstreamConnection> {
-    let stream = TcpStream::connect(upstream).await?;
-    stream.set_nodelay(true)?;
-    let (sender, connection) = handshake(TokioIo::new(stream)).await?;
-    let mut driver = JoinSet::new();
-    driver.spawn_local(async move {
-        // The future of the answer gets the error.
-        drop(connection.await);
-    });
-    Ok(UpstreamConnection {
-        sender,
-        _driver: driver,
-    })
 }

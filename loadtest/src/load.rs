@@ -70,7 +70,7 @@ pub trait Client: Send + Sync + 'static {
     fn exchange(
         &self,
         connection: &mut Self::Connection,
-    ) -> impl Future<Output = Result<Moved, Failure>>;
+    ) -> impl Future<Output = Result<BodyBytes, Failure>>;
 
     /// Whether the connection may carry the next request; else it is made anew, as part of that.
     /// A peer may close what rests, and that is no failure.
@@ -82,7 +82,7 @@ pub trait Client: Send + Sync + 'static {
 
 /// Body bytes of one request and its answer.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Moved {
+pub struct BodyBytes {
     /// Sent.
     pub up: u64,
     /// Received.
@@ -91,7 +91,7 @@ pub struct Moved {
 
 /// When the next request starts.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub enum Pace {
+pub enum LoadModel {
     /// When the last one on the connection has ended.
     Closed,
     /// When it is due: so many a second, over all connections.
@@ -181,8 +181,13 @@ impl Load {
     }
 
     /// Adds workers that each run `work`. In an open loop each has a [`Worker::schedule`].
-    pub fn group<F, Fut>(&mut self, name: impl Into<String>, workers: usize, pace: Pace, work: F)
-    where
+    pub fn group<F, Fut>(
+        &mut self,
+        name: impl Into<String>,
+        workers: usize,
+        pace: LoadModel,
+        work: F,
+    ) where
         F: Fn(Worker) -> Fut + Send + Sync + 'static,
         Fut: Future<Output = ()> + 'static,
     {
@@ -190,8 +195,8 @@ impl Load {
             name: name.into(),
             workers,
             rate: match pace {
-                Pace::Closed => None,
-                Pace::Open(rate) => Some(rate),
+                LoadModel::Closed => None,
+                LoadModel::Open(rate) => Some(rate),
             },
             work: Box::new(move |worker| Box::pin(work(worker))),
         });
@@ -202,7 +207,7 @@ impl Load {
         &mut self,
         name: impl Into<String>,
         connections: usize,
-        pace: Pace,
+        pace: LoadModel,
         client: Arc<C>,
     ) {
         self.group(name, connections, pace, move |worker| {
@@ -234,7 +239,7 @@ impl Load {
         let window = self.opening.subscribe();
         let (ready, mut all_ready) = mpsc::channel::<()>(1);
         let groups = Arc::new(self.groups);
-        let start = thread::Start {
+        let start = thread::ThreadStart {
             groups,
             threads,
             interval,
@@ -295,7 +300,7 @@ fn measured_for(window: &Window) -> f64 {
     measured.as_secs_f64().max(1e-3)
 }
 
-fn collect(collectors: &mut [Collector], report: thread::Report) {
+fn collect(collectors: &mut [Collector], report: thread::IntervalReport) {
     if let Some(collector) = collectors.get_mut(report.group) {
         collector.add(report.interval, &report.slice);
     }
@@ -320,7 +325,7 @@ mod tests {
     #[tokio::test]
     async fn what_threads_used_is_known_when_all_workers_end_first() {
         let mut load = load(1_000);
-        load.group("busy", 1, Pace::Closed, |mut worker| async move {
+        load.group("busy", 1, LoadModel::Closed, |mut worker| async move {
             let window = worker.ready().await;
             while Instant::now() + Duration::from_millis(50) < window.end {
                 yield_now().await;
@@ -337,7 +342,7 @@ mod tests {
     #[tokio::test]
     async fn workers_that_are_not_ready_in_time_are_reported() {
         let mut load = load(100);
-        load.group("late", 3, Pace::Closed, |mut worker| async move {
+        load.group("late", 3, LoadModel::Closed, |mut worker| async move {
             if worker.index == 2 {
                 sleep(Duration::from_millis(350)).await;
             }

@@ -19,7 +19,7 @@ use tokio::time::Instant;
 
 use crate::{
     measure::{
-        errors::{Errors, Kind},
+        errors::{FailureCounts, FailureKind},
         timeline::Timeline,
     },
     report::{Interval, Note, Run, latency::Latencies},
@@ -71,7 +71,7 @@ pub struct Slice {
     /// How long they took.
     pub latencies: Latencies,
     /// What failed.
-    pub errors: Errors,
+    pub errors: FailureCounts,
     /// Requests that this program sent late although a connection was free (open loop).
     pub late: u64,
 }
@@ -123,12 +123,12 @@ impl Recorder {
     }
 
     /// Records the failure of a request that began (or was due) at `begun`.
-    pub fn failed(&self, begun: Instant, kind: Kind) {
+    pub fn failed(&self, begun: Instant, kind: FailureKind) {
         self.failed_times(begun, kind, 1);
     }
 
     /// Records `times` failures of one kind, of requests that were due at `begun`.
-    pub fn failed_times(&self, begun: Instant, kind: Kind, times: u64) {
+    pub fn failed_times(&self, begun: Instant, kind: FailureKind, times: u64) {
         if self.counts(begun) {
             self.slice.borrow_mut().errors.add(kind, times);
         }
@@ -247,7 +247,7 @@ mod tests {
             let begun = window.start + begins;
             tokio::time::sleep_until(begun + SECOND).await;
             recorder.completed(begun, 10, 20);
-            recorder.failed(begun, Kind::Timeout);
+            recorder.failed(begun, FailureKind::Timeout);
             let slice = recorder.take();
             assert_eq!(slice.completed, counts, "begun after {begins:?}");
             assert_eq!(slice.errors.total(), counts);

@@ -14,7 +14,7 @@ mod rate;
 
 use std::{future::Future, net::SocketAddr, pin::Pin, rc::Rc, time::Duration};
 
-use tokio::net::{TcpListener, TcpStream};
+use tokio::net::TcpStream;
 
 use crate::serve::{self, FREE_PORT};
 use direction::Direction;
@@ -56,11 +56,7 @@ pub fn run(args: Args) -> anyhow::Result<()> {
     serve::run(FREE_PORT, connections(args.to, link))
 }
 
-/// Relays for ever, on a local runtime.
-pub async fn serve(listener: TcpListener, to: SocketAddr, link: Link) {
-    serve::each(listener, connections(to, link)).await;
-}
-
+/// Carries each connection over one link to `to`.
 fn connections(
     to: SocketAddr,
     link: Link,

@@ -230,7 +230,7 @@ pub struct Series {
 #[derive(Debug, Clone, Serialize)]
 pub struct Note {
     /// Whether it takes worth from the figures.
-    pub level: Level,
+    pub level: NoteLevel,
     /// One sentence or two.
     pub text: String,
 }
@@ -238,7 +238,7 @@ pub struct Note {
 /// How grave a note is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "kebab-case")]
-pub enum Level {
+pub enum NoteLevel {
     /// Helps to read the figures.
     Info,
     /// The figures are not what they seem, such as when the generator was the limit.

@@ -126,8 +126,6 @@ pub struct Server {
     pub public: SocketAddr,
     /// Where tunnel clients connect, over TLS.
     pub tunnel: SocketAddr,
-    /// Metrics and health.
-    pub admin: SocketAddr,
 }
 
 impl Running {
@@ -282,12 +280,10 @@ pub async fn start_server(
     let child = Child::start(TUNNEL_SERVER, command)?;
     let tunnel = child.wait_listening("tunnel", START_LIMIT).await?;
     let public = child.wait_listening("public", START_LIMIT).await?;
-    let admin = child.wait_listening("admin", START_LIMIT).await?;
     Ok(Server {
         child,
         public,
         tunnel,
-        admin,
     })
 }
 

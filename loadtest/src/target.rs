@@ -34,7 +34,7 @@ pub struct TargetArgs {
     pub connect_to: Option<SocketAddr>,
     /// How requests are sent to it.
     #[command(flatten)]
-    pub manner: Manner,
+    pub client: ClientArgs,
     /// Account the processor time and memory of this process, and of its children, under a role;
     /// repeat for more
     #[arg(long = "pid", value_name = "ROLE=PID", value_parser = parse_pid)]
@@ -106,7 +106,7 @@ impl TargetArgs {
     /// # Errors
     /// The URL is not usable, or its name is unknown.
     pub async fn at(&self, url: &Uri, connect_to: Option<SocketAddr>) -> anyhow::Result<Target> {
-        let mut target = Target::at(url, connect_to, &self.manner).await?;
+        let mut target = Target::at(url, connect_to, &self.client).await?;
         for (role, pid) in &self.pids {
             usage::check(*pid).with_context(|| format!("--pid {role}={pid}: no such process"))?;
             target.roles.add(role, *pid);
@@ -117,7 +117,7 @@ impl TargetArgs {
 
 /// How a target is spoken to.
 #[derive(Clone, Debug, Default, clap::Args)]
-pub struct Manner {
+pub struct ClientArgs {
     /// Header to send with each request, such as "authorization: Bearer x"; repeat for more
     #[arg(long = "header", short = 'H', value_name = "NAME: VALUE", value_parser = parse_header)]
     pub headers: Vec<(HeaderName, HeaderValue)>,
@@ -141,7 +141,7 @@ impl Target {
     pub async fn at(
         url: &Uri,
         connect_to: Option<SocketAddr>,
-        manner: &Manner,
+        client: &ClientArgs,
     ) -> anyhow::Result<Self> {
         let secure = match url.scheme_str() {
             Some("http") => false,
@@ -158,26 +158,26 @@ impl Target {
             None => resolve(host, port).await?,
         };
         let tls = if secure {
-            let trust = match &manner.ca {
-                _ if manner.insecure => Trust::Anybody,
+            let trust = match &client.ca {
+                _ if client.insecure => Trust::Anybody,
                 Some(file) => Trust::Only(read_certificates(file)?),
                 None => Trust::System,
             };
             let name = ServerName::try_from(host.to_owned())
                 .with_context(|| format!("{host}: is no name that a certificate can have"))?;
-            Some((tls::client(trust, manner.http2)?, name))
+            Some((tls::client(trust, client.http2)?, name))
         } else {
             None
         };
-        let mut headers: HeaderMap = manner.headers.iter().cloned().collect();
-        if !manner.http2 && !headers.contains_key(header::HOST) {
+        let mut headers: HeaderMap = client.headers.iter().cloned().collect();
+        if !client.http2 && !headers.contains_key(header::HOST) {
             let authority = url.authority().map(ToString::to_string).unwrap_or_default();
             headers.insert(header::HOST, HeaderValue::try_from(authority)?);
         }
         Ok(Self {
             name: url.to_string(),
             dialer: Dialer::new(addresses, tls),
-            http2: manner.http2,
+            http2: client.http2,
             roles: Roles::generator(),
             stack: None,
             uri: url.clone(),

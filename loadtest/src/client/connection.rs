@@ -1,12 +1,12 @@
 //! A connection that hyper speaks HTTP/1.1 or HTTP/2 over, whose bytes a task on this thread moves.
 
-use std::rc::Rc;
+use std::{error::Error, fmt, rc::Rc};
 
 use bytes::{Bytes, BytesMut};
 use http::{Request, Response};
 use http_body_util::BodyExt as _;
 use hyper::{
-    body::{Body as _, Incoming},
+    body::{Body, Incoming},
     client::conn::{http1, http2},
 };
 use hyper_util::rt::TokioIo;
@@ -14,7 +14,7 @@ use tokio::task::JoinSet;
 
 use crate::{
     client::{Dialer, Stream, body::Outgoing},
-    measure::errors::{Failure, Kind},
+    measure::errors::{Failure, FailureKind},
 };
 
 /// Flow-control window of HTTP/2, as large as those of browsers: downloads must not wait for it.
@@ -33,11 +33,16 @@ pub enum Connection {
     Two(Http2),
 }
 
-/// An HTTP/1.1 connection, which carries one request at a time.
-#[derive(Debug)]
-pub struct Http1 {
-    sender: http1::SendRequest<Outgoing>,
+/// An HTTP/1.1 connection, which carries one request at a time, with content of the type `B`.
+pub struct Http1<B = Outgoing> {
+    sender: http1::SendRequest<B>,
     _driver: JoinSet<()>,
+}
+
+impl<B> fmt::Debug for Http1<B> {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.sender.fmt(formatter)
+    }
 }
 
 /// A handle of an HTTP/2 connection. The connection ends with its last handle.
@@ -160,13 +165,13 @@ impl Connection {
     /// Whether it may carry the next request: the peer has not closed it while it rested.
     pub fn is_open(&self) -> bool {
         match self {
-            Self::One(connection) => !connection.sender.is_closed(),
+            Self::One(connection) => connection.is_open(),
             Self::Two(connection) => connection.is_open(),
         }
     }
 }
 
-impl Http1 {
+impl<B: Body<Data: Send, Error: Into<Box<dyn Error + Send + Sync>>> + 'static> Http1<B> {
     /// Speaks HTTP/1.1 over a connection that is there.
     ///
     /// # Errors
@@ -183,11 +188,20 @@ impl Http1 {
         })
     }
 
-    async fn send(&mut self, request: Request<Outgoing>) -> Result<Response<Incoming>, Failure> {
+    /// Sends a request and gives the head of its answer.
+    ///
+    /// # Errors
+    /// The connection broke, or the answer is not HTTP.
+    pub async fn send(&mut self, request: Request<B>) -> Result<Response<Incoming>, Failure> {
         let ready = self.sender.ready().await;
         ready.map_err(|error| fatal(&error))?;
         let answer = self.sender.send_request(request).await;
         answer.map_err(|error| fatal(&error))
+    }
+
+    /// Whether it may carry the next request.
+    pub fn is_open(&self) -> bool {
+        !self.sender.is_closed()
     }
 }
 
@@ -199,18 +213,18 @@ pub async fn upgraded(answer: Response<Incoming>) -> Result<(Stream, Bytes), Fai
     let upgraded = hyper::upgrade::on(answer).await;
     let upgraded = upgraded.map_err(|error| fatal(&error))?;
     let parts = upgraded.downcast::<TokioIo<Stream>>();
-    let parts = parts.map_err(|_| Failure::fatal(Kind::Protocol))?;
+    let parts = parts.map_err(|_| Failure::fatal(FailureKind::Protocol))?;
     Ok((parts.io.into_inner(), parts.read_buf))
 }
 
 fn fatal(error: &hyper::Error) -> Failure {
-    Failure::fatal(Kind::of_hyper(error))
+    Failure::fatal(FailureKind::of_hyper(error))
 }
 
 /// A failure after the head of HTTP/1.1: the content is incomplete, however the connection ended.
 fn short(error: &hyper::Error) -> Failure {
-    Failure::fatal(match Kind::of_hyper(error) {
-        Kind::ClosedEarly => Kind::BodyShort,
+    Failure::fatal(match FailureKind::of_hyper(error) {
+        FailureKind::ClosedEarly => FailureKind::BodyShort,
         other => other,
     })
 }
@@ -237,10 +251,10 @@ impl Http2 {
 
     /// A failure that leaves the connection usable when it was only the stream's.
     pub(crate) fn failure(&self, error: &hyper::Error) -> Failure {
-        let kind = Kind::of_hyper(error);
+        let kind = FailureKind::of_hyper(error);
         Failure {
             kind,
-            connection_good: kind == Kind::StreamReset && self.is_open(),
+            connection_good: kind == FailureKind::StreamReset && self.is_open(),
         }
     }
 }

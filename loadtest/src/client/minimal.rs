@@ -18,7 +18,7 @@ use tokio::io::{AsyncRead, AsyncReadExt as _, AsyncWriteExt as _, ReadBuf};
 
 use crate::{
     client::{Dialer, Stream, minimal::framing::Framing, template::Template},
-    measure::errors::{Failure, Kind},
+    measure::errors::{Failure, FailureKind},
 };
 
 /// Content up to this size can be written before the answer is read without both sides waiting
@@ -36,14 +36,14 @@ const MOST_HEAD: usize = 256 * 1024;
 
 /// A request, as it goes over the wire.
 #[derive(Clone, Debug)]
-pub struct Written {
+pub struct SerializedRequest {
     bytes: Bytes,
     is_head: bool,
 }
 
 /// The end of an answer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Answer {
+pub struct CountedResponse {
     /// Its final status.
     pub status: u16,
     /// Bytes of its content.
@@ -60,7 +60,7 @@ pub struct MinimalClient {
     open: bool,
 }
 
-impl Written {
+impl SerializedRequest {
     /// The request of `template`, with this content.
     pub fn new(template: &Template, content: &[u8]) -> Self {
         let Template { method, uri, .. } = template;
@@ -102,7 +102,10 @@ impl MinimalClient {
     ///
     /// # Errors
     /// The connection broke, or the answer is no HTTP. The connection is of no use then.
-    pub async fn exchange(&mut self, request: &Written) -> Result<Answer, Failure> {
+    pub async fn exchange(
+        &mut self,
+        request: &SerializedRequest,
+    ) -> Result<CountedResponse, Failure> {
         self.exchange_counting(request, |_, _| {}).await
     }
 
@@ -113,16 +116,16 @@ impl MinimalClient {
     /// As [`Self::exchange`].
     pub async fn exchange_counting(
         &mut self,
-        request: &Written,
+        request: &SerializedRequest,
         mut content: impl FnMut(u16, u64),
-    ) -> Result<Answer, Failure> {
+    ) -> Result<CountedResponse, Failure> {
         // Whatever happens before the end, also the drop of this future, ends the connection.
         self.open = false;
         let sent = self.stream.write_all(&request.bytes).await;
-        sent.map_err(|error| Failure::fatal(Kind::of_io(&error)))?;
+        sent.map_err(|error| Failure::fatal(FailureKind::of_io(&error)))?;
         if matches!(self.stream, Stream::Right(_)) {
             let flushed = self.stream.flush().await;
-            flushed.map_err(|error| Failure::fatal(Kind::of_io(&error)))?;
+            flushed.map_err(|error| Failure::fatal(FailureKind::of_io(&error)))?;
         }
         let (head, mut framing) = self.head(request.is_head).await?;
         let mut length = 0;
@@ -144,12 +147,12 @@ impl MinimalClient {
             let read = self.read().await;
             match read.map_err(short)? {
                 0 if framing.is_until_close() => break,
-                0 => return Err(Failure::fatal(Kind::BodyShort)),
+                0 => return Err(Failure::fatal(FailureKind::BodyShort)),
                 _ => {}
             }
         }
         self.open = head.keeps_open && !framing.is_until_close() && self.filled == 0;
-        Ok(Answer {
+        Ok(CountedResponse {
             status: head.status,
             length,
         })
@@ -180,19 +183,19 @@ impl MinimalClient {
             }
             if self.filled == self.buffer.len() {
                 if self.filled >= MOST_HEAD {
-                    return Err(Failure::fatal(Kind::Protocol));
+                    return Err(Failure::fatal(FailureKind::Protocol));
                 }
                 self.buffer.resize(self.filled * 2, 0);
             }
             if self.read().await? == 0 {
-                return Err(Failure::fatal(Kind::ClosedEarly));
+                return Err(Failure::fatal(FailureKind::ClosedEarly));
             }
         }
     }
 
     async fn read(&mut self) -> Result<usize, Failure> {
         let read = self.stream.read(&mut self.buffer[self.filled..]).await;
-        let read = read.map_err(|error| Failure::fatal(Kind::of_io(&error)))?;
+        let read = read.map_err(|error| Failure::fatal(FailureKind::of_io(&error)))?;
         self.filled += read;
         Ok(read)
     }
@@ -201,11 +204,11 @@ impl MinimalClient {
 /// A failure after the head: the content is incomplete, however the connection ended.
 fn short(failure: Failure) -> Failure {
     match failure.kind {
-        Kind::ClosedEarly => Failure::fatal(Kind::BodyShort),
+        FailureKind::ClosedEarly => Failure::fatal(FailureKind::BodyShort),
         _ => failure,
     }
 }
 
 fn protocol(_: framing::Malformed) -> Failure {
-    Failure::fatal(Kind::Protocol)
+    Failure::fatal(FailureKind::Protocol)
 }

@@ -8,7 +8,7 @@ use tokio::time::timeout;
 
 use crate::{
     client::{Dialer, body, connection::Connection},
-    measure::errors::{Failure, Kind},
+    measure::errors::{Failure, FailureKind},
 };
 
 /// Rest after a connection that failed, so that a dead target does not cost a core.
@@ -72,7 +72,9 @@ impl Template {
             Ok(answer.into_body())
         } else {
             // What is left of the answer makes the connection useless.
-            Err(Failure::fatal(Kind::Status(answer.status().as_u16())))
+            Err(Failure::fatal(FailureKind::Status(
+                answer.status().as_u16(),
+            )))
         }
     }
 }
@@ -82,7 +84,7 @@ pub async fn connected<T>(
     limit: Duration,
     made: impl Future<Output = Result<T, Failure>>,
 ) -> Result<T, Failure> {
-    let late = |_| Err(Failure::fatal(Kind::ConnectTimeout));
+    let late = |_| Err(Failure::fatal(FailureKind::ConnectTimeout));
     timeout(limit, made).await.unwrap_or_else(late)
 }
 
@@ -91,6 +93,6 @@ pub async fn within<T>(
     limit: Duration,
     step: impl Future<Output = Result<T, Failure>>,
 ) -> Result<T, Failure> {
-    let late = |_| Err(Failure::fatal(Kind::Timeout));
+    let late = |_| Err(Failure::fatal(FailureKind::Timeout));
     timeout(limit, step).await.unwrap_or_else(late)
 }

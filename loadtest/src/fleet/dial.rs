@@ -22,7 +22,7 @@ use crate::{
         connection::{self, Connection, Http1},
     },
     fleet::HOST_NAME,
-    measure::errors::{Failure, Kind},
+    measure::errors::{Failure, FailureKind},
 };
 
 /// Most bytes read of a refusal's content; the server's are far smaller.
@@ -30,24 +30,24 @@ const REFUSAL_BYTES: usize = 16 * 1024;
 
 /// A connection that is a session's from here on, and what was read past the 101.
 #[derive(Debug)]
-pub(super) struct Link {
+pub(super) struct UpgradedConnection {
     pub(super) stream: Stream,
     pub(super) unread: Bytes,
 }
 
 /// Why there is no session.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct NoSession {
+pub(super) struct DialFailure {
     /// What went wrong.
-    pub(super) kind: Kind,
+    pub(super) kind: FailureKind,
     /// The server says that dialling again cannot help.
     pub(super) is_fatal: bool,
     /// When to dial again at the earliest, after a refusal.
     pub(super) retry_after: Option<Duration>,
 }
 
-impl From<Kind> for NoSession {
-    fn from(kind: Kind) -> Self {
+impl From<FailureKind> for DialFailure {
+    fn from(kind: FailureKind) -> Self {
         Self {
             kind,
             is_fatal: false,
@@ -56,7 +56,7 @@ impl From<Kind> for NoSession {
     }
 }
 
-impl From<Failure> for NoSession {
+impl From<Failure> for DialFailure {
     fn from(failure: Failure) -> Self {
         failure.kind.into()
     }
@@ -67,33 +67,33 @@ pub(super) async fn upgrade(
     stream: Stream,
     greeting: &Greeting,
     token: &str,
-) -> Result<Link, NoSession> {
+) -> Result<UpgradedConnection, DialFailure> {
     let key = handshake::new_key();
     let request: Request<Outgoing> = handshake::request(greeting, &key)
         .uri(handshake::CONNECT_PATH)
         .header(HOST, HOST_NAME)
         .header(AUTHORIZATION, format!("Bearer {token}"))
         .body(body::empty())
-        .map_err(|_| Kind::Other("token_malformed"))?;
+        .map_err(|_| FailureKind::Other("token_malformed"))?;
     let mut connection = Connection::One(Http1::new(stream).await?);
     let answer = connection.send(request).await?;
     if answer.status() != StatusCode::SWITCHING_PROTOCOLS {
         return Err(refused(answer, connection).await);
     }
     if !handshake::is_accepted(answer.headers(), greeting, &key) {
-        return Err(Kind::Protocol.into());
+        return Err(FailureKind::Protocol.into());
     }
     let (stream, unread) = connection::upgraded(answer).await?;
-    Ok(Link { stream, unread })
+    Ok(UpgradedConnection { stream, unread })
 }
 
-async fn refused(answer: Response<Incoming>, mut connection: Connection) -> NoSession {
+async fn refused(answer: Response<Incoming>, mut connection: Connection) -> DialFailure {
     let (head, content) = answer.into_parts();
     // Incomplete content is handled as content that is not the server's.
     let text = connection.collect(content, REFUSAL_BYTES).await;
     let refusal = serde_json::from_slice::<Refusal>(&text.unwrap_or_default());
-    NoSession {
-        kind: Kind::Status(head.status.as_u16()),
+    DialFailure {
+        kind: FailureKind::Status(head.status.as_u16()),
         is_fatal: refusal.is_ok_and(|refusal| refusal.finality() == Finality::Final),
         retry_after: retry_after(&head.headers),
     }
@@ -118,7 +118,7 @@ mod tests {
     use super::*;
 
     /// Asks a server, over plain TCP, that reads one head and answers with this.
-    async fn ask(answer: &str) -> Result<Link, NoSession> {
+    async fn ask(answer: &str) -> Result<UpgradedConnection, DialFailure> {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let server = async {
             let (mut stream, _) = listener.accept().await.unwrap();
@@ -153,8 +153,8 @@ mod tests {
     async fn a_refusal_says_its_status_and_when_to_come_again() {
         let busy =
             "HTTP/1.1 503 Service Unavailable\r\nretry-after: 7\r\ncontent-length: 0\r\n\r\n";
-        let expected = NoSession {
-            kind: Kind::Status(503),
+        let expected = DialFailure {
+            kind: FailureKind::Status(503),
             is_fatal: false,
             retry_after: Some(Duration::from_secs(7)),
         };
@@ -168,7 +168,10 @@ mod tests {
         let refusal =
             format!("HTTP/1.1 401 Unauthorized\r\ncontent-length: {length}\r\n\r\n{content}");
         let refused = ask(&refusal).await.unwrap_err();
-        assert_eq!((refused.kind, refused.is_fatal), (Kind::Status(401), true));
+        assert_eq!(
+            (refused.kind, refused.is_fatal),
+            (FailureKind::Status(401), true)
+        );
     }
 
     #[tokio::test]
@@ -176,6 +179,6 @@ mod tests {
         let answer = "HTTP/1.1 101 Switching Protocols\r\nconnection: upgrade\r\n\
                       upgrade: websocket\r\nsec-websocket-accept: x\r\n\
                       sec-websocket-protocol: tunnel.v1\r\n\r\n";
-        assert_eq!(ask(answer).await.unwrap_err().kind, Kind::Protocol);
+        assert_eq!(ask(answer).await.unwrap_err().kind, FailureKind::Protocol);
     }
 }

@@ -7,7 +7,7 @@ use crate::stack::ProgramArgs;
 /// The fleet, and the programs that are started.
 #[derive(Clone, Debug, clap::Args)]
 #[command(next_help_heading = "Load")]
-pub struct CrowdArgs {
+pub struct FleetArgs {
     /// First dials at once
     #[arg(long, value_name = "N", default_value_t = 64, value_parser = clap::value_parser!(u32).range(1..=10_000))]
     pub concurrency: u32,

@@ -6,7 +6,7 @@ use parking_lot::Mutex;
 use rustix::time::{ClockId, clock_gettime};
 use serde::{Deserialize, Serialize};
 
-use crate::measure::errors::Kind;
+use crate::measure::errors::FailureKind;
 
 /// How a fleet stands. Counts are since it began, unless they say otherwise.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
@@ -47,7 +47,7 @@ pub(super) struct Counters(Mutex<Status>);
 
 /// A session that the server has welcomed; counts itself out when dropped.
 #[derive(Debug)]
-pub(super) struct Up<'a>(&'a Counters);
+pub(super) struct WelcomedSession<'a>(&'a Counters);
 
 impl Counters {
     /// Counts something that is no session.
@@ -56,12 +56,12 @@ impl Counters {
     }
 
     /// Counts a failed dial.
-    pub(super) fn on_failure(&self, kind: Kind) {
+    pub(super) fn on_failure(&self, kind: FailureKind) {
         self.count(|status| *status.failures.entry(kind.to_string()).or_default() += 1);
     }
 
     /// Counts a session that was welcomed, so long after its client was without one.
-    pub(super) fn on_connected(&self, took: Duration) -> Up<'_> {
+    pub(super) fn on_connected(&self, took: Duration) -> WelcomedSession<'_> {
         self.count(|status| {
             status.up += 1;
             status.connected += 1;
@@ -69,7 +69,7 @@ impl Counters {
             let took = u32::try_from(took.as_micros()).unwrap_or(u32::MAX);
             status.took_us.push(took);
         });
-        Up(self)
+        WelcomedSession(self)
     }
 
     /// The next line.
@@ -83,7 +83,7 @@ impl Counters {
     }
 }
 
-impl Drop for Up<'_> {
+impl Drop for WelcomedSession<'_> {
     fn drop(&mut self) {
         self.0.count(|status| {
             status.up -= 1;
@@ -108,7 +108,7 @@ mod tests {
         let first = counters.on_connected(Duration::from_millis(2));
         let second = counters.on_connected(Duration::from_millis(3));
         drop(first);
-        counters.on_failure(Kind::Status(503));
+        counters.on_failure(FailureKind::Status(503));
         let status = counters.next();
         assert_eq!(
             (status.seq, status.up, status.connected, status.lost),

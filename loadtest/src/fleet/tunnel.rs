@@ -23,11 +23,11 @@ use tunnel_proto::{
 use crate::{
     client::{Dialer, Stream, template::connected},
     fleet::{
-        dial::{Link, NoSession, upgrade},
+        dial::{DialFailure, UpgradedConnection, upgrade},
         redial::Redial,
         status::Counters,
     },
-    measure::errors::Kind,
+    measure::errors::FailureKind,
 };
 
 /// How long a client waits to be welcomed, as a real one.
@@ -38,7 +38,7 @@ const ANSWER: &[u8] = b"ok";
 
 /// What the clients of one thread share.
 #[derive(Debug)]
-pub(super) struct Workers {
+pub(super) struct FleetThread {
     pub(super) dialer: Dialer,
     /// Longest time for each step of a dial.
     pub(super) limit: Duration,
@@ -50,7 +50,7 @@ pub(super) struct Workers {
 }
 
 /// What a worker does.
-pub(super) enum Worker {
+pub(super) enum SimulatedClient {
     /// It is a tunnel client with this token.
     Client(Box<str>),
     /// It only makes a TLS connection and keeps it.
@@ -58,13 +58,13 @@ pub(super) enum Worker {
 }
 
 /// How a session ended.
-struct Ended {
+struct SessionEnd {
     reason: CloseReason,
     lived: Duration,
 }
 
 /// One client's life; ends when the server tells it to stay away.
-pub(super) async fn run(workers: Rc<Workers>, worker: Worker) {
+pub(super) async fn run(workers: Rc<FleetThread>, worker: SimulatedClient) {
     let mut redial = Redial::new(workers.stable);
     let mut instance = [0; 16];
     // Without it a client would only be harder to tell from another in the server's log.
@@ -111,37 +111,37 @@ pub(super) async fn run(workers: Rc<Workers>, worker: Worker) {
 
 /// What a dial gave.
 enum Dialled {
-    Session(Link),
+    Session(UpgradedConnection),
     Bare(Stream),
 }
 
 async fn dial(
-    workers: &Workers,
-    worker: &Worker,
+    workers: &FleetThread,
+    worker: &SimulatedClient,
     greeting: &Greeting,
-) -> Result<Dialled, NoSession> {
+) -> Result<Dialled, DialFailure> {
     let stream = connected(workers.limit, workers.dialer.dial()).await?;
     workers.counters.count(|status| status.handshakes += 1);
-    let Worker::Client(token) = worker else {
+    let SimulatedClient::Client(token) = worker else {
         return Ok(Dialled::Bare(stream));
     };
     let asking = timeout(workers.limit, upgrade(stream, greeting, token));
-    let late = |_| Kind::Other("upgrade_timeout");
+    let late = |_| FailureKind::Other("upgrade_timeout");
     Ok(Dialled::Session(asking.await.map_err(late)??))
 }
 
 /// Keeps a connection that says nothing until it ends.
 async fn keep(
-    workers: &Workers,
+    workers: &FleetThread,
     mut stream: Stream,
     without: Instant,
     on_connected: impl FnOnce(),
-) -> Ended {
+) -> SessionEnd {
     let began = Instant::now();
     let _up = workers.counters.on_connected(without.elapsed());
     on_connected();
     while stream.read_u8().await.is_ok() {}
-    Ended {
+    SessionEnd {
         reason: CloseReason::Other(1006),
         lived: began.elapsed(),
     }
@@ -149,11 +149,11 @@ async fn keep(
 
 /// Holds a session until it ends; an error when it was never welcomed.
 async fn hold(
-    workers: &Workers,
-    link: Link,
+    workers: &FleetThread,
+    link: UpgradedConnection,
     without: Instant,
     on_connected: impl FnOnce(),
-) -> Result<Ended, NoSession> {
+) -> Result<SessionEnd, DialFailure> {
     let began = Instant::now();
     let settings = SessionSettings::default();
     let made = Session::new(link.stream, link.unread, Side::Client, settings);
@@ -189,9 +189,9 @@ async fn hold(
         }
     };
     if up.is_none() {
-        return Err(Kind::Other("not_welcomed").into());
+        return Err(FailureKind::Other("not_welcomed").into());
     }
-    Ok(Ended {
+    Ok(SessionEnd {
         reason: end.reason(),
         lived: began.elapsed(),
     })
@@ -250,7 +250,7 @@ mod tests {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let server = listener.local_addr().unwrap();
         let counters = Arc::new(Counters::default());
-        let workers = Rc::new(Workers {
+        let workers = Rc::new(FleetThread {
             dialer: fleet::dialer(server).unwrap(),
             limit: Duration::from_secs(20),
             counters: counters.clone(),
@@ -265,7 +265,7 @@ mod tests {
             let never = format!("HTTP/1.1 401 Unauthorized\r\n\r\n{content}");
             answer(&listener, &tls, &never).await - first
         };
-        let client = run(workers, Worker::Client("tnlrt_x".into()));
+        let client = run(workers, SimulatedClient::Client("tnlrt_x".into()));
         let both = async { tokio::join!(serving, client) };
         let (waited, ()) = LocalSet::new().run_until(both).await;
         assert!(waited >= Duration::from_secs(1), "{waited:?}");

@@ -1,6 +1,6 @@
 //! Starts a fleet, and follows it and the server that it dials, sample by sample, through a scenario's phases.
 //!
-//! Whatever else a scenario does meanwhile goes through [`Watch::meanwhile`]: no line of the fleet
+//! Whatever else a scenario does meanwhile goes through [`FleetWatch::meanwhile`]: no line of the fleet
 //! is ever missed. What the samples mean is for the scenario; here are only the sums that both
 //! scenarios need.
 
@@ -10,7 +10,7 @@ use anyhow::bail;
 
 use crate::{
     fleet::{
-        flags::CrowdArgs,
+        flags::FleetArgs,
         status::{Status, clock},
     },
     load::BUSY,
@@ -28,7 +28,7 @@ const SILENCE: Duration = Duration::from_secs(60);
 
 /// What a fleet consists of.
 #[derive(Clone, Copy, Debug)]
-pub enum Work<'a> {
+pub enum FleetWork<'a> {
     /// Tunnel clients with the tokens of this file.
     Clients(&'a Path),
     /// So many TLS connections, and nothing more.
@@ -38,7 +38,7 @@ pub enum Work<'a> {
 /// A fleet, a server, and what was observed of them in the present phase. The fleet is killed and waited
 /// for when this is dropped.
 #[derive(Debug)]
-pub struct Watch {
+pub struct FleetWatch {
     fleet: Child,
     /// Number of the fleet's next line.
     next: u64,
@@ -66,22 +66,22 @@ pub struct ServerUse {
     pub rss: u64,
 }
 
-impl Watch {
+impl FleetWatch {
     /// Starts a fleet, which begins to dial `address` at once, and follows it and the server with the process id
     /// `server`. Sessions that lasted for `stable` let a client dial again without the waits that it had before.
     ///
     /// # Errors
     /// This program cannot be started again.
     pub fn start(
-        args: &CrowdArgs,
+        args: &FleetArgs,
         address: SocketAddr,
         server: u32,
-        work: Work<'_>,
+        work: FleetWork<'_>,
         stable: Duration,
     ) -> anyhow::Result<Self> {
         let work = match work {
-            Work::Clients(tokens) => format!("--tokens={}", tokens.display()),
-            Work::Handshakes(count) => format!("--handshakes={count}"),
+            FleetWork::Clients(tokens) => format!("--tokens={}", tokens.display()),
+            FleetWork::Handshakes(count) => format!("--handshakes={count}"),
         };
         let flags = [
             "fleet".to_owned(),
@@ -228,7 +228,7 @@ impl ServerUse {
 
 /// A phase in which clients connect, as it is reported.
 #[derive(Clone, Copy, Debug)]
-pub struct Phase<'a> {
+pub struct ConnectPhase<'a> {
     /// Role of the server.
     pub role: &'a str,
     /// How the fleet stood before.
@@ -280,7 +280,7 @@ impl Samples {
     }
 
     /// The phase as a run, and the processor time of the fleet as a share of its threads' time.
-    pub fn run(&self, phase: Phase<'_>, mut usage: BTreeMap<String, Usage>) -> (Run, f64) {
+    pub fn run(&self, phase: ConnectPhase<'_>, mut usage: BTreeMap<String, Usage>) -> (Run, f64) {
         let last = self.last().unwrap_or(phase.before);
         let completed = last.connected - phase.before.connected;
         let end = match completed {

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use crate::{
     load::ThreadUse,
-    report::{Level, Note, Report, Run, Usage, usage::cpu_us_per_request},
+    report::{Note, NoteLevel, Report, Run, Usage, usage::cpu_us_per_request},
 };
 
 /// A load thread that ran for this share of the time was busy: what is left goes to the kernel's
@@ -84,7 +84,7 @@ fn note_on_threads(names: &str, is_bound: bool, threads: &[ThreadUse]) -> Option
              or less load",
             ran * 100.0
         );
-        (Level::Warning, text)
+        (NoteLevel::Warning, text)
     } else if waited >= WAITED {
         let text = format!(
             "{names}: all processors were busy: the load generator ran {:.0} % of the time and \
@@ -92,7 +92,7 @@ fn note_on_threads(names: &str, is_bound: bool, threads: &[ThreadUse]) -> Option
             ran * 100.0,
             waited * 100.0
         );
-        (Level::Info, text)
+        (NoteLevel::Info, text)
     } else {
         return None;
     };

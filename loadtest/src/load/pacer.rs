@@ -23,7 +23,7 @@ use tokio::{
     time::Instant,
 };
 
-use crate::measure::{Recorder, Window, errors::Kind};
+use crate::measure::{Recorder, Window, errors::FailureKind};
 
 /// A request that goes out this much later than planned was delayed by this machine.
 const LATE: Duration = Duration::from_millis(1);
@@ -186,7 +186,7 @@ impl Schedule {
             if due >= window.end {
                 return;
             }
-            recorder.failed(due, Kind::NotSent);
+            recorder.failed(due, FailureKind::NotSent);
             self.next.set(self.next.get() + 1);
         }
     }

@@ -13,8 +13,8 @@ use tokio::time::{Instant, Sleep, sleep, sleep_until};
 
 use crate::{
     client::template::PAUSE,
-    load::{Client, Moved, Worker},
-    measure::errors::{Failure, Kind},
+    load::{BodyBytes, Client, Worker},
+    measure::errors::{Failure, FailureKind},
 };
 
 /// Sends requests over one connection until the window is over.
@@ -44,7 +44,7 @@ pub(super) async fn work<C: Client>(client: Arc<C>, mut worker: Worker) {
     }
 }
 
-fn record(worker: &Worker, begun: Instant, ended: Result<Moved, Failure>) {
+fn record(worker: &Worker, begun: Instant, ended: Result<BodyBytes, Failure>) {
     match ended {
         Ok(moved) => worker.recorder.completed(begun, moved.up, moved.down),
         Err(failure) => worker.recorder.failed(begun, failure.kind),
@@ -83,7 +83,7 @@ impl<C: Client> WorkerConnection<C> {
             self.worked = false;
             let made = self.client.connect(self.worker);
             let made = self.limit.within(Instant::now(), made).await;
-            let late = Failure::fatal(Kind::ConnectTimeout);
+            let late = Failure::fatal(FailureKind::ConnectTimeout);
             self.connection = Some(made.unwrap_or(Err(late))?);
         }
         Ok(())
@@ -91,14 +91,14 @@ impl<C: Client> WorkerConnection<C> {
 
     /// Does one request, over a new connection if the old one broke; its time limit counts from
     /// `sent`, and making the connection is part of it.
-    async fn exchange(&mut self, sent: Instant) -> Result<Moved, Failure> {
+    async fn exchange(&mut self, sent: Instant) -> Result<BodyBytes, Failure> {
         self.connect().await?;
         let Some(connection) = &mut self.connection else {
-            return Err(Failure::fatal(Kind::ConnectFailed));
+            return Err(Failure::fatal(FailureKind::ConnectFailed));
         };
         let answer = self.client.exchange(connection);
         let answer = self.limit.within(sent, answer).await;
-        let late = Failure::fatal(Kind::Timeout);
+        let late = Failure::fatal(FailureKind::Timeout);
         let answer = answer.unwrap_or(Err(late));
         let good = answer.map_or_else(|failure| failure.connection_good, |_| true);
         self.worked |= good;

@@ -20,18 +20,18 @@ const LATE: Duration = Duration::from_secs(1);
 
 /// What every thread is started with.
 #[derive(Clone)]
-pub(super) struct Start {
+pub(super) struct ThreadStart {
     pub(super) groups: Arc<Vec<Group>>,
     pub(super) threads: usize,
     pub(super) interval: Duration,
     pub(super) timeout: Duration,
     pub(super) window: watch::Receiver<Option<Window>>,
     pub(super) ready: mpsc::Sender<()>,
-    pub(super) reports: mpsc::Sender<Report>,
+    pub(super) reports: mpsc::Sender<IntervalReport>,
 }
 
 /// What one thread recorded for one group in one interval.
-pub(super) struct Report {
+pub(super) struct IntervalReport {
     pub(super) group: usize,
     pub(super) interval: usize,
     pub(super) slice: Slice,
@@ -53,7 +53,7 @@ pub(super) struct Threads {
 }
 
 impl Threads {
-    pub(super) fn start(start: Start) -> anyhow::Result<Self> {
+    pub(super) fn start(start: ThreadStart) -> anyhow::Result<Self> {
         let (stop, stopped) = watch::channel(());
         let mut threads = Self {
             stop: Some(stop),
@@ -93,7 +93,11 @@ impl Drop for Threads {
     }
 }
 
-fn run(number: usize, start: Start, mut stopped: watch::Receiver<()>) -> io::Result<ThreadUse> {
+fn run(
+    number: usize,
+    start: ThreadStart,
+    mut stopped: watch::Receiver<()>,
+) -> io::Result<ThreadUse> {
     let runtime: LocalRuntime = Builder::new_current_thread()
         .enable_all()
         .build_local(LocalOptions::default())?;
@@ -109,7 +113,7 @@ fn run(number: usize, start: Start, mut stopped: watch::Receiver<()>) -> io::Res
     })
 }
 
-async fn work(number: usize, start: Start) -> io::Result<ThreadUse> {
+async fn work(number: usize, start: ThreadStart) -> io::Result<ThreadUse> {
     let pacer = Rc::new(Pacer::new()?);
     let mut workers = JoinSet::new();
     let mut recorders = Vec::new();
@@ -166,7 +170,7 @@ async fn all(workers: &mut JoinSet<()>) -> io::Result<()> {
 /// Hands over what was recorded at the end of each interval, and measures the thread itself.
 struct Reporter {
     recorders: Vec<Recorder>,
-    reports: mpsc::Sender<Report>,
+    reports: mpsc::Sender<IntervalReport>,
     interval: Duration,
     timeout: Duration,
     /// Intervals that were reported.
@@ -212,7 +216,7 @@ impl Reporter {
 
     async fn report(&mut self) {
         for (group, recorder) in self.recorders.iter().enumerate() {
-            let report = Report {
+            let report = IntervalReport {
                 group,
                 interval: self.reported,
                 slice: recorder.take(),

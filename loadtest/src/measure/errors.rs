@@ -4,7 +4,7 @@ use std::{borrow::Cow, collections::BTreeMap, error::Error, fmt, io};
 
 /// What went wrong.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Kind {
+pub enum FailureKind {
     /// Nothing listens at the target's address.
     ConnectRefused,
     /// No connection within the time limit.
@@ -35,7 +35,7 @@ pub enum Kind {
     Other(&'static str),
 }
 
-impl Kind {
+impl FailureKind {
     /// Its name in reports.
     pub fn name(self) -> Cow<'static, str> {
         Cow::Borrowed(match self {
@@ -107,7 +107,7 @@ impl Kind {
     }
 }
 
-impl fmt::Display for Kind {
+impl fmt::Display for FailureKind {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         formatter.write_str(&self.name())
     }
@@ -118,14 +118,14 @@ impl fmt::Display for Kind {
 #[error("{kind}")]
 pub struct Failure {
     /// What went wrong.
-    pub kind: Kind,
+    pub kind: FailureKind,
     /// Whether the connection is still good.
     pub connection_good: bool,
 }
 
 impl Failure {
     /// A failure that ends the connection.
-    pub fn fatal(kind: Kind) -> Self {
+    pub fn fatal(kind: FailureKind) -> Self {
         Self {
             kind,
             connection_good: false,
@@ -133,7 +133,7 @@ impl Failure {
     }
 
     /// A failure after which the connection goes on, such as a status.
-    pub fn harmless(kind: Kind) -> Self {
+    pub fn harmless(kind: FailureKind) -> Self {
         Self {
             kind,
             connection_good: true,
@@ -143,13 +143,13 @@ impl Failure {
 
 /// How often each kind happened.
 #[derive(Clone, Debug, Default)]
-pub struct Errors {
-    counts: BTreeMap<Kind, u64>,
+pub struct FailureCounts {
+    counts: BTreeMap<FailureKind, u64>,
 }
 
-impl Errors {
+impl FailureCounts {
     /// Counts `times` failures of this kind.
-    pub fn add(&mut self, kind: Kind, times: u64) {
+    pub fn add(&mut self, kind: FailureKind, times: u64) {
         if times > 0 {
             *self.counts.entry(kind).or_insert(0) += times;
         }
@@ -182,10 +182,10 @@ mod tests {
 
     #[test]
     fn a_status_keeps_its_code() {
-        let mut errors = Errors::default();
-        errors.add(Kind::Status(503), 2);
-        errors.add(Kind::Status(500), 1);
-        errors.add(Kind::Timeout, 0);
+        let mut errors = FailureCounts::default();
+        errors.add(FailureKind::Status(503), 2);
+        errors.add(FailureKind::Status(500), 1);
+        errors.add(FailureKind::Timeout, 0);
         let expected = [("status_500".to_owned(), 1), ("status_503".to_owned(), 2)];
         assert_eq!(errors.by_name(), BTreeMap::from(expected));
         assert_eq!(errors.total(), 3);

@@ -144,7 +144,7 @@ mod tests {
     };
 
     use super::*;
-    use crate::relay;
+    use crate::{relay, serve};
 
     fn link(delay: u64, rate: &str) -> Link {
         Link {
@@ -191,7 +191,8 @@ mod tests {
         });
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap();
-        tokio::task::spawn_local(relay::serve(listener, to, link));
+        let connections = relay::connections(to, link);
+        tokio::task::spawn_local(serve::each(listener, connections));
         address
     }
 

@@ -2,7 +2,9 @@
 
 use std::{fs, thread, time::SystemTime};
 
-use crate::report::{Axis, Chart, Level, Machine, Note, Report, Run, Scale, Series, Table, Unit};
+use crate::report::{
+    Axis, Chart, Machine, Note, NoteLevel, Report, Run, Scale, Series, Table, Unit,
+};
 
 impl Report {
     /// One without figures yet, that begins now.
@@ -24,7 +26,7 @@ impl Report {
     /// Adds what a reader should know.
     pub fn note(&mut self, text: impl Into<String>) {
         self.notes.push(Note {
-            level: Level::Info,
+            level: NoteLevel::Info,
             text: text.into(),
         });
     }
@@ -64,7 +66,7 @@ impl Note {
     /// One that takes worth from the figures.
     pub fn warning(text: impl Into<String>) -> Self {
         Self {
-            level: Level::Warning,
+            level: NoteLevel::Warning,
             text: text.into(),
         }
     }

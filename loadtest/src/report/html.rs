@@ -7,7 +7,7 @@
 mod axis;
 mod chart;
 
-use super::{Level, Note, Report, Table, tables};
+use super::{Note, NoteLevel, Report, Table, tables};
 
 /// The frame, with names in double braces where the parts go.
 const FRAME: &str = include_str!("report.html");
@@ -62,12 +62,12 @@ fn facts(report: &Report) -> String {
 
 /// The notes, warnings first.
 fn notes(notes: &[Note]) -> String {
-    let of = |level: Level, class: &str| -> String {
+    let of = |level: NoteLevel, class: &str| -> String {
         let notes = notes.iter().filter(|note| note.level == level);
         let item = |note: &Note| format!("<li class=\"{class}\">{}</li>", escape(&note.text));
         notes.map(item).collect()
     };
-    let all = of(Level::Warning, "warning") + &of(Level::Info, "info");
+    let all = of(NoteLevel::Warning, "warning") + &of(NoteLevel::Info, "info");
     format!("<ul class=\"notes\">{all}</ul>\n")
 }
 

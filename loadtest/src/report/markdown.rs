@@ -1,7 +1,7 @@
 //! The tables of a report as Markdown, for pasting into documents. In goes a [`Report`], out comes
 //! text; it knows nothing of scenarios, and leaves runs and charts to the other renderers.
 
-use crate::report::{Level, Machine, Report, Table};
+use crate::report::{Machine, NoteLevel, Report, Table};
 
 /// The report as it can be pasted into a document.
 pub fn render(report: &Report) -> String {
@@ -25,8 +25,8 @@ pub fn render(report: &Report) -> String {
         lines.push(String::new());
     }
     lines.extend(report.notes.iter().map(|note| match note.level {
-        Level::Info => format!("- {}", escaped(&note.text)),
-        Level::Warning => format!("- **Warning:** {}", escaped(&note.text)),
+        NoteLevel::Info => format!("- {}", escaped(&note.text)),
+        NoteLevel::Warning => format!("- **Warning:** {}", escaped(&note.text)),
     }));
     lines.join("\n") + "\n"
 }

@@ -118,7 +118,7 @@ pub(crate) fn errors(runs: &[Run]) -> Table {
         })
     });
     Table::new(
-        "Errors by kind",
+        "FailureCounts by kind",
         &["run", "kind", "count", "share"],
         rows.collect(),
     )

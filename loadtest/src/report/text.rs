@@ -1,6 +1,6 @@
 //! The report for people on a terminal: short, aligned, notes last.
 
-use crate::report::{Level, Report, Run, Table, tables};
+use crate::report::{NoteLevel, Report, Run, Table, tables};
 
 /// More runs than these are left out when there are tables, which say it shorter.
 const MOST_RUNS: usize = 10;
@@ -25,8 +25,8 @@ pub fn render(report: &Report) -> String {
         lines.push(String::new());
     }
     lines.extend(report.notes.iter().map(|note| match note.level {
-        Level::Info => format!("note: {}", note.text),
-        Level::Warning => format!("warning: {}", note.text),
+        NoteLevel::Info => format!("note: {}", note.text),
+        NoteLevel::Warning => format!("warning: {}", note.text),
     }));
     lines.join("\n") + "\n"
 }

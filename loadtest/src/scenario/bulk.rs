@@ -11,7 +11,7 @@ use bytesize::ByteSize;
 use http::Method;
 
 use crate::{
-    load::{Load, LoadArgs, Pace},
+    load::{Load, LoadArgs, LoadModel},
     progress::Progress,
     relay::{BitRate, Link},
     report::Report,
@@ -103,7 +103,7 @@ pub async fn run(args: Args, progress: &Progress) -> anyhow::Result<Report> {
         let streams = args.streams as usize;
         let flow = Arc::new(Flow::new(args.transfer(&target, is_upload)?, streams));
         flows.push(flow.clone());
-        load.group(name, streams, Pace::Closed, move |worker| {
+        load.group(name, streams, LoadModel::Closed, move |worker| {
             transfer::work(flow.clone(), worker)
         });
     }

@@ -35,13 +35,13 @@ use crate::{
     },
     scenario::rounds::{self, Rounds},
     stack::StackArgs,
-    target::Manner,
+    target::ClientArgs,
 };
-use named::Named;
+use named::NamedTarget;
 use noise::Noise;
 use preset::{HOP, NGINX};
-use sample::Level;
-use started::{Choice, Started, UpstreamAnswer};
+use sample::LoadLevel;
+use started::{OpenTarget, TargetChoice, UpstreamAnswer};
 use upstream::Upstream;
 
 /// Flags of `loadtest compare`.
@@ -53,7 +53,7 @@ pub struct Args {
     /// Compare this too: NAME=URL, then after commas the ids of its processes, for their use, and
     /// an IP:PORT to connect to instead of the URL's host; repeat for more
     #[arg(long = "target", value_name = "NAME=URL[,PID...]")]
-    pub targets: Vec<Named>,
+    pub targets: Vec<NamedTarget>,
     /// Compare these alone, by name [default: all that are installed]. What is started ends with this program; when
     /// it is killed by SIGKILL, programs other than its own go on
     #[arg(long, value_name = "NAME,...", value_delimiter = ',')]
@@ -64,14 +64,14 @@ pub struct Args {
     /// What answers: nginx, sample, or the IP:PORT of something that runs and answers as `loadtest
     /// upstream` does [default: nginx where installed]
     #[arg(long, value_name = "WHAT")]
-    pub upstream: Option<upstream::Choice>,
+    pub upstream: Option<upstream::UpstreamChoice>,
     /// Where the upstream listens, so that a tunnel of --target can lead there [default: a free
     /// port]
     #[arg(long, value_name = "IP:PORT")]
     pub upstream_listen: Option<SocketAddr>,
     /// How requests are sent to those of --target.
     #[command(flatten, next_help_heading = "Targets of --target")]
-    pub manner: Manner,
+    pub client: ClientArgs,
     /// What to send: small requests, and one large download and upload
     #[arg(
         long = "load",
@@ -118,7 +118,7 @@ pub enum Traffic {
 /// The flags contradict one another, there is no upstream, or no target could be measured.
 pub async fn run(args: Args, progress: &Progress) -> anyhow::Result<Report> {
     let mut report = Report::new("compare", "the same load over several targets");
-    let choices = Choice::all(&args, &mut report)?;
+    let choices = TargetChoice::all(&args, &mut report)?;
     progress.message("starting the targets");
     let levels = args.levels();
     let mut environments = Vec::new();
@@ -155,7 +155,7 @@ pub async fn run(args: Args, progress: &Progress) -> anyhow::Result<Report> {
     }
     results.fill(&base, &mut report);
     report.note(rounds::meaning(args.rounds.into()));
-    let is_named = choices.iter().any(Choice::has_unknown_processes);
+    let is_named = choices.iter().any(TargetChoice::has_unknown_processes);
     let mut upstreams = environments.iter().map(|environment| &environment.upstream);
     noise.report(
         is_named || upstreams.any(|upstream| upstream.pid.is_none()),
@@ -178,7 +178,7 @@ async fn measure(
             continue;
         };
         for index in rounds::order(targets.len(), round + 2 * number) {
-            let Some((name, Ok(Started { target, .. }))) = targets.get(index) else {
+            let Some((name, Ok(OpenTarget { target, .. }))) = targets.get(index) else {
                 continue;
             };
             let label = format!("round {} of {}, {level}, {name}", round + 1, args.rounds);
@@ -202,7 +202,7 @@ fn describe(environments: &[Environment], report: &mut Report) {
             .collect();
         report.title = format!("{} over {}", environment.upstream.about, names.join(", "));
         for (name, started) in &environment.targets {
-            if let Ok(Started { about, .. }) = started {
+            if let Ok(OpenTarget { about, .. }) = started {
                 report.note(format!("{name}: {about}"));
             }
         }
@@ -214,13 +214,13 @@ fn describe(environments: &[Environment], report: &mut Report) {
 
 /// The rounds of each target at each level.
 struct Results<'a> {
-    levels: &'a [Level],
+    levels: &'a [LoadLevel],
     names: &'a [String],
     cells: Vec<Vec<Rounds>>,
 }
 
 impl<'a> Results<'a> {
-    fn new(levels: &'a [Level], names: &'a [String]) -> Self {
+    fn new(levels: &'a [LoadLevel], names: &'a [String]) -> Self {
         let row = || names.iter().map(|_| Rounds::default()).collect();
         Self {
             cells: levels.iter().map(|_| row()).collect(),
@@ -263,7 +263,7 @@ impl<'a> Results<'a> {
     }
 
     /// The first figure of a level in each round, which shows whether the machine drifted.
-    fn by_round(&self, level: Level, cells: &[Rounds]) -> Option<Chart> {
+    fn by_round(&self, level: LoadLevel, cells: &[Rounds]) -> Option<Chart> {
         let figure = level.figures().first()?;
         let lines = self.names.iter().zip(cells).map(|(name, cell)| {
             let rounds = (1..).map(f64::from).zip(cell.figure(figure));
@@ -282,8 +282,8 @@ impl<'a> Results<'a> {
     fn charts(&self) -> Vec<Chart> {
         let levels = self.levels.iter().zip(&self.cells);
         let levels = levels.filter_map(|(level, cells)| match level {
-            Level::Http(connections) => Some((*connections as f64, cells)),
-            Level::Download(_) | Level::Upload(_) => None,
+            LoadLevel::Http(connections) => Some((*connections as f64, cells)),
+            LoadLevel::Download(_) | LoadLevel::Upload(_) => None,
         });
         let levels: Vec<_> = levels.collect();
         if levels.len() < 2 {
@@ -297,7 +297,11 @@ impl<'a> Results<'a> {
             });
             rounds::chart(format!("{} by connections", figure.title), figure, x, lines)
         };
-        Level::Http(0).figures().iter().filter_map(chart).collect()
+        LoadLevel::Http(0)
+            .figures()
+            .iter()
+            .filter_map(chart)
+            .collect()
     }
 }
 
@@ -316,22 +320,26 @@ fn failed(name: &str, cell: &Rounds) -> Option<Note> {
 /// An upstream and all targets in front of it; those that could not be started with the reason.
 struct Environment {
     upstream: Upstream,
-    targets: Vec<(String, Result<Started, String>)>,
+    targets: Vec<(String, Result<OpenTarget, String>)>,
 }
 
 impl Environment {
-    async fn open(args: &Args, choices: &[Choice], upstream: Upstream) -> anyhow::Result<Self> {
+    async fn open(
+        args: &Args,
+        choices: &[TargetChoice],
+        upstream: Upstream,
+    ) -> anyhow::Result<Self> {
         let expected: UpstreamAnswer = started::expected(&upstream).await?;
         let mut targets = Vec::new();
         for choice in choices {
-            let opened = Box::pin(Started::open(choice, args, &upstream, &expected)).await;
+            let opened = Box::pin(OpenTarget::open(choice, args, &upstream, &expected)).await;
             let opened = opened.map_err(|error| format!("{error:#}"));
             targets.push((choice.name().to_owned(), opened));
         }
         Ok(Self { upstream, targets })
     }
 
-    fn opened(&self) -> impl Iterator<Item = &Started> {
+    fn opened(&self) -> impl Iterator<Item = &OpenTarget> {
         self.targets.iter().flat_map(|(_, opened)| opened)
     }
 
@@ -343,14 +351,14 @@ impl Environment {
 }
 
 impl Args {
-    fn levels(&self) -> Vec<Level> {
+    fn levels(&self) -> Vec<LoadLevel> {
         let mut levels = Vec::new();
         if self.loads.contains(&Traffic::Http) {
-            levels.extend(self.connections.iter().map(|count| Level::Http(*count)));
+            levels.extend(self.connections.iter().map(|count| LoadLevel::Http(*count)));
         }
         if self.loads.contains(&Traffic::Bulk) {
             let size = self.size.as_u64();
-            levels.extend([Level::Download(size), Level::Upload(size)]);
+            levels.extend([LoadLevel::Download(size), LoadLevel::Upload(size)]);
         }
         levels
     }
@@ -358,11 +366,11 @@ impl Args {
     /// The target that ratios are to: nginx, else the least that any proxy costs, else the first that runs.
     fn base(
         &self,
-        choices: &[Choice],
+        choices: &[TargetChoice],
         environments: &[Environment],
         report: &mut Report,
     ) -> anyhow::Result<String> {
-        let names: Vec<_> = choices.iter().map(Choice::name).collect();
+        let names: Vec<_> = choices.iter().map(TargetChoice::name).collect();
         if let Some(base) = &self.base {
             if !names.contains(&base.as_str()) {
                 let names = names.join(", ");
@@ -415,7 +423,7 @@ mod tests {
     #[test]
     fn known_rounds_give_known_ratios() {
         let names = ["ours", "base", "dead"].map(str::to_owned);
-        let levels = [Level::Http(64), Level::Http(1)];
+        let levels = [LoadLevel::Http(64), LoadLevel::Http(1)];
         let mut results = Results::new(&levels, &names);
         for (ours, base) in [(10e-6, 20e-6), (30e-6, 40e-6), (12e-6, 20e-6)] {
             results.cells[0][0].add(run(ours, 1), vec![Note::warning("busy")]);

@@ -30,7 +30,7 @@ use http::{Method, Uri};
 use tokio::join;
 
 use crate::{
-    load::{Load, LoadArgs, Pace},
+    load::{Load, LoadArgs, LoadModel},
     progress::Progress,
     report::Report,
     scenario::{http::Requests, rounds},
@@ -123,17 +123,13 @@ pub async fn run(args: Args, progress: &Progress) -> anyhow::Result<Report> {
         report.warn("no neighbour was measured: name its URL with --neighbour");
     }
     let mut results = Results::new(phases);
-    for round in 0..usize::from(args.rounds) {
-        for number in rounds::order(results.phases.len(), round) {
-            let Some(result) = results.phases.get_mut(number) else {
-                continue;
-            };
-            let phase = result.phase;
-            let label = format!("round {} of {}, {phase}", round + 1, args.rounds);
-            progress.label(label);
-            Box::pin(measure(&args, &environment, result, progress)).await?;
-        }
-    }
+    let names = results.phases.iter().map(|result| result.phase.to_string());
+    let names: Vec<_> = names.collect();
+    let one = async |number: usize| match results.phases.get_mut(number) {
+        Some(result) => Box::pin(measure(&args, &environment, result, progress)).await,
+        None => Ok(()),
+    };
+    rounds::interleave(args.rounds, &names, progress, one).await?;
     results.fill(args.rounds.into(), &mut report);
     Ok(report)
 }
@@ -171,7 +167,7 @@ fn small(args: &Args, target: &Target) -> anyhow::Result<Load> {
         threads: 1,
         ..args.load
     });
-    let pace = Pace::Open(args.rate.into());
+    let pace = LoadModel::Open(args.rate.into());
     load.requests("small requests", args.connections, pace, Arc::new(client));
     Ok(load)
 }

@@ -16,7 +16,7 @@ use http::{HeaderValue, Method, header};
 
 use crate::{
     client::shared::Shared,
-    load::{Load, LoadArgs, Pace},
+    load::{Load, LoadArgs, LoadModel},
     progress::Progress,
     report::Report,
     scenario::{open, parse_rate},
@@ -36,8 +36,8 @@ pub struct Args {
     #[command(flatten)]
     pub load: LoadArgs,
     /// What the calls are like
-    #[arg(long, value_name = "KIND", value_enum, default_value_t = Kind::Unary)]
-    pub kind: Kind,
+    #[arg(long, value_name = "KIND", value_enum, default_value_t = CallKind::Unary)]
+    pub kind: CallKind,
     /// HTTP/2 connections
     #[arg(long, short = 'c', value_name = "N", default_value_t = 4, value_parser = clap::value_parser!(u32).range(1..=100_000))]
     pub connections: u32,
@@ -65,7 +65,7 @@ pub struct Args {
 
 /// What calls are like.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
-pub enum Kind {
+pub enum CallKind {
     /// One message, one answer.
     Unary,
     /// Many messages, each answered by one while the call goes on.
@@ -79,7 +79,7 @@ pub enum Kind {
 pub async fn run(args: Args, progress: &Progress) -> anyhow::Result<Report> {
     let mut target = args.target;
     // There is no gRPC over anything else.
-    target.manner.http2 = true;
+    target.client.http2 = true;
     let plan = Plan {
         scheme: "h2c",
         ..Plan::default()
@@ -93,8 +93,8 @@ pub async fn run(args: Args, progress: &Progress) -> anyhow::Result<Report> {
         None => vec![b'x'; usize::try_from(args.message_size.as_u64())?],
     };
     let (sample, messages) = match args.kind {
-        Kind::Unary => ("/grpc/unary", 1),
-        Kind::Stream => ("/grpc/stream", args.messages),
+        CallKind::Unary => ("/grpc/unary", 1),
+        CallKind::Stream => ("/grpc/stream", args.messages),
     };
     let mut template = target.sample_template(Method::POST, sample)?;
     let kind = HeaderValue::from_static("application/grpc");
@@ -108,7 +108,7 @@ pub async fn run(args: Args, progress: &Progress) -> anyhow::Result<Report> {
         messages,
         shared: Shared::new(args.calls as usize),
     };
-    let pace = args.rate.map_or(Pace::Closed, Pace::Open);
+    let pace = args.rate.map_or(LoadModel::Closed, LoadModel::Open);
     let workers = args.connections as usize * args.calls as usize;
     let mut load = Load::new(args.load);
     load.requests(&target.name, workers, pace, Arc::new(calls));

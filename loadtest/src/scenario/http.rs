@@ -21,18 +21,18 @@ use crate::{
     client::{
         body,
         connection::Connection,
-        minimal::{MOST_CONTENT, Written},
+        minimal::{MOST_CONTENT, SerializedRequest},
         request_connection::RequestConnection,
         shared::Shared,
         template::{Template, within},
     },
-    load::{Client, Load, LoadArgs, Moved, Pace},
-    measure::errors::{Errors, Failure, Kind},
+    load::{BodyBytes, Client, Load, LoadArgs, LoadModel},
+    measure::errors::{Failure, FailureCounts, FailureKind},
     progress::Progress,
     report::Report,
     scenario::{open, parse_rate},
     stack::Plan,
-    target::{Manner, Target, TargetArgs},
+    target::{ClientArgs, Target, TargetArgs},
 };
 
 /// Longest time for one request of [`Requests::once_each`].
@@ -96,7 +96,7 @@ pub async fn run(args: Args, progress: &Progress) -> anyhow::Result<Report> {
     let mut client = Requests::new(template, args.body_size.as_u64())?;
     client.shared = Shared::new(args.streams.get());
     let workers = args.connections.get() * args.streams.get();
-    let pace = args.rate.map_or(Pace::Closed, Pace::Open);
+    let pace = args.rate.map_or(LoadModel::Closed, LoadModel::Open);
     let mut load = Load::new(args.load);
     load.requests(&target.name, workers, pace, Arc::new(client));
     report.add(load.run(progress, &target.roles).await?);
@@ -112,7 +112,7 @@ pub(crate) struct Requests {
     shared: Shared,
     content: Bytes,
     /// The requests in one piece each, when they are small enough.
-    written: Vec<Written>,
+    written: Vec<SerializedRequest>,
     next: AtomicUsize,
 }
 
@@ -124,7 +124,7 @@ impl Requests {
     pub(crate) fn new(template: Template, body_size: u64) -> anyhow::Result<Self> {
         let content = Bytes::from(vec![b'x'; usize::try_from(body_size)?]);
         let is_small = !template.http2 && body_size <= MOST_CONTENT;
-        let written = is_small.then(|| Written::new(&template, &content));
+        let written = is_small.then(|| SerializedRequest::new(&template, &content));
         Ok(Self {
             written: written.into_iter().collect(),
             template,
@@ -140,12 +140,12 @@ impl Requests {
     /// The listener's address makes no URL.
     pub(crate) async fn in_turn(public: SocketAddr, hosts: &[HeaderValue]) -> anyhow::Result<Self> {
         let url = format!("http://{public}/").parse()?;
-        let target = Target::at(&url, Some(public), &Manner::default()).await?;
+        let target = Target::at(&url, Some(public), &ClientArgs::default()).await?;
         let mut requests = Self::new(target.template(Method::GET, None)?, 0)?;
         let mut template = requests.template.clone();
         let written = hosts.iter().map(|host| {
             template.headers.insert(HOST, host.clone());
-            Written::new(&template, &[])
+            SerializedRequest::new(&template, &[])
         });
         requests.written = written.collect();
         Ok(requests)
@@ -153,7 +153,7 @@ impl Requests {
 
     /// Sends each request once, over so many connections. Gives how many were answered, and what
     /// failed; a connection that cannot be made counts as a failure of the request that it was for.
-    pub(crate) async fn once_each(&self, connections: usize) -> (u64, Errors) {
+    pub(crate) async fn once_each(&self, connections: usize) -> (u64, FailureCounts) {
         let resting = &RefCell::new(Vec::new());
         let ask = async |request| {
             let kept = resting.borrow_mut().pop();
@@ -171,7 +171,7 @@ impl Requests {
             .iter()
             .map(|request| within(ONCE_LIMIT, ask(request)));
         let mut asked = pin!(stream::iter(asked).buffer_unordered(connections));
-        let (mut answered, mut errors) = (0, Errors::default());
+        let (mut answered, mut errors) = (0, FailureCounts::default());
         while let Some(done) = asked.next().await {
             match done {
                 Ok(()) => answered += 1,
@@ -182,7 +182,7 @@ impl Requests {
     }
 
     /// The next request in one piece.
-    fn next(&self) -> Option<&Written> {
+    fn next(&self) -> Option<&SerializedRequest> {
         match &self.written[..] {
             [] => None,
             [one] => Some(one),
@@ -206,11 +206,11 @@ impl Client for Requests {
         })
     }
 
-    async fn exchange(&self, connection: &mut RequestConnection) -> Result<Moved, Failure> {
+    async fn exchange(&self, connection: &mut RequestConnection) -> Result<BodyBytes, Failure> {
         let (status, down) = match connection {
             RequestConnection::Minimal(connection) => {
                 let Some(request) = self.next() else {
-                    return Err(Failure::harmless(Kind::NotSent));
+                    return Err(Failure::harmless(FailureKind::NotSent));
                 };
                 let answer = connection.exchange(request).await?;
                 (answer.status, answer.length)
@@ -224,7 +224,7 @@ impl Client for Requests {
         };
         check_status(status)?;
         let up = self.content.len() as u64;
-        Ok(Moved { up, down })
+        Ok(BodyBytes { up, down })
     }
 
     fn is_open(connection: &mut RequestConnection) -> bool {
@@ -234,6 +234,6 @@ impl Client for Requests {
 
 /// A redirect is an answer, not a failure.
 fn check_status(status: u16) -> Result<(), Failure> {
-    let failure = Failure::harmless(Kind::Status(status));
+    let failure = Failure::harmless(FailureKind::Status(status));
     (200..400).contains(&status).then_some(()).ok_or(failure)
 }

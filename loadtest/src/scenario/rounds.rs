@@ -1,17 +1,19 @@
 //! What interleaved rounds say together: who goes when, medians, spreads, ratios.
 //!
 //! A machine drifts: it gets warmer, and neighbours come and go. So figures are compared within a
-//! round only, and what is told is the median of those ratios with their spread. Figures in,
-//! figures out; nothing here measures.
+//! round only, and what is told is the median of those ratios with their spread.
 
 use std::collections::BTreeMap;
 
-use crate::report::{
-    Axis, Chart, Note, Run, Scale, Series, Table,
-    format::{cell, count},
-    latency::Latencies,
-    tables::Figure,
-    usage,
+use crate::{
+    progress::Progress,
+    report::{
+        Axis, Chart, Note, Run, Scale, Series, Table,
+        format::{cell, count},
+        latency::Latencies,
+        tables::Figure,
+        usage,
+    },
 };
 
 /// From this number of rounds on, the spread is given as quartiles, which one bad round does not move.
@@ -22,7 +24,7 @@ const QUARTILES_FROM: usize = 8;
 ///
 /// Each odd round goes backwards through the order of the round before, so that a steady drift
 /// favours no target; every second round another target begins.
-pub fn order(count: usize, round: usize) -> Vec<usize> {
+pub(crate) fn order(count: usize, round: usize) -> Vec<usize> {
     let mut order: Vec<_> = (0..count)
         .map(|place| (place + round / 2) % count)
         .collect();
@@ -30,6 +32,28 @@ pub fn order(count: usize, round: usize) -> Vec<usize> {
         order.reverse();
     }
     order
+}
+
+/// Calls `measure` once in each round for each of `names`, by its index and in the order of [`order`]. The progress says
+/// which it is.
+///
+/// # Errors
+/// Those of `measure`, at once.
+pub(crate) async fn interleave(
+    rounds: u16,
+    names: &[String],
+    progress: &Progress,
+    mut measure: impl AsyncFnMut(usize) -> anyhow::Result<()>,
+) -> anyhow::Result<()> {
+    for round in 0..usize::from(rounds) {
+        for index in order(names.len(), round) {
+            let name = names.get(index).map_or("", String::as_str);
+            progress.label(format!("round {} of {rounds}, {name}", round + 1));
+            measure(index).await?;
+        }
+    }
+    progress.label("");
+    Ok(())
 }
 
 /// All rounds of one target, level or phase.

@@ -56,27 +56,27 @@ pub async fn run(args: Args, progress: &Progress) -> anyhow::Result<Report> {
     let mut report = Report::new("scale", format!("{name} over {}", args.over.flag));
 
     let mut results = Results::new(args.over.clone());
-    for round in 0..usize::from(args.rounds) {
-        for number in rounds::order(levels.len(), round) {
-            let (Some(level), Some(scenario)) = (levels.get(number), scenarios.get(number)) else {
-                continue;
-            };
-            let flag = &args.over.flag;
-            progress.label(format!(
-                "round {} of {}, {flag} {}",
-                round + 1,
-                args.rounds,
-                level.text
-            ));
-            let measured = Box::pin(scenario.clone().run(progress)).await;
-            let measured = measured.with_context(|| format!("{flag} {}", level.text))?;
-            results.add(number, measured, &mut report);
-            // One that has none at its first level has none at any.
-            if results.is_empty() {
-                bail!("{name} has no runs that could be scaled");
-            }
+    let labels = levels
+        .iter()
+        .map(|level| format!("{} {}", args.over.flag, level.text));
+    let labels: Vec<_> = labels.collect();
+    let measure = async |number: usize| {
+        let (Some(label), Some(scenario)) = (labels.get(number), scenarios.get(number)) else {
+            return Ok(());
+        };
+        let measured = Box::pin(scenario.clone().run(progress)).await;
+        results.add(
+            number,
+            measured.with_context(|| label.clone())?,
+            &mut report,
+        );
+        // One that has none at its first level has none at any.
+        if results.is_empty() {
+            bail!("{name} has no runs that could be scaled");
         }
-    }
+        Ok(())
+    };
+    rounds::interleave(args.rounds, &labels, progress, measure).await?;
     results.fill(&mut report);
     if args.rounds > 1 {
         report.note(rounds::meaning(args.rounds.into()));

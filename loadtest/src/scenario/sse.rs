@@ -13,7 +13,7 @@ use bytesize::ByteSize;
 use http::{HeaderValue, Method, header};
 
 use crate::{
-    load::{Load, LoadArgs, Pace},
+    load::{Load, LoadArgs, LoadModel},
     progress::Progress,
     report::{
         Report, Run, Table,
@@ -23,7 +23,7 @@ use crate::{
     stack::Plan,
     target::TargetArgs,
 };
-use subscriber::Counts;
+use subscriber::SubscriberCounts;
 
 /// Flags of `loadtest sse`.
 #[derive(Clone, Debug, clap::Args)]
@@ -59,13 +59,16 @@ pub async fn run(args: Args, progress: &Progress) -> anyhow::Result<Report> {
     let wanted = HeaderValue::from_static("text/event-stream");
     template.headers.insert(header::ACCEPT, wanted);
     let rate = target.is_sample().then_some(args.rate);
-    let (template, counts) = (Arc::new(template), Arc::new(Counts::new(args.subscribers)));
+    let (template, counts) = (
+        Arc::new(template),
+        Arc::new(SubscriberCounts::new(args.subscribers)),
+    );
     let mut load = Load::new(args.load);
     let counted = counts.clone();
     load.group(
         &target.name,
         args.subscribers,
-        Pace::Closed,
+        LoadModel::Closed,
         move |worker| subscriber::work(template.clone(), counted.clone(), rate, worker),
     );
     report.add(load.run(progress, &target.roles).await?);
@@ -84,7 +87,7 @@ pub async fn run(args: Args, progress: &Progress) -> anyhow::Result<Report> {
 }
 
 /// What each subscriber got, and what was missed.
-fn table(run: &Run, counts: &Counts, rate: Option<f64>) -> Table {
+fn table(run: &Run, counts: &SubscriberCounts, rate: Option<f64>) -> Table {
     let rates = counts.events.iter();
     let rates = rates.map(|events| events.load(Relaxed) as f64 / run.seconds);
     let spread = Spread::of_all(rates);

@@ -16,12 +16,12 @@ use tokio::time::sleep;
 
 use crate::{
     fleet::{
-        flags::CrowdArgs,
+        flags::FleetArgs,
         runtimes::Runtimes,
         status::{Status, clock},
-        watch::{Samples, Watch, Work, kinds},
+        watch::{FleetWatch, FleetWork, Samples, kinds},
     },
-    measure::{errors::Errors, usage::Meter},
+    measure::{errors::FailureCounts, usage::Meter},
     progress::Progress,
     report::{Report, Usage, format::count, usage::TUNNEL_SERVER},
     scenario::http::Requests,
@@ -46,12 +46,12 @@ pub struct Args {
     pub outage: Duration,
     /// The fleet and the programs.
     #[command(flatten)]
-    pub crowd: CrowdArgs,
+    pub crowd: FleetArgs,
 }
 
 /// What was seen from the kill on.
 #[derive(Debug)]
-struct Measured {
+struct StormMeasurement {
     tunnels: u64,
     fleet_threads: u16,
     /// When the server was killed, and when its successor listened, by the fleet's clock.
@@ -67,7 +67,7 @@ struct Measured {
     rss_before: u64,
     /// Runtimes that answered in the end, and what the others did.
     answered: u64,
-    unanswered: Errors,
+    unanswered: FailureCounts,
 }
 
 /// Measures.
@@ -90,14 +90,14 @@ async fn measure(
     files: &Files,
     runtimes: &Runtimes,
     progress: &Progress,
-) -> anyhow::Result<Measured> {
+) -> anyhow::Result<StormMeasurement> {
     let stack = &args.crowd.programs;
     progress.message("starting the tunnel server");
     let mut server = stack::start_server(stack, files, None).await?;
-    let (address, work) = (server.tunnel, Work::Clients(runtimes.tokens()));
+    let (address, work) = (server.tunnel, FleetWork::Clients(runtimes.tokens()));
     // All sessions count as stable, as they are in a server that has run for a while.
     let stable = Duration::ZERO;
-    let mut watch = Watch::start(&args.crowd, address, server.child.id(), work, stable)?;
+    let mut watch = FleetWatch::start(&args.crowd, address, server.child.id(), work, stable)?;
     let (limit, shown) = (args.crowd.limit, (TUNNEL_SERVER, progress));
     if !watch.until_up(args.tunnels, limit, shown).await? {
         let status = watch.next().await?;
@@ -133,7 +133,7 @@ async fn measure(
     let requests = Requests::in_turn(server.public, &runtimes.hosts()?).await?;
     let asking = requests.once_each(ASKING);
     let (answered, unanswered) = watch.meanwhile(Box::pin(asking)).await?;
-    Ok(Measured {
+    Ok(StormMeasurement {
         tunnels: args.tunnels,
         fleet_threads: args.crowd.fleet_threads,
         killed,

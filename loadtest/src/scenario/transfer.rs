@@ -22,14 +22,14 @@ use crate::{
     client::{
         body::{self, CHUNK},
         connection::Connection,
-        minimal::{MinimalClient, Written},
+        minimal::{MinimalClient, SerializedRequest},
         request_connection::RequestConnection,
         template::{PAUSE, Template, connected, within},
     },
     load::Worker,
     measure::{
         Recorder, Window,
-        errors::{Failure, Kind},
+        errors::{Failure, FailureKind},
     },
     report::latency::Latencies,
     upstream::content::{paced, repeated},
@@ -107,7 +107,7 @@ impl Transfer {
             RequestConnection::Hyper(connection) => self.download(connection, limit, moved).await?,
         };
         match self.size {
-            Some(size) if size != length => Err(Failure::fatal(Kind::Other("wrong_length"))),
+            Some(size) if size != length => Err(Failure::fatal(FailureKind::Other("wrong_length"))),
             _ => Ok(()),
         }
     }
@@ -119,7 +119,7 @@ impl Transfer {
         moved: impl Fn(u64),
     ) -> Result<u64, Failure> {
         let total = Cell::new(0);
-        let request = Written::new(&self.template, &[]);
+        let request = SerializedRequest::new(&self.template, &[]);
         let answer = connection.exchange_counting(&request, |status, bytes| {
             if is_success(status) {
                 total.set(total.get() + bytes);
@@ -138,11 +138,11 @@ impl Transfer {
         moved: impl Fn(u64),
     ) -> Result<u64, Failure> {
         let mut content = self.template.ask(connection, limit).await?;
-        let mut pace = Pace::new(self.pace);
+        let mut pace = RateLimit::new(self.pace);
         while let Some(data) = within(limit, connection.frame(&mut content)).await? {
             moved(data.len() as u64);
             if self.verify && !is_filling(&data) {
-                return Err(Failure::fatal(Kind::Other("wrong_content")));
+                return Err(Failure::fatal(FailureKind::Other("wrong_content")));
             }
             pace.moved += data.len() as u64;
             pace.wait().await;
@@ -167,7 +167,7 @@ impl Transfer {
         let answer = while_moving(limit, &total, connection.send(request)).await?;
         check_status(answer.status().as_u16())?;
         if self.size != Some(total.get()) {
-            return Err(Failure::fatal(Kind::Other("answered_early")));
+            return Err(Failure::fatal(FailureKind::Other("answered_early")));
         }
         let text = connection.collect(answer.into_body(), LONGEST_COUNT);
         let text = within(limit, text).await?;
@@ -200,20 +200,20 @@ async fn while_moving<T>(
         let before = total.get();
         match timeout(limit, &mut work).await {
             Ok(done) => return done,
-            Err(_) if total.get() == before => return Err(Failure::fatal(Kind::Timeout)),
+            Err(_) if total.get() == before => return Err(Failure::fatal(FailureKind::Timeout)),
             Err(_) => {}
         }
     }
 }
 
 /// Waits where bytes move faster than they may.
-struct Pace {
+struct RateLimit {
     rate: Option<f64>,
     begun: Instant,
     moved: u64,
 }
 
-impl Pace {
+impl RateLimit {
     fn new(rate: Option<u64>) -> Self {
         Self {
             rate: rate.map(|rate| rate as f64),
@@ -243,7 +243,7 @@ fn is_success(status: u16) -> bool {
 
 fn check_status(status: u16) -> Result<(), Failure> {
     // What is left of the transfer makes the connection useless.
-    let failure = Failure::fatal(Kind::Status(status));
+    let failure = Failure::fatal(FailureKind::Status(status));
     is_success(status).then_some(()).ok_or(failure)
 }
 
@@ -365,7 +365,7 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn a_pace_is_kept_over_all_pieces() {
         let begun = Instant::now();
-        let mut pace = Pace::new(Some(1_000));
+        let mut pace = RateLimit::new(Some(1_000));
         for _ in 0..10 {
             pace.moved += 100;
             pace.wait().await;
@@ -387,6 +387,6 @@ mod tests {
         assert_eq!(while_moving(limit, &total, slow).await, Ok(()));
         let still = std::future::pending::<Result<(), Failure>>();
         let ended = while_moving(limit, &total, still).await;
-        assert_eq!(ended, Err(Failure::fatal(Kind::Timeout)));
+        assert_eq!(ended, Err(Failure::fatal(FailureKind::Timeout)));
     }
 }

@@ -18,10 +18,10 @@ use tokio::time::sleep;
 
 use crate::{
     fleet::{
-        flags::CrowdArgs,
+        flags::FleetArgs,
         runtimes::Runtimes,
         status::{Status, clock},
-        watch::{Watch, Work},
+        watch::{FleetWatch, FleetWork},
     },
     measure::usage::{Meter, resident},
     progress::Progress,
@@ -31,8 +31,8 @@ use crate::{
         usage::TUNNEL_SERVER,
     },
     scenario::tunnels::{
-        show::Measured,
-        spread::{Spread, SpreadArgs},
+        show::TunnelsMeasurement,
+        spread::{SpreadArgs, SpreadLoad},
     },
     stack::{self, ProgramArgs, Server, files::Files},
 };
@@ -72,7 +72,7 @@ pub struct Args {
     pub spread: SpreadArgs,
     /// The fleet and the programs.
     #[command(flatten)]
-    pub crowd: CrowdArgs,
+    pub crowd: FleetArgs,
 }
 
 /// Measures.
@@ -106,14 +106,14 @@ async fn measure(
     runtimes: &Runtimes,
     progress: &Progress,
     report: &mut Report,
-) -> anyhow::Result<Measured> {
+) -> anyhow::Result<TunnelsMeasurement> {
     let stack = &args.crowd.programs;
     progress.message("starting the tunnel server");
     let server = stack::start_server(stack, files, None).await?;
     sleep(AFTER_START).await;
     let before = resident(server.child.id()).unwrap_or(0);
-    let (address, work) = (server.tunnel, Work::Clients(runtimes.tokens()));
-    let mut watch = Watch::start(&args.crowd, address, server.child.id(), work, STABLE)?;
+    let (address, work) = (server.tunnel, FleetWork::Clients(runtimes.tokens()));
+    let mut watch = FleetWatch::start(&args.crowd, address, server.child.id(), work, STABLE)?;
     let wanted = (args.tunnels, before);
     let connecting = connect::connect(&mut watch, TUNNEL_SERVER, wanted, &args.crowd, progress);
     let mut connected = Box::pin(connecting).await?;
@@ -121,7 +121,7 @@ async fn measure(
     watch.meanwhile(sleep(args.settle)).await?;
     connected.settled = watch.server_rss();
     let (idle_seconds, idle) = rest(args.idle, &mut watch, progress).await?;
-    let mut measured = Measured {
+    let mut measured = TunnelsMeasurement {
         connected,
         idle_seconds,
         idle,
@@ -134,7 +134,7 @@ async fn measure(
         measured.real_client = Some(watch.meanwhile(Box::pin(resting)).await??);
     }
     if args.spread.spread_load {
-        let spread = Spread {
+        let spread = SpreadLoad {
             args: &args.spread,
             fleet_threads: args.crowd.fleet_threads.into(),
             public: server.public,
@@ -152,7 +152,7 @@ async fn measure(
 /// Watches the tunnels at rest; gives how long that was, and what the programs used.
 async fn rest(
     idle: Duration,
-    watch: &mut Watch,
+    watch: &mut FleetWatch,
     progress: &Progress,
 ) -> anyhow::Result<(f64, BTreeMap<String, Usage>)> {
     let meter = Meter::start(watch.roles(TUNNEL_SERVER));

@@ -12,7 +12,7 @@ use bytesize::ByteSize;
 use http::Method;
 
 use crate::{
-    load::{Client, Load, LoadArgs, Moved, Pace},
+    load::{BodyBytes, Client, Load, LoadArgs, LoadModel},
     measure::errors::Failure,
     progress::Progress,
     report::Report,
@@ -58,9 +58,9 @@ pub async fn run(args: Args, progress: &Progress) -> anyhow::Result<Report> {
     });
     let mut load = Load::new(args.load);
     match args.rate {
-        None => load.requests(&target.name, args.connections, Pace::Closed, echo),
+        None => load.requests(&target.name, args.connections, LoadModel::Closed, echo),
         Some(rate) => {
-            let pace = Pace::Open(rate * args.connections as f64);
+            let pace = LoadModel::Open(rate * args.connections as f64);
             load.group(&target.name, args.connections, pace, move |worker| {
                 paced::work(echo.clone(), worker)
             });
@@ -78,11 +78,11 @@ impl Client for Echo {
         self.connect().await
     }
 
-    async fn exchange(&self, socket: &mut Socket) -> Result<Moved, Failure> {
+    async fn exchange(&self, socket: &mut Socket) -> Result<BodyBytes, Failure> {
         let size = self.size as u64;
         socket.sender.send().await?;
         socket.receiver.receive().await?;
-        Ok(Moved {
+        Ok(BodyBytes {
             up: size,
             down: size,
         })

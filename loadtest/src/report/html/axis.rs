@@ -13,7 +13,7 @@ const MARKS: f64 = 7.0;
 
 /// Which axis of a chart it is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Direction {
+pub(super) enum Orientation {
     /// Begins and ends with the values.
     Horizontal,
     /// Begins and ends with a mark; a linear one begins at zero.
@@ -33,7 +33,7 @@ pub(super) struct Span {
 
 impl Span {
     /// The span that shows all `values` which the scale can show.
-    pub(super) fn over(axis: &Axis, direction: Direction, values: &[f64]) -> Self {
+    pub(super) fn over(axis: &Axis, direction: Orientation, values: &[f64]) -> Self {
         let can_show = |value: &f64| even(axis.scale, *value).is_some();
         let mut shown: Vec<f64> = values.iter().copied().filter(can_show).collect();
         shown.sort_by(f64::total_cmp);
@@ -52,7 +52,7 @@ impl Span {
             Scale::Tail => tail_marks(),
         };
         marks.retain(can_show);
-        if direction == Direction::Vertical {
+        if direction == Orientation::Vertical {
             let slack = |end: f64| end.abs() * 1e-9;
             let below = marks.iter().rfind(|mark| **mark <= low + slack(low));
             let above = marks.iter().find(|mark| **mark >= high - slack(high));
@@ -107,8 +107,8 @@ fn even(scale: Scale, value: f64) -> Option<f64> {
 }
 
 /// The ends of a linear axis: from zero if that wastes little room, and never of no length.
-fn linear_ends(direction: Direction, low: f64, high: f64) -> (f64, f64) {
-    let is_vertical = direction == Direction::Vertical;
+fn linear_ends(direction: Orientation, low: f64, high: f64) -> (f64, f64) {
+    let is_vertical = direction == Orientation::Vertical;
     let from_zero = low >= 0.0 && (is_vertical || low <= high / 4.0);
     let low = if from_zero { 0.0 } else { low };
     let high = if is_vertical { high.max(0.0) } else { high };
@@ -175,11 +175,11 @@ mod tests {
 
     #[test]
     fn marks_fit_the_values() {
-        use Direction::{Horizontal, Vertical};
+        use Orientation::{Horizontal, Vertical};
         use Scale::{Linear, Log, Tail};
         let gib = 1_073_741_824.0;
         let powers: Vec<f64> = (0..=20).map(|power| f64::from(1 << power)).collect();
-        let cases: [(Unit, Scale, Direction, &[f64], &str); 7] = [
+        let cases: [(Unit, Scale, Orientation, &[f64], &str); 7] = [
             (
                 Unit::PerSecond,
                 Linear,
@@ -235,7 +235,7 @@ mod tests {
     #[test]
     fn nines_are_evenly_spaced() {
         let axis = Axis::new("it", Unit::Quantile, Scale::Tail);
-        let span = Span::over(&axis, Direction::Horizontal, &[0.0, 0.9999]);
+        let span = Span::over(&axis, Orientation::Horizontal, &[0.0, 0.9999]);
         let at = |value| span.position(value).unwrap();
         assert!((at(0.9) - 0.25).abs() < 1e-9 && (at(0.999) - 0.75).abs() < 1e-9);
         assert_eq!(span.position(1.0), None);
@@ -247,7 +247,7 @@ mod tests {
             values in proptest::collection::vec(any::<f64>(), 0..40),
             unit in prop::sample::select(vec![Unit::Count, Unit::Bytes, Unit::Quantile, Unit::Seconds]),
             scale in prop::sample::select(vec![Scale::Linear, Scale::Log, Scale::Tail]),
-            direction in prop::sample::select(vec![Direction::Horizontal, Direction::Vertical]),
+            direction in prop::sample::select(vec![Orientation::Horizontal, Orientation::Vertical]),
             same in any::<bool>(),
         ) {
             let values = if same { vec![values.first().copied().unwrap_or(0.0); 3] } else { values };

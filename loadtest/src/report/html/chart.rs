@@ -1,7 +1,7 @@
 //! A chart of the page as SVG. It is scaled to the page's width; each point says its values when it is pointed at.
 
 use super::{
-    axis::{Direction, Span},
+    axis::{Orientation, Span},
     escape,
 };
 use crate::report::{Chart, Series, format};
@@ -29,8 +29,8 @@ pub(super) fn figure(chart: &Chart, names: &[&str]) -> String {
     let points = || chart.series.iter().flat_map(|series| &series.points);
     let xs: Vec<f64> = points().map(|point| point.0).collect();
     let ys: Vec<f64> = points().map(|point| point.1).collect();
-    let across = Span::over(&chart.x, Direction::Horizontal, &xs);
-    let up = Span::over(&chart.y, Direction::Vertical, &ys);
+    let across = Span::over(&chart.x, Orientation::Horizontal, &xs);
+    let up = Span::over(&chart.y, Orientation::Vertical, &ys);
     let class = |series: &Series| {
         let place = names.iter().position(|name| *name == series.name);
         let place = place.unwrap_or_default();
@@ -173,7 +173,7 @@ mod tests {
     #[test]
     fn marks_without_room_are_left_out() {
         let axis = Axis::new("it", Unit::Bytes, Scale::Log);
-        let tight = Span::over(&axis, Direction::Horizontal, &[1e6, 1e6 + 1.0, 1e9]);
+        let tight = Span::over(&axis, Orientation::Horizontal, &[1e6, 1e6 + 1.0, 1e9]);
         assert_eq!(horizontal_marks(&tight).matches("<text").count(), 2);
     }
 }

@@ -6,7 +6,7 @@ use http::Uri;
 
 /// A target of `--target`.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Named {
+pub struct NamedTarget {
     /// Its name in tables.
     pub name: String,
     /// What is asked.
@@ -17,7 +17,7 @@ pub struct Named {
     pub pids: Vec<u32>,
 }
 
-impl FromStr for Named {
+impl FromStr for NamedTarget {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {
@@ -78,17 +78,17 @@ mod tests {
 
     #[test]
     fn a_target_has_a_name_a_url_and_maybe_processes() {
-        let target: Named = "frp=http://a.example:8080/x,4711, 4712,127.0.0.1:80"
+        let target: NamedTarget = "frp=http://a.example:8080/x,4711, 4712,127.0.0.1:80"
             .parse()
             .unwrap();
         assert_eq!(target.name, "frp");
         assert_eq!(target.url, "http://a.example:8080/x");
         assert_eq!(target.pids, [4711, 4712]);
         assert_eq!(target.connect_to, Some(([127, 0, 0, 1], 80).into()));
-        let plain: Named = "a=https://b".parse().unwrap();
+        let plain: NamedTarget = "a=https://b".parse().unwrap();
         assert!(plain.pids.is_empty() && plain.connect_to.is_none());
         // What stands after the first = belongs to the URL.
-        let query: Named = "a=http://b/?c=d".parse().unwrap();
+        let query: NamedTarget = "a=http://b/?c=d".parse().unwrap();
         assert_eq!(query.url, "http://b/?c=d");
     }
 
@@ -106,7 +106,7 @@ mod tests {
             ("a=http://b,1.2.3.4:5,1.2.3.4:5", "more than one address"),
         ];
         for (text, expected) in cases {
-            let error = text.parse::<Named>().unwrap_err();
+            let error = text.parse::<NamedTarget>().unwrap_err();
             assert!(error.contains(expected), "{text}: {error}");
         }
     }

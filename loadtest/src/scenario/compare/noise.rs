@@ -98,7 +98,7 @@ fn parse(text: &str) -> Option<Ticks> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::report::Level;
+    use crate::report::NoteLevel;
 
     #[test]
     fn the_kernels_line_is_understood() {
@@ -132,6 +132,9 @@ mod tests {
         report_shares(0.3, 0.0, false, &mut report);
         report_shares(0.0, 0.3, true, &mut report);
         let levels: Vec<_> = report.notes.iter().map(|note| note.level).collect();
-        assert_eq!(levels, [Level::Info, Level::Warning, Level::Warning]);
+        assert_eq!(
+            levels,
+            [NoteLevel::Info, NoteLevel::Warning, NoteLevel::Warning]
+        );
     }
 }

@@ -67,7 +67,7 @@ enum Ready {
 }
 
 /// All that can be compared, in the order of the tables.
-pub(super) const CONTENDERS: [&Preset; 4] = [&HOP, &NGINX, &ENVOY, &RATHOLE];
+pub(super) const PRESETS: [&Preset; 4] = [&HOP, &NGINX, &ENVOY, &RATHOLE];
 
 pub(super) const HOP: Preset = Preset {
     name: "hop",
@@ -338,7 +338,7 @@ mod tests {
     #[test]
     fn every_name_in_a_template_has_a_value() {
         let address = SocketAddr::from(([127, 0, 0, 1], 4711));
-        for preset in CONTENDERS.into_iter().chain([&NGINX_UPSTREAM]) {
+        for preset in PRESETS.into_iter().chain([&NGINX_UPSTREAM]) {
             let mut values = Values::new();
             for name in ["directory", "config"] {
                 values.insert(name.to_owned(), name.to_uppercase());

@@ -6,7 +6,7 @@ use http::Method;
 
 use super::Args;
 use crate::{
-    load::{Load, Pace},
+    load::{Load, LoadModel},
     progress::Progress,
     report::{
         Note, Run, format,
@@ -27,7 +27,7 @@ const WARM_SHARE: u64 = 8;
 
 /// The load on a target.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Level {
+pub(super) enum LoadLevel {
     /// Small requests over so many connections.
     Http(usize),
     /// So many bytes down.
@@ -36,7 +36,7 @@ pub(super) enum Level {
     Upload(u64),
 }
 
-impl Level {
+impl LoadLevel {
     /// The figures of its table.
     pub(super) fn figures(self) -> &'static [Figure] {
         match self {
@@ -46,7 +46,7 @@ impl Level {
     }
 }
 
-impl fmt::Display for Level {
+impl fmt::Display for LoadLevel {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         let bytes = |size: &u64| format::bytes(*size as f64);
         match self {
@@ -60,33 +60,33 @@ impl fmt::Display for Level {
 
 /// Measures one level over a target once. What fails is part of the run.
 pub(super) async fn measure(
-    level: Level,
+    level: LoadLevel,
     target: &Target,
     args: &Args,
     progress: &Progress,
 ) -> anyhow::Result<(Run, Vec<Note>)> {
     let mut load;
     match level {
-        Level::Http(connections) => {
+        LoadLevel::Http(connections) => {
             let client = Requests::new(target.template(Method::GET, None)?, 0)?;
             load = Load::new(args.load);
             let name = "small requests";
-            load.requests(name, connections, Pace::Closed, Arc::new(client));
+            load.requests(name, connections, LoadModel::Closed, Arc::new(client));
         }
-        Level::Download(size) | Level::Upload(size) => {
-            let is_upload = matches!(level, Level::Upload(_));
+        LoadLevel::Download(size) | LoadLevel::Upload(size) => {
+            let is_upload = matches!(level, LoadLevel::Upload(_));
             let flow = Arc::new(Flow {
                 warm_up: Some(transfer(target, is_upload, warm_size(size))?),
                 ..Flow::new(transfer(target, is_upload, size)?, 1)
             });
             load = Load::until_done(args.load);
-            load.group("transfer", 1, Pace::Closed, move |worker| {
+            load.group("transfer", 1, LoadModel::Closed, move |worker| {
                 transfer::work(flow.clone(), worker)
             });
         }
     }
     let (mut run, notes) = load.run(progress, &target.roles).await?.into_run();
-    if !matches!(level, Level::Http(_)) {
+    if !matches!(level, LoadLevel::Http(_)) {
         // A transfer is as large as one likes: what counts are its throughput and the cost of a gibibyte.
         (run.latency, run.histogram, run.cpu_us_per_request) = (None, None, None);
     }

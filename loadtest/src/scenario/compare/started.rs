@@ -9,8 +9,8 @@ use tokio::time::{Instant, sleep, timeout};
 
 use super::{
     Args,
-    named::Named,
-    preset::{CONTENDERS, Preset, Programs},
+    named::NamedTarget,
+    preset::{PRESETS, Preset, Programs},
     upstream::Upstream,
 };
 use crate::{
@@ -18,7 +18,7 @@ use crate::{
     measure::{errors::Failure, usage},
     report::{Report, usage::UPSTREAM},
     stack::{Plan, RUNTIME, Stack},
-    target::{Manner, Target},
+    target::{ClientArgs, Target},
 };
 
 /// How long a target may take to answer as the upstream does.
@@ -29,18 +29,18 @@ const ASK_AGAIN: Duration = Duration::from_millis(50);
 const LONGEST_ANSWER: usize = 1024 * 1024;
 
 /// A target that may be compared.
-pub(super) enum Choice {
+pub(super) enum TargetChoice {
     Direct,
     Preset(&'static Preset),
     Ours,
-    Named(Named),
+    Named(NamedTarget),
 }
 
-impl Choice {
+impl TargetChoice {
     /// Those that the flags ask for; without `--only` all whose programs are installed, and a note on the others.
     pub(super) fn all(args: &Args, report: &mut Report) -> anyhow::Result<Vec<Self>> {
         let mut all = vec![Self::Direct];
-        all.extend(CONTENDERS.map(Self::Preset));
+        all.extend(PRESETS.map(Self::Preset));
         all.push(Self::Ours);
         for target in &args.targets {
             let name = &target.name;
@@ -86,25 +86,25 @@ impl Choice {
 
 /// A target that answers as the upstream does. Dropping it ends what was started for it.
 #[derive(Debug)]
-pub(super) struct Started {
+pub(super) struct OpenTarget {
     pub(super) target: Target,
     pub(super) about: String,
     _programs: Option<Programs>,
 }
 
-impl Started {
+impl OpenTarget {
     /// Opens a target, and asks it until it answers as expected or has had its time.
     pub(super) async fn open(
-        choice: &Choice,
+        choice: &TargetChoice,
         args: &Args,
         upstream: &Upstream,
         expected: &UpstreamAnswer,
     ) -> anyhow::Result<Self> {
         let mut started = match choice {
-            Choice::Direct => Self::of(at(upstream.address).await?, "the upstream itself"),
-            Choice::Preset(preset) => Self::preset(preset, upstream).await?,
-            Choice::Ours => Box::pin(Self::ours(args, upstream)).await?,
-            Choice::Named(target) => Self::named(args, target).await?,
+            TargetChoice::Direct => Self::of(at(upstream.address).await?, "the upstream itself"),
+            TargetChoice::Preset(preset) => Self::preset(preset, upstream).await?,
+            TargetChoice::Ours => Box::pin(Self::ours(args, upstream)).await?,
+            TargetChoice::Named(target) => Self::named(args, target).await?,
         };
         if let Some(pid) = upstream.pid {
             started.target.roles.add(UPSTREAM, pid);
@@ -151,7 +151,7 @@ impl Started {
         };
         let stack = Stack::start(&args.stack, plan).await?;
         let public = Some(stack.public_address());
-        let mut target = Target::at(&stack.url(RUNTIME), public, &Manner::default()).await?;
+        let mut target = Target::at(&stack.url(RUNTIME), public, &ClientArgs::default()).await?;
         target.roles.extend(&stack.roles());
         let shards = match args.stack.programs.shards {
             1 => "1 shard".to_owned(),
@@ -162,8 +162,8 @@ impl Started {
         Ok(Self::of(target, about))
     }
 
-    async fn named(args: &Args, named: &Named) -> anyhow::Result<Self> {
-        let mut target = Target::at(&named.url, named.connect_to, &args.manner).await?;
+    async fn named(args: &Args, named: &NamedTarget) -> anyhow::Result<Self> {
+        let mut target = Target::at(&named.url, named.connect_to, &args.client).await?;
         for pid in &named.pids {
             usage::check(*pid).with_context(|| format!("there is no process {pid}"))?;
             target.roles.add(&named.name, *pid);
@@ -218,5 +218,5 @@ async fn ask(target: &Target) -> anyhow::Result<UpstreamAnswer> {
 
 async fn at(address: SocketAddr) -> anyhow::Result<Target> {
     let url: Uri = format!("http://{address}/").parse()?;
-    Target::at(&url, Some(address), &Manner::default()).await
+    Target::at(&url, Some(address), &ClientArgs::default()).await
 }

@@ -5,7 +5,7 @@ use std::{net::SocketAddr, str::FromStr};
 use super::{
     Args,
     preset::{NGINX_UPSTREAM, Programs},
-    sample::{Level, warm_size},
+    sample::{LoadLevel, warm_size},
 };
 use crate::{
     stack::{Running, start_upstream},
@@ -14,7 +14,7 @@ use crate::{
 
 /// Which upstream is wanted.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Choice {
+pub enum UpstreamChoice {
     /// nginx, for which the generator is no measure: it sends files.
     Nginx,
     /// That of `loadtest upstream`.
@@ -23,7 +23,7 @@ pub enum Choice {
     At(SocketAddr),
 }
 
-impl FromStr for Choice {
+impl FromStr for UpstreamChoice {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {
@@ -55,21 +55,21 @@ impl Upstream {
         let listen = args.upstream_listen;
         let is_nginx = || NGINX_UPSTREAM.is_installed() && is_plain(&args.stack.upstream);
         let choice = args.upstream.clone().unwrap_or_else(|| match is_nginx() {
-            true => Choice::Nginx,
-            false => Choice::Sample,
+            true => UpstreamChoice::Nginx,
+            false => UpstreamChoice::Sample,
         });
-        if let Choice::At(address) = choice {
+        if let UpstreamChoice::At(address) = choice {
             return Ok(vec![Self::at("an upstream that ran already", address)]);
         }
-        let listen_sample = listen.filter(|_| choice == Choice::Sample);
+        let listen_sample = listen.filter(|_| choice == UpstreamChoice::Sample);
         let running = start_upstream(&args.stack.upstream, listen_sample).await?;
         let sample = Self {
             pid: Some(running.child.id()),
-            takes: (true, choice == Choice::Sample),
+            takes: (true, choice == UpstreamChoice::Sample),
             ..Self::at("sample upstream", running.address)
         };
         let mut all = Vec::new();
-        if choice == Choice::Nginx {
+        if choice == UpstreamChoice::Nginx {
             let size = args.size.as_u64();
             let sizes = [size, warm_size(size)];
             let programs = NGINX_UPSTREAM.start(sample.address, listen, &sizes).await?;
@@ -101,11 +101,11 @@ impl Upstream {
     }
 
     /// Whether requests of this level go to it.
-    pub(super) fn serves(&self, level: Level) -> bool {
+    pub(super) fn serves(&self, level: LoadLevel) -> bool {
         let (uploads, others) = self.takes;
         match level {
-            Level::Upload(_) => uploads,
-            Level::Http(_) | Level::Download(_) => others,
+            LoadLevel::Upload(_) => uploads,
+            LoadLevel::Http(_) | LoadLevel::Download(_) => others,
         }
     }
 }
@@ -121,10 +121,10 @@ mod tests {
 
     #[test]
     fn an_upstream_is_named_or_has_an_address() {
-        assert_eq!("nginx".parse(), Ok(Choice::Nginx));
+        assert_eq!("nginx".parse(), Ok(UpstreamChoice::Nginx));
         let address = ([127, 0, 0, 1], 80).into();
-        assert_eq!("127.0.0.1:80".parse(), Ok(Choice::At(address)));
-        let error = "localhost".parse::<Choice>().unwrap_err();
+        assert_eq!("127.0.0.1:80".parse(), Ok(UpstreamChoice::At(address)));
+        let error = "localhost".parse::<UpstreamChoice>().unwrap_err();
         assert!(error.contains("nor an IP:PORT"), "{error}");
     }
 }

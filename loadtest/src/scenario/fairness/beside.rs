@@ -6,10 +6,10 @@ use http::{HeaderValue, Method};
 
 use super::{
     Args,
-    phase::{Beside, Limit},
+    phase::{BackgroundLoad, Limit},
 };
 use crate::{
-    load::{Load, Pace},
+    load::{Load, LoadModel},
     scenario::{
         http::Requests,
         transfer::{self, Flow, Transfer},
@@ -19,17 +19,21 @@ use crate::{
 };
 
 /// The load of a phase; none for the unloaded one.
-pub(super) fn load(args: &Args, target: &Target, beside: Beside) -> anyhow::Result<Option<Load>> {
+pub(super) fn load(
+    args: &Args,
+    target: &Target,
+    beside: BackgroundLoad,
+) -> anyhow::Result<Option<Load>> {
     let mut load = Load::new(args.load_beside());
     let rate = args.bulk_rate.as_u64().to_string();
     let paced = args.paced_path.replace("{rate}", &rate);
     let slow = args.slow_rate.as_u64().max(1);
     let (count, path, pace) = match beside {
-        Beside::Nothing => return Ok(None),
-        Beside::Paced => (args.bulk_streams, &paced, None),
-        Beside::Unthrottled => (args.bulk_streams, &args.bulk_path, None),
-        Beside::SlowReaders => (args.slow_readers, &args.bulk_path, Some(slow)),
-        Beside::Limit(limit) => {
+        BackgroundLoad::Nothing => return Ok(None),
+        BackgroundLoad::Paced => (args.bulk_streams, &paced, None),
+        BackgroundLoad::Unthrottled => (args.bulk_streams, &args.bulk_path, None),
+        BackgroundLoad::SlowReaders => (args.slow_readers, &args.bulk_path, Some(slow)),
+        BackgroundLoad::Limit(limit) => {
             beyond(&mut load, target, limit)?;
             return Ok(Some(load));
         }
@@ -40,7 +44,7 @@ pub(super) fn load(args: &Args, target: &Target, beside: Beside) -> anyhow::Resu
         ..Transfer::new(template, false, None)
     };
     let flow = Arc::new(Flow::new(transfer, count));
-    load.group("downloads", count, Pace::Closed, move |worker| {
+    load.group("downloads", count, LoadModel::Closed, move |worker| {
         transfer::work(flow.clone(), worker)
     });
     Ok(Some(load))

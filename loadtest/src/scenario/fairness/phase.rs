@@ -4,7 +4,7 @@ use std::fmt;
 
 use http::Method;
 
-use crate::load::Pace;
+use crate::load::LoadModel;
 
 /// Where requests go.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -29,7 +29,7 @@ impl Destination {
 
 /// What runs beside small requests.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub(super) enum Beside {
+pub(super) enum BackgroundLoad {
     Nothing,
     /// Downloads of a steady rate.
     Paced,
@@ -52,7 +52,7 @@ pub(super) struct Limit {
     pub(super) field: usize,
     pub(super) is_websocket: bool,
     pub(super) connections: usize,
-    pub(super) pace: Pace,
+    pub(super) pace: LoadModel,
 }
 
 /// Limits of the server: bytes a second each way, exchanges begun in a second, exchanges open at once (no more
@@ -74,14 +74,14 @@ const GET: Limit = Limit {
     field: 0,
     is_websocket: false,
     connections: CONNECTIONS,
-    pace: Pace::Open(RATE as f64),
+    pace: LoadModel::Open(RATE as f64),
 };
 
 const LIMITS: &[Limit] = &[
     Limit {
         name: "downloads above its rate",
         path: "/bytes/1048576",
-        pace: Pace::Closed,
+        pace: LoadModel::Closed,
         ..GET
     },
     Limit {
@@ -90,12 +90,12 @@ const LIMITS: &[Limit] = &[
         path: "/upload",
         // Half a second of what is allowed, shared by all connections.
         upload: BYTES / (2 * CONNECTIONS as u64),
-        pace: Pace::Closed,
+        pace: LoadModel::Closed,
         ..GET
     },
     Limit {
         name: "requests above its rate",
-        pace: Pace::Open(2.0 * RATE as f64),
+        pace: LoadModel::Open(2.0 * RATE as f64),
         ..GET
     },
     Limit {
@@ -136,17 +136,17 @@ pub(super) fn limit_flags() -> [String; 6] {
 pub(super) struct Phase {
     /// Where the small requests go.
     pub(super) destination: Destination,
-    pub(super) beside: Beside,
+    pub(super) beside: BackgroundLoad,
 }
 
 impl fmt::Display for Phase {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         formatter.write_str(match self.beside {
-            Beside::Nothing => "unloaded",
-            Beside::Paced => "paced downloads",
-            Beside::Unthrottled => "unthrottled downloads",
-            Beside::SlowReaders => "slow readers",
-            Beside::Limit(limit) => limit.name,
+            BackgroundLoad::Nothing => "unloaded",
+            BackgroundLoad::Paced => "paced downloads",
+            BackgroundLoad::Unthrottled => "unthrottled downloads",
+            BackgroundLoad::SlowReaders => "slow readers",
+            BackgroundLoad::Limit(limit) => limit.name,
         })?;
         formatter.write_str(match self.destination {
             Destination::Tunnel => "",
@@ -158,8 +158,8 @@ impl fmt::Display for Phase {
 
 /// A neighbour beside a tunnel at its limits, in each way; the first is the unloaded one.
 pub(super) fn at_limits() -> Vec<Phase> {
-    let limits = LIMITS.iter().map(Beside::Limit);
-    let beside = std::iter::once(Beside::Nothing).chain(limits);
+    let limits = LIMITS.iter().map(BackgroundLoad::Limit);
+    let beside = std::iter::once(BackgroundLoad::Nothing).chain(limits);
     let phase = |beside| Phase {
         destination: Destination::Neighbour,
         beside,
@@ -169,8 +169,8 @@ pub(super) fn at_limits() -> Vec<Phase> {
 
 /// All phases that can be measured; the first of each destination is the unloaded one.
 pub(super) fn all(has_neighbour: bool, direct: bool) -> Vec<Phase> {
-    use Beside::{Nothing, Paced, SlowReaders, Unthrottled};
-    let at = |destination, kinds: &[Beside]| {
+    use BackgroundLoad::{Nothing, Paced, SlowReaders, Unthrottled};
+    let at = |destination, kinds: &[BackgroundLoad]| {
         let kinds = kinds.iter().map(|beside| Phase {
             destination,
             beside: *beside,

@@ -2,10 +2,10 @@
 
 use std::collections::BTreeMap;
 
-use super::phase::{Beside, Phase};
+use super::phase::{BackgroundLoad, Phase};
 use crate::{
     load::Outcome,
-    measure::errors::Kind,
+    measure::errors::FailureKind,
     report::{
         Report,
         build::latency_chart,
@@ -66,7 +66,7 @@ impl Results {
         {
             report.runs.push(small.run(phase.to_string()));
             let failed: u64 = beside.errors().values().sum();
-            if matches!(phase.beside, Beside::Limit(_)) {
+            if matches!(phase.beside, BackgroundLoad::Limit(_)) {
                 report.note(format!(
                     "{phase}: beside it {failed} were refused, or given up after a while"
                 ));
@@ -107,7 +107,7 @@ impl Results {
     /// The unloaded phase of the same destination.
     fn unloaded(&self, phase: Phase) -> Option<&Rounds> {
         let base = Phase {
-            beside: Beside::Nothing,
+            beside: BackgroundLoad::Nothing,
             ..phase
         };
         let found = self.phases.iter().find(|result| result.phase == base);
@@ -118,8 +118,8 @@ impl Results {
 fn more_cells(PhaseRounds { small, beside, .. }: &PhaseRounds) -> [String; 6] {
     let longest = small.figure(&MAX).into_iter().flatten();
     let errors: BTreeMap<String, u64> = small.errors();
-    let of = |kind: Kind| errors.get(kind.name().as_ref()).copied().unwrap_or(0);
-    let (starved, unsent) = (of(Kind::Timeout), of(Kind::NotSent));
+    let of = |kind: FailureKind| errors.get(kind.name().as_ref()).copied().unwrap_or(0);
+    let (starved, unsent) = (of(FailureKind::Timeout), of(FailureKind::NotSent));
     let others = errors.values().sum::<u64>() - starved - unsent;
     let times = |times: u64| count(times as f64);
     [
@@ -162,10 +162,10 @@ mod tests {
             beside,
         };
         let mut results = Results::new(vec![
-            phase(Destination::Tunnel, Beside::Nothing),
-            phase(Destination::Neighbour, Beside::Nothing),
-            phase(Destination::Neighbour, Beside::Paced),
-            phase(Destination::Direct, Beside::Paced),
+            phase(Destination::Tunnel, BackgroundLoad::Nothing),
+            phase(Destination::Neighbour, BackgroundLoad::Nothing),
+            phase(Destination::Neighbour, BackgroundLoad::Paced),
+            phase(Destination::Direct, BackgroundLoad::Paced),
         ]);
         for (unloaded, loaded) in [(1, 2), (2, 6), (1, 2)] {
             // What the tunnel itself does unloaded is not the neighbour's measure.

@@ -2,7 +2,7 @@
 
 use bytes::Bytes;
 use futures_util::stream;
-use http::{HeaderMap, Response, StatusCode, header};
+use http::{Response, StatusCode};
 use http_body_util::BodyExt as _;
 use hyper::body::Incoming;
 use tokio::sync::mpsc;
@@ -10,8 +10,9 @@ use tokio::sync::mpsc;
 use super::message::{self, Messages, PREFIX};
 use crate::{
     client::{body, connection::Http2, shared::Shared, template::Template},
-    load::{Client, Moved},
-    measure::errors::{Failure, Kind},
+    load::{BodyBytes, Client},
+    measure::errors::{Failure, FailureKind},
+    upstream::grpc::is_grpc,
 };
 
 /// Makes calls of one message or many. Each message is answered before the next is sent.
@@ -39,7 +40,7 @@ pub(super) struct CallConnection {
 struct Call {
     /// None once the last message was sent.
     sender: Option<mpsc::Sender<Bytes>>,
-    answer: Answer,
+    answer: CallResponse,
     sent: u64,
 }
 
@@ -53,7 +54,7 @@ impl Client for Calls {
         })
     }
 
-    async fn exchange(&self, state: &mut CallConnection) -> Result<Moved, Failure> {
+    async fn exchange(&self, state: &mut CallConnection) -> Result<BodyBytes, Failure> {
         let CallConnection { connection, call } = state;
         // A call that fails is not put back, so the next message begins another.
         let mut current = match call.take() {
@@ -76,17 +77,17 @@ impl Client for Calls {
             } else {
                 "ended_early"
             };
-            return Err(Failure::harmless(Kind::Other(kind)));
+            return Err(Failure::harmless(FailureKind::Other(kind)));
         };
         if self.is_echoed && self.message.get(PREFIX..) != Some(&message[..]) {
-            return Err(Failure::harmless(Kind::Other("wrong_message")));
+            return Err(Failure::harmless(FailureKind::Other("wrong_message")));
         }
         if is_last {
             current.answer.end(connection).await?;
         } else {
             *call = Some(current);
         }
-        Ok(Moved {
+        Ok(BodyBytes {
             up: self.message.len() as u64,
             down: (PREFIX + message.len()) as u64,
         })
@@ -112,7 +113,7 @@ impl Calls {
         let answer = connection.send(self.template.request(content)).await?;
         Ok(Call {
             sender,
-            answer: Answer::new(answer)?,
+            answer: CallResponse::new(answer)?,
             sent: 1,
         })
     }
@@ -130,19 +131,21 @@ impl Call {
 
 /// What comes back of one call.
 #[derive(Debug)]
-struct Answer {
+struct CallResponse {
     content: Incoming,
     messages: Messages,
-    status: Option<Result<(), Kind>>,
+    status: Option<Result<(), FailureKind>>,
 }
 
-impl Answer {
+impl CallResponse {
     fn new(answer: Response<Incoming>) -> Result<Self, Failure> {
         if answer.status() != StatusCode::OK {
-            return Err(Failure::harmless(Kind::Status(answer.status().as_u16())));
+            return Err(Failure::harmless(FailureKind::Status(
+                answer.status().as_u16(),
+            )));
         }
         if !is_grpc(answer.headers()) {
-            return Err(Failure::harmless(Kind::Other("no_grpc")));
+            return Err(Failure::harmless(FailureKind::Other("no_grpc")));
         }
         Ok(Self {
             // A call that fails at once may have its status here, and no trailers.
@@ -156,7 +159,7 @@ impl Answer {
     async fn message(&mut self, connection: &Http2) -> Result<Option<Bytes>, Failure> {
         loop {
             let message = self.messages.next();
-            let message = message.map_err(|_| Failure::harmless(Kind::Protocol))?;
+            let message = message.map_err(|_| Failure::harmless(FailureKind::Protocol))?;
             if message.is_some() {
                 return Ok(message);
             }
@@ -179,17 +182,12 @@ impl Answer {
     async fn end(&mut self, connection: &Http2) -> Result<(), Failure> {
         let extra = self.message(connection).await?;
         match self.status {
-            None => Err(Failure::harmless(Kind::Other("grpc_status_missing"))),
+            None => Err(Failure::harmless(FailureKind::Other("grpc_status_missing"))),
             Some(Err(kind)) => Err(Failure::harmless(kind)),
             Some(Ok(())) if extra.is_some() || self.messages.is_cut() => {
-                Err(Failure::harmless(Kind::Other("wrong_message")))
+                Err(Failure::harmless(FailureKind::Other("wrong_message")))
             }
             Some(Ok(())) => Ok(()),
         }
     }
-}
-
-fn is_grpc(headers: &HeaderMap) -> bool {
-    let kind = headers.get(header::CONTENT_TYPE);
-    kind.is_some_and(|kind| kind.as_bytes().starts_with(b"application/grpc"))
 }

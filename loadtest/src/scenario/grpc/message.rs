@@ -4,7 +4,7 @@ use anyhow::Context as _;
 use bytes::{Buf as _, BufMut as _, Bytes, BytesMut};
 use http::HeaderMap;
 
-use crate::measure::errors::Kind;
+use crate::measure::errors::FailureKind;
 
 /// A flag for compression, and four bytes of length.
 pub(super) const PREFIX: usize = 5;
@@ -30,7 +30,7 @@ pub(super) fn with_prefix(message: &[u8]) -> anyhow::Result<Bytes> {
 
 /// A message that cannot be read: compressed, which was not requested, or too long.
 #[derive(Debug, PartialEq, Eq)]
-pub(super) struct Unreadable;
+pub(super) struct MalformedMessage;
 
 /// Messages out of bytes as they come, in pieces of any size.
 #[derive(Debug, Default)]
@@ -45,14 +45,14 @@ impl Messages {
     }
 
     /// The next message that is complete, without its prefix.
-    pub(super) fn next(&mut self) -> Result<Option<Bytes>, Unreadable> {
+    pub(super) fn next(&mut self) -> Result<Option<Bytes>, MalformedMessage> {
         let Some(mut prefix) = self.buffer.get(..PREFIX) else {
             return Ok(None);
         };
         let is_compressed = prefix.get_u8() != 0;
         let length = prefix.get_u32() as usize;
         if is_compressed || length > LONGEST {
-            return Err(Unreadable);
+            return Err(MalformedMessage);
         }
         if self.buffer.len() < PREFIX + length {
             return Ok(None);
@@ -68,13 +68,13 @@ impl Messages {
 }
 
 /// The status in these fields; none when there is none. The error is what to count.
-pub(super) fn status(fields: &HeaderMap) -> Option<Result<(), Kind>> {
+pub(super) fn status(fields: &HeaderMap) -> Option<Result<(), FailureKind>> {
     let status = fields.get(STATUS)?;
     let code = status.to_str().ok().and_then(|status| status.parse().ok());
     Some(match code {
         Some(0) => Ok(()),
-        Some(code @ 1..=LAST_STATUS) => Err(Kind::GrpcStatus(code)),
-        Some(_) | None => Err(Kind::Other("grpc_status_unknown")),
+        Some(code @ 1..=LAST_STATUS) => Err(FailureKind::GrpcStatus(code)),
+        Some(_) | None => Err(FailureKind::Other("grpc_status_unknown")),
     })
 }
 
@@ -112,7 +112,7 @@ mod tests {
         for prefix in [[1, 0, 0, 0, 1], [0, 0xff, 0, 0, 0]] {
             let mut messages = Messages::default();
             messages.push(&prefix);
-            assert_eq!(messages.next(), Err(Unreadable));
+            assert_eq!(messages.next(), Err(MalformedMessage));
         }
     }
 
@@ -126,9 +126,15 @@ mod tests {
             status(&fields.into_iter().collect())
         };
         assert_eq!(of("0"), Some(Ok(())));
-        assert_eq!(of("14"), Some(Err(Kind::GrpcStatus(14))));
-        assert_eq!(of("99"), Some(Err(Kind::Other("grpc_status_unknown"))));
-        assert_eq!(of("x"), Some(Err(Kind::Other("grpc_status_unknown"))));
+        assert_eq!(of("14"), Some(Err(FailureKind::GrpcStatus(14))));
+        assert_eq!(
+            of("99"),
+            Some(Err(FailureKind::Other("grpc_status_unknown")))
+        );
+        assert_eq!(
+            of("x"),
+            Some(Err(FailureKind::Other("grpc_status_unknown")))
+        );
         assert_eq!(status(&HeaderMap::new()), None);
     }
 }

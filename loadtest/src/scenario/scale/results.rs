@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 
 use crate::{
     report::{
-        Level as Grade, Note, Report, Run, Scale,
+        Note, NoteLevel, Report, Run, Scale,
         tables::{CPU_PER_REQUEST, Figure, P50, P99, PEAK_MEMORY, RATE, THROUGHPUT},
     },
     scenario::{
@@ -49,7 +49,7 @@ impl Results {
             let is_new = self.told.insert(text);
             // What is a warning at one level may be none at another; what only informs is not.
             let is_new_here = self.told.insert(text_here.clone());
-            if is_new || (level == Grade::Warning && is_new_here) {
+            if is_new || (level == NoteLevel::Warning && is_new_here) {
                 let text = text_here;
                 report.notes.push(Note { level, text });
             }

@@ -20,7 +20,7 @@ use crate::{
     load::Worker,
     measure::{
         Recorder, Window,
-        errors::{Failure, Kind},
+        errors::{Failure, FailureKind},
     },
 };
 
@@ -33,7 +33,7 @@ const SILENT_PERIODS: f64 = 3.0;
 
 /// What is counted for each subscriber, or beside the load's own figures.
 #[derive(Debug)]
-pub(crate) struct Counts {
+pub(crate) struct SubscriberCounts {
     /// Events within the window.
     pub(super) events: Vec<AtomicU64>,
     /// How often a subscription ended before the window did.
@@ -42,7 +42,7 @@ pub(crate) struct Counts {
     pub(super) untimed: AtomicU64,
 }
 
-impl Counts {
+impl SubscriberCounts {
     pub(super) fn new(subscribers: usize) -> Self {
         Self {
             events: (0..subscribers).map(|_| AtomicU64::new(0)).collect(),
@@ -57,7 +57,7 @@ type Source = (Connection, Incoming);
 /// Takes events until the window is over. `rate` is that of the source, where it is known.
 pub(super) async fn work(
     template: Arc<Template>,
-    counts: Arc<Counts>,
+    counts: Arc<SubscriberCounts>,
     rate: Option<f64>,
     mut worker: Worker,
 ) {
@@ -101,7 +101,7 @@ pub(super) async fn work(
         let begin = at_clock(window.begin);
         let end = begin + nanoseconds(window.end - window.begin);
         let missed = missing(&listener.received, rate, begin, end);
-        let kind = Kind::Other(MISSED);
+        let kind = FailureKind::Other(MISSED);
         worker.recorder.failed_times(last, kind, missed);
     }
 }
@@ -118,7 +118,7 @@ struct Received {
 
 /// Takes the events of a subscriber, one subscription after another.
 struct Listener<'a> {
-    counts: &'a Counts,
+    counts: &'a SubscriberCounts,
     events: Option<&'a AtomicU64>,
     recorder: &'a Recorder,
     rate: Option<f64>,
@@ -144,18 +144,18 @@ impl Listener<'_> {
             let next = connection.frame(&mut content);
             let data = match timeout_at(silent.min(latest), next).await {
                 Ok(data) => data?,
-                Err(_) if silent <= latest => return Err(Failure::fatal(Kind::Timeout)),
+                Err(_) if silent <= latest => return Err(Failure::fatal(FailureKind::Timeout)),
                 // It was silent, but not for longer than its rate allows.
                 Err(_) => return Ok(()),
             };
             let Some(data) = data else {
-                return Err(Failure::fatal(Kind::Other("stream_ended")));
+                return Err(Failure::fatal(FailureKind::Other("stream_ended")));
             };
             let mut is_over = false;
             let now = Instant::now();
             let clock = since_epoch();
             let parsed = parser.push(&data, |event| is_over |= self.take(&event, now, clock));
-            parsed.map_err(|_| Failure::fatal(Kind::Protocol))?;
+            parsed.map_err(|_| Failure::fatal(FailureKind::Protocol))?;
             if is_over {
                 return Ok(());
             }
@@ -166,7 +166,8 @@ impl Listener<'_> {
     fn take(&mut self, event: &Event, now: Instant, clock: u64) -> bool {
         let Some(sent) = event.sent_ns else {
             self.counts.untimed.fetch_add(1, Relaxed);
-            self.recorder.failed(now, Kind::Other("no_send_time"));
+            self.recorder
+                .failed(now, FailureKind::Other("no_send_time"));
             return now >= self.window.end;
         };
         // A clock that is a little behind the source's must not make the future.
@@ -193,9 +194,10 @@ impl Listener<'_> {
         if let Some(last) = self.received.last_id.replace(id) {
             let missed = id.saturating_sub(last.saturating_add(1));
             self.recorder
-                .failed_times(begun, Kind::Other(MISSED), missed);
+                .failed_times(begun, FailureKind::Other(MISSED), missed);
             if id <= last {
-                self.recorder.failed(begun, Kind::Other("repeated_event"));
+                self.recorder
+                    .failed(begun, FailureKind::Other("repeated_event"));
             }
         }
     }

@@ -1,8 +1,8 @@
 //! From what was seen of a storm to a run, tables, charts and notes.
 
-use super::Measured;
+use super::StormMeasurement;
 use crate::{
-    fleet::watch::{Phase, kinds, peak_rate, thinned, when_reached},
+    fleet::watch::{ConnectPhase, kinds, peak_rate, thinned, when_reached},
     report::{
         Axis, Chart, Report, Run, Scale, Series, Table, Unit, build,
         format::{NONE, bytes, count, seconds},
@@ -12,11 +12,11 @@ use crate::{
 
 type Line = Vec<(f64, f64)>;
 
-pub(super) fn show(report: &mut Report, measured: &Measured) {
+pub(super) fn show(report: &mut Report, measured: &StormMeasurement) {
     let samples = &measured.samples;
     let served = fallen(samples.over_time(measured.killed, |status| status.up));
     let handshakes = samples.over_time(measured.killed, |status| status.handshakes);
-    let phase = Phase {
+    let phase = ConnectPhase {
         role: TUNNEL_SERVER,
         before: &measured.before,
         since: measured.killed,
@@ -43,7 +43,7 @@ fn fallen(line: Line) -> Line {
     line.into_iter().skip(from).collect()
 }
 
-fn times(measured: &Measured, served: &Line) -> Table {
+fn times(measured: &StormMeasurement, served: &Line) -> Table {
     let since_listening = measured.listening - measured.killed;
     let last = measured.samples.last().filter(|_| measured.all);
     let share = |share: f64| when_reached(served, share * measured.tunnels as f64);
@@ -70,7 +70,7 @@ fn times(measured: &Measured, served: &Line) -> Table {
     )
 }
 
-fn load(measured: &Measured, served: &Line, handshakes: &Line) -> Table {
+fn load(measured: &StormMeasurement, served: &Line, handshakes: &Line) -> Table {
     let most = |line: &Line| count(peak_rate(line, 1.0).round());
     let cpu = peak_rate(&measured.samples.server_cpu(measured.killed), 1.0);
     let rows = [
@@ -96,7 +96,7 @@ fn load(measured: &Measured, served: &Line, handshakes: &Line) -> Table {
     Table::of_values("The storm", "value", rows)
 }
 
-fn notes(report: &mut Report, measured: &Measured, run: &Run) {
+fn notes(report: &mut Report, measured: &StormMeasurement, run: &Run) {
     if !measured.all {
         let up = measured.samples.last().map_or(0, |status| status.up);
         let (up, all) = (count(up as f64), count(measured.tunnels as f64));

@@ -7,9 +7,9 @@ use tokio::time::sleep;
 
 use crate::{
     fleet::{
-        flags::CrowdArgs,
+        flags::FleetArgs,
         status::Status,
-        watch::{Phase, Watch, Work, kinds, peak_rate, thinned},
+        watch::{ConnectPhase, FleetWatch, FleetWork, kinds, peak_rate, thinned},
     },
     measure::usage::Meter,
     progress::Progress,
@@ -45,7 +45,7 @@ pub(super) struct Connected {
 
 /// Several of them together, as if they were one.
 #[derive(Clone, Copy, Debug, Default)]
-pub(super) struct Sum {
+pub(super) struct ConnectedSum {
     pub(super) connected: u64,
     pub(super) seconds: f64,
     pub(super) peak_rate: f64,
@@ -54,7 +54,7 @@ pub(super) struct Sum {
     memory: f64,
 }
 
-impl Sum {
+impl ConnectedSum {
     /// The sum of all parts; none if nothing was connected.
     pub(super) fn of(parts: &[Connected]) -> Option<Self> {
         let mut sum = Self::default();
@@ -88,10 +88,10 @@ impl Sum {
 /// # Errors
 /// The fleet ended, or no client was connected.
 pub(super) async fn connect(
-    watch: &mut Watch,
+    watch: &mut FleetWatch,
     role: &str,
     (wanted, before): (u64, u64),
-    args: &CrowdArgs,
+    args: &FleetArgs,
     progress: &Progress,
 ) -> anyhow::Result<Connected> {
     let meter = Meter::start(watch.roles(role));
@@ -106,7 +106,7 @@ pub(super) async fn connect(
         let limit = args.limit;
         bail!("no connection to the {role} within {limit:?}: {failures}");
     }
-    let phase = Phase {
+    let phase = ConnectPhase {
         role,
         before: &Status::default(),
         since: start,
@@ -136,7 +136,7 @@ pub(super) async fn connect(
 /// # Errors
 /// Either does not start, or no client could connect.
 pub(super) async fn baseline(
-    args: &CrowdArgs,
+    args: &FleetArgs,
     files: &Files,
     wanted: u64,
     progress: &Progress,
@@ -151,8 +151,8 @@ pub(super) async fn baseline(
         format!("--key={}", files.key().display()),
     ];
     let Running { child, address } = Running::start_own(ALONE, flags).await?;
-    let work = Work::Handshakes(wanted);
-    let mut watch = Watch::start(args, address, child.id(), work, Duration::ZERO)?;
+    let work = FleetWork::Handshakes(wanted);
+    let mut watch = FleetWatch::start(args, address, child.id(), work, Duration::ZERO)?;
     let wanted = (wanted, watch.server_rss());
     let mut connected = Box::pin(connect(&mut watch, ALONE, wanted, args, progress)).await?;
     watch.meanwhile(sleep(SETTLE)).await?;

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use super::connect::{ALONE, Connected, Sum};
+use super::connect::{ALONE, Connected, ConnectedSum};
 use crate::{
     fleet::watch::kinds,
     report::{
@@ -14,7 +14,7 @@ use crate::{
 
 /// What was measured of a server's tunnels.
 #[derive(Debug)]
-pub(super) struct Measured {
+pub(super) struct TunnelsMeasurement {
     pub(super) connected: Connected,
     /// Length of the time at rest, and what the programs used in it.
     pub(super) idle_seconds: f64,
@@ -28,9 +28,9 @@ pub(super) struct Measured {
 const HALVES: [&str; 2] = ["TLS alone, first half", "TLS alone, second half"];
 
 /// Writes into the report, before what is there of requests over the tunnels. `alone` is TLS alone, in halves.
-pub(super) fn show(report: &mut Report, measured: Measured, alone: &[Connected]) {
-    let own = Sum::of(std::slice::from_ref(&measured.connected));
-    let library = Sum::of(alone);
+pub(super) fn show(report: &mut Report, measured: TunnelsMeasurement, alone: &[Connected]) {
+    let own = ConnectedSum::of(std::slice::from_ref(&measured.connected));
+    let library = ConnectedSum::of(alone);
     let mut tables = vec![connecting(own, library), memory(&measured, own, library)];
     tables.extend(at_rest(&measured, own));
     report.tables.splice(0..0, tables);
@@ -59,13 +59,13 @@ fn table(title: &str, rows: Vec<Row>) -> Table {
     Table::new(title, &["", TUNNEL_SERVER, ALONE], cells.collect())
 }
 
-fn connecting(own: Option<Sum>, library: Option<Sum>) -> Table {
+fn connecting(own: Option<ConnectedSum>, library: Option<ConnectedSum>) -> Table {
     let none = || NONE.to_owned();
-    let row = |name, figure: fn(&Sum) -> String| {
+    let row = |name, figure: fn(&ConnectedSum) -> String| {
         let [own, library] = [own, library].map(|sum| sum.as_ref().map_or_else(none, figure));
         (name, own, library)
     };
-    let ratio = |name, figure: fn(&Sum) -> f64| {
+    let ratio = |name, figure: fn(&ConnectedSum) -> f64| {
         let both = own.zip(library);
         let ratio = both.map(|(own, library)| count(figure(&own) / figure(&library)));
         (name, ratio.unwrap_or_else(none), none())
@@ -74,10 +74,10 @@ fn connecting(own: Option<Sum>, library: Option<Sum>) -> Table {
         row("connected", |sum| count(sum.connected as f64)),
         row("time to connect all", |sum| seconds(sum.seconds)),
         row("handshakes", |sum| per_second(sum.rate())),
-        ratio("handshakes, ratio to TLS alone", Sum::rate),
+        ratio("handshakes, ratio to TLS alone", ConnectedSum::rate),
         row("most within one second", |sum| count(sum.peak_rate.round())),
         row("server CPU for each", |sum| seconds(sum.cpu_each())),
-        ratio("server CPU, ratio to TLS alone", Sum::cpu_each),
+        ratio("server CPU, ratio to TLS alone", ConnectedSum::cpu_each),
         row("fleet CPU, share of its threads", |sum| {
             percent(sum.fleet_share)
         }),
@@ -85,7 +85,11 @@ fn connecting(own: Option<Sum>, library: Option<Sum>) -> Table {
     table("Connecting", rows)
 }
 
-fn memory(measured: &Measured, own: Option<Sum>, library: Option<Sum>) -> Table {
+fn memory(
+    measured: &TunnelsMeasurement,
+    own: Option<ConnectedSum>,
+    library: Option<ConnectedSum>,
+) -> Table {
     let none = || NONE.to_owned();
     let connected = &measured.connected;
     let [own, library] =
@@ -107,7 +111,7 @@ fn memory(measured: &Measured, own: Option<Sum>, library: Option<Sum>) -> Table 
     table("Memory", rows)
 }
 
-fn at_rest(measured: &Measured, own: Option<Sum>) -> Option<Table> {
+fn at_rest(measured: &TunnelsMeasurement, own: Option<ConnectedSum>) -> Option<Table> {
     let connected = own?.connected as f64;
     let used = |role: &str| {
         let usage = measured.idle.get(role)?;
@@ -130,7 +134,12 @@ fn percent(share: f64) -> String {
     format!("{:.1} %", share * 100.0)
 }
 
-fn notes(report: &mut Report, measured: &Measured, alone: &[Connected], own: Option<Sum>) {
+fn notes(
+    report: &mut Report,
+    measured: &TunnelsMeasurement,
+    alone: &[Connected],
+    own: Option<ConnectedSum>,
+) {
     let connected = &measured.connected;
     let failures = kinds(&connected.run.errors);
     if !connected.all {
@@ -166,7 +175,7 @@ fn notes(report: &mut Report, measured: &Measured, alone: &[Connected], own: Opt
     }
 }
 
-fn charts(measured: &Measured, alone: &[Connected]) -> [Chart; 2] {
+fn charts(measured: &TunnelsMeasurement, alone: &[Connected]) -> [Chart; 2] {
     let tunnels = Series::new("tunnels", measured.connected.over_time.clone());
     let halves = alone.iter().zip(HALVES);
     let halves = halves.map(|(part, name)| Series::new(name, part.over_time.clone()));

@@ -7,7 +7,7 @@ use std::{net::SocketAddr, sync::Arc, time::Duration};
 
 use crate::{
     fleet::{runtimes::Runtimes, watch::kinds},
-    load::{BUSY, Load, LoadArgs, Outcome, Pace},
+    load::{BUSY, Load, LoadArgs, LoadModel, Outcome},
     measure::usage::Roles,
     progress::Progress,
     report::{
@@ -47,14 +47,14 @@ pub struct SpreadArgs {
 }
 
 /// Requests over the tunnels of a fleet.
-pub(super) struct Spread<'a> {
+pub(super) struct SpreadLoad<'a> {
     pub(super) args: &'a SpreadArgs,
     pub(super) fleet_threads: f64,
     pub(super) public: SocketAddr,
     pub(super) roles: Roles,
 }
 
-impl Spread<'_> {
+impl SpreadLoad<'_> {
     /// Measures all rounds, and adds them to the report.
     ///
     /// # Errors
@@ -80,23 +80,20 @@ impl Spread<'_> {
             .get(hosts.len() / 2)
             .map_or(&[][..], std::slice::from_ref);
         let one = Requests::in_turn(self.public, middle).await?;
-        let loads = [
-            (format!("over {} tunnels", hosts.len()), Arc::new(all)),
-            ("over one tunnel".to_owned(), Arc::new(one)),
+        let names = [
+            format!("over {} tunnels", hosts.len()),
+            "over one tunnel".to_owned(),
         ];
+        let requests = [Arc::new(all), Arc::new(one)];
         let mut results = [Rounds::default(), Rounds::default()];
-        for round in 0..self.args.rounds {
-            for which in rounds::order(2, round.into()) {
-                let (name, requests) = &loads[which];
-                let label = format!("round {} of {}, {name}", round + 1, self.args.rounds);
-                progress.label(label);
-                let outcome = Box::pin(self.run(name, requests.clone(), progress)).await?;
-                let (run, notes) = outcome.into_run();
-                results[which].add(run, notes);
-            }
-        }
-        progress.label("");
-        self.show(report, loads.map(|(name, _)| name), &results);
+        let measure = async |which: usize| {
+            let outcome = self.run(&names[which], requests[which].clone(), progress);
+            let (run, notes) = Box::pin(outcome).await?.into_run();
+            results[which].add(run, notes);
+            Ok(())
+        };
+        rounds::interleave(self.args.rounds, &names, progress, measure).await?;
+        self.show(report, names, &results);
         Ok(())
     }
 
@@ -112,7 +109,12 @@ impl Spread<'_> {
             timeout: TIMEOUT,
             threads: 1,
         });
-        load.requests(name, self.args.connections.into(), Pace::Closed, requests);
+        load.requests(
+            name,
+            self.args.connections.into(),
+            LoadModel::Closed,
+            requests,
+        );
         load.run(progress, &self.roles).await
     }
 

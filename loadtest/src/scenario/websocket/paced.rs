@@ -18,7 +18,7 @@ use crate::{
     load::{Schedule, Worker},
     measure::{
         Recorder, Window,
-        errors::{Failure, Kind},
+        errors::{Failure, FailureKind},
     },
 };
 
@@ -94,7 +94,7 @@ impl PacedSocket<'_> {
                 Some(last) => sleep_until(last.max(self.window.end) + self.limit).await,
                 None => return Ok(()),
             }
-            Err(Failure::fatal(Kind::Timeout))
+            Err(Failure::fatal(FailureKind::Timeout))
         };
         tokio::select! {
             biased;
@@ -120,12 +120,12 @@ impl PacedSocket<'_> {
             match timeout_at(until, receiver.receive()).await {
                 Ok(received) => received?,
                 Err(_) if oldest.is_none() => continue,
-                Err(_) => return Err(Failure::fatal(Kind::Timeout)),
+                Err(_) => return Err(Failure::fatal(FailureKind::Timeout)),
             }
             let begun = self.open.borrow_mut().pop_front();
             match begun {
                 Some(begun) => self.recorder.completed(begun, self.size, self.size),
-                None => return Err(Failure::fatal(Kind::Other("wrong_echo"))),
+                None => return Err(Failure::fatal(FailureKind::Other("wrong_echo"))),
             }
             if sent.get() && self.open.borrow().is_empty() {
                 return Ok(());
@@ -135,7 +135,7 @@ impl PacedSocket<'_> {
 
     /// Everything that is on its way failed with its connection; when nothing is, the connection
     /// is all that failed.
-    fn fail_open(&self, kind: Kind) {
+    fn fail_open(&self, kind: FailureKind) {
         if self.open.borrow().is_empty() {
             self.recorder.failed(Instant::now(), kind);
         }

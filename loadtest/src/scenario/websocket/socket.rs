@@ -22,7 +22,7 @@ use tokio_util::either::Either;
 
 use crate::{
     client::{Stream, body, connection::Http2, template::Template},
-    measure::errors::{Failure, Kind},
+    measure::errors::{Failure, FailureKind},
 };
 
 /// Memory for each of many sockets; a longer message takes more reads.
@@ -53,7 +53,7 @@ pub(crate) struct Socket {
 /// Sends the next message.
 pub(super) struct Sender {
     sink: SplitSink<Web, Message>,
-    numbers: Numbers,
+    numbers: NumberedMessages,
     /// A WebSocket over HTTP/2 ends with its connection.
     _connection: Option<Http2>,
 }
@@ -61,7 +61,7 @@ pub(super) struct Sender {
 /// Expects the next message.
 pub(super) struct Receiver {
     stream: SplitStream<Web>,
-    numbers: Numbers,
+    numbers: NumberedMessages,
 }
 
 impl Echo {
@@ -77,12 +77,12 @@ impl Echo {
         Ok(Socket {
             sender: Sender {
                 sink,
-                numbers: Numbers::new(self.size),
+                numbers: NumberedMessages::new(self.size),
                 _connection: connection,
             },
             receiver: Receiver {
                 stream,
-                numbers: Numbers::new(self.size),
+                numbers: NumberedMessages::new(self.size),
             },
         })
     }
@@ -104,7 +104,7 @@ impl Echo {
         }
         // The library wants a scheme, and sends the path alone.
         let uri = Uri::try_from(format!("ws://target{}", self.template.uri));
-        *request.uri_mut() = uri.map_err(|_| Failure::fatal(Kind::Protocol))?;
+        *request.uri_mut() = uri.map_err(|_| Failure::fatal(FailureKind::Protocol))?;
         let stream = Either::Left(self.template.dialer.dial().await?);
         let made = client_async_with_config(request, stream, Some(config())).await;
         let (web, _) = made.map_err(|error| Failure::fatal(kind(&error)))?;
@@ -122,10 +122,12 @@ impl Echo {
         let mut connection = self.template.dialer.http2().await?;
         let mut answer = connection.send(request).await?;
         if answer.status() != StatusCode::OK {
-            return Err(Failure::fatal(Kind::Status(answer.status().as_u16())));
+            return Err(Failure::fatal(FailureKind::Status(
+                answer.status().as_u16(),
+            )));
         }
         let upgraded = hyper::upgrade::on(&mut answer).await;
-        let upgraded = upgraded.map_err(|error| Failure::fatal(Kind::of_hyper(&error)))?;
+        let upgraded = upgraded.map_err(|error| Failure::fatal(FailureKind::of_hyper(&error)))?;
         let io = Either::Right(TokioIo::new(upgraded));
         let web = WebSocketStream::from_raw_socket(io, Role::Client, Some(config())).await;
         Ok((web, connection))
@@ -148,16 +150,16 @@ impl Receiver {
     pub(super) async fn receive(&mut self) -> Result<(), Failure> {
         loop {
             let message = match self.stream.next().await {
-                None => return Err(Failure::fatal(Kind::ClosedEarly)),
+                None => return Err(Failure::fatal(FailureKind::ClosedEarly)),
                 Some(message) => message.map_err(|error| Failure::fatal(kind(&error)))?,
             };
             return match message {
                 Message::Binary(_) | Message::Text(_) => {
                     let is_right = message.into_data() == self.numbers.next();
-                    let wrong = Failure::fatal(Kind::Other("wrong_echo"));
+                    let wrong = Failure::fatal(FailureKind::Other("wrong_echo"));
                     if is_right { Ok(()) } else { Err(wrong) }
                 }
-                Message::Close(_) => Err(Failure::fatal(Kind::Other("closed_by_target"))),
+                Message::Close(_) => Err(Failure::fatal(FailureKind::Other("closed_by_target"))),
                 // The library answers a ping when the next message is sent.
                 Message::Ping(_) | Message::Pong(_) | Message::Frame(_) => continue,
             };
@@ -166,12 +168,12 @@ impl Receiver {
 }
 
 /// The messages of one socket: a number, as far as there is room for it, and a filling.
-struct Numbers {
+struct NumberedMessages {
     size: usize,
     next: u64,
 }
 
-impl Numbers {
+impl NumberedMessages {
     fn new(size: usize) -> Self {
         Self { size, next: 0 }
     }
@@ -198,21 +200,25 @@ fn config() -> WebSocketConfig {
 }
 
 /// Why a WebSocket broke.
-fn kind(error: &Error) -> Kind {
+fn kind(error: &Error) -> FailureKind {
     match error {
-        Error::Io(error) => Kind::of_io(error),
-        Error::Http(answer) => Kind::Status(answer.status().as_u16()),
-        Error::ConnectionClosed | Error::AlreadyClosed => Kind::Other("closed_by_target"),
+        Error::Io(error) => FailureKind::of_io(error),
+        Error::Http(answer) => FailureKind::Status(answer.status().as_u16()),
+        Error::ConnectionClosed | Error::AlreadyClosed => FailureKind::Other("closed_by_target"),
         Error::Protocol(error) => match error {
             ProtocolError::ResetWithoutClosingHandshake | ProtocolError::HandshakeIncomplete => {
-                Kind::ClosedEarly
+                FailureKind::ClosedEarly
             }
-            ProtocolError::SecWebSocketAcceptKeyMismatch => Kind::Other("upgrade_wrong_accept"),
+            ProtocolError::SecWebSocketAcceptKeyMismatch => {
+                FailureKind::Other("upgrade_wrong_accept")
+            }
             ProtocolError::MissingConnectionUpgradeHeader
-            | ProtocolError::MissingUpgradeWebSocketHeader => Kind::Other("upgrade_incomplete"),
-            _ => Kind::Protocol,
+            | ProtocolError::MissingUpgradeWebSocketHeader => {
+                FailureKind::Other("upgrade_incomplete")
+            }
+            _ => FailureKind::Protocol,
         },
-        _ => Kind::Protocol,
+        _ => FailureKind::Protocol,
     }
 }
 
@@ -222,11 +228,11 @@ mod tests {
 
     #[test]
     fn messages_are_numbered_as_far_as_there_is_room() {
-        let mut numbers = Numbers::new(10);
+        let mut numbers = NumberedMessages::new(10);
         assert_eq!(&numbers.next()[..], b"\0\0\0\0\0\0\0\0xx");
         assert_eq!(&numbers.next()[..], b"\0\0\0\0\0\0\0\x01xx");
-        let mut small = Numbers::new(1);
+        let mut small = NumberedMessages::new(1);
         assert_eq!((&small.next()[..], &small.next()[..]), (&[0][..], &[1][..]));
-        assert_eq!(Numbers::new(0).next().len(), 0);
+        assert_eq!(NumberedMessages::new(0).next().len(), 0);
     }
 }
