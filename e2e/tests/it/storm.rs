@@ -31,7 +31,7 @@ use tokio::{
 };
 use tokio_rustls::TlsAcceptor;
 
-const CLIENTS: usize = 200;
+const CLIENTS: usize = 100;
 
 /// Handshakes at once.
 const GATE: usize = 4;
