@@ -38,7 +38,7 @@ use tokio_tungstenite::{
 };
 
 /// Steps of an ordinary run, which takes well under a minute.
-const STEPS: usize = 5_000;
+const STEPS: usize = 3_000;
 
 /// Whose clients come and go.
 const RUNTIMES: [&str; 6] = ["app", "b", "c", "d", EXTRA, ASKED];

@@ -3,10 +3,10 @@
 use std::{
     env,
     ffi::OsStr,
-    io::{BufRead, BufReader, Read, Write},
+    io::{BufRead, BufReader, Lines, Read, Write},
     net::{SocketAddr, TcpListener, TcpStream},
     path::PathBuf,
-    process::{Child, Command, Stdio},
+    process::{Child, ChildStdout, Command, Stdio},
     sync::OnceLock,
     thread,
 };
@@ -130,9 +130,42 @@ fn http_arguments(url: &str, arguments: &str) -> String {
     format!("http --url {url} --warm-up 0s --duration 500ms {arguments}")
 }
 
+/// The program as a process that goes on; ends when dropped.
+pub(crate) struct Process {
+    child: Child,
+    lines: Lines<BufReader<ChildStdout>>,
+}
+
+impl Process {
+    pub(crate) fn start<'a>(arguments: impl IntoIterator<Item = &'a str>) -> Self {
+        let mut command = Command::new(PROGRAM);
+        command.args(arguments).stdout(Stdio::piped());
+        let mut child = command.spawn().unwrap();
+        let lines = BufReader::new(child.stdout.take().unwrap()).lines();
+        Self { child, lines }
+    }
+
+    /// What is found in the first line in which something is.
+    pub(crate) fn line<T>(&mut self, find: impl Fn(&str) -> Option<T>) -> T {
+        self.lines.find_map(|line| find(&line.unwrap())).unwrap()
+    }
+
+    /// Where a server listens: a URL without a slash at the end.
+    pub(crate) fn url(&mut self) -> String {
+        self.line(|line| line.strip_prefix("listening on ").map(str::to_owned))
+    }
+}
+
+impl Drop for Process {
+    fn drop(&mut self) {
+        drop(self.child.kill());
+        drop(self.child.wait());
+    }
+}
+
 /// The sample upstream as a process of its own; ends when dropped.
 pub(crate) struct Upstream {
-    child: Child,
+    process: Process,
     /// Its URL, without a slash at the end.
     pub(crate) url: String,
 }
@@ -140,33 +173,16 @@ pub(crate) struct Upstream {
 impl Upstream {
     /// Starts it with these arguments.
     pub(crate) fn start(arguments: &str) -> Self {
-        let mut child = Command::new(PROGRAM)
-            .args(["upstream", "--listen", "127.0.0.1:0"])
-            .args(arguments.split_ascii_whitespace())
-            .stdout(Stdio::piped())
-            .spawn()
-            .unwrap();
-        let mut line = String::new();
-        let output = child.stdout.take().unwrap();
-        BufReader::new(output).read_line(&mut line).unwrap();
-        let url = line
-            .trim()
-            .strip_prefix("listening on ")
-            .unwrap()
-            .to_owned();
-        Self { child, url }
+        let listen = ["upstream", "--listen", "127.0.0.1:0"];
+        let arguments = arguments.split_ascii_whitespace();
+        let mut process = Process::start(listen.into_iter().chain(arguments));
+        let url = process.url();
+        Self { process, url }
     }
 
     /// Its process id.
     pub(crate) fn id(&self) -> u32 {
-        self.child.id()
-    }
-}
-
-impl Drop for Upstream {
-    fn drop(&mut self) {
-        drop(self.child.kill());
-        drop(self.child.wait());
+        self.process.child.id()
     }
 }
 

@@ -1,15 +1,11 @@
 //! Many tunnels of a real tunnel server, few of them here: each is counted, and comes back.
 
-use std::{
-    collections::BTreeMap,
-    io::{BufRead, BufReader, Lines},
-    process::{Child, ChildStdout, Command, Stdio},
-};
+use std::collections::BTreeMap;
 
 use serde_json::Value;
 use tempfile::TempDir;
 
-use crate::language::{Measured, PROGRAM, loadtest, programs};
+use crate::language::{Measured, Process, loadtest, programs};
 
 /// Runs a scenario with this crowd against the real programs.
 fn crowd(arguments: &str) -> Measured {
@@ -180,15 +176,13 @@ fn a_server_that_does_not_answer_is_given_up_and_dialled_again() {
     let key = file("key.pem", &made.signing_key.serialize_pem());
     let tokens = file("tokens", "one\ntwo\n");
     // It does the TLS handshake, and then nothing.
-    let mut sink = Started::new(&["tls-sink", "--cert", &cert, "--key", &key]);
-    let address = sink.line(|line| {
-        line.strip_prefix("listening on http://")
-            .map(ToOwned::to_owned)
-    });
-    let mut fleet = Started::new(&[
+    let mut sink = Process::start(["tls-sink", "--cert", &cert, "--key", &key]);
+    let url = sink.url();
+    let address = url.strip_prefix("http://").unwrap();
+    let mut fleet = Process::start([
         "fleet",
         "--server",
-        &address,
+        address,
         "--tokens",
         &tokens,
         "--timeout",
@@ -210,34 +204,6 @@ fn a_server_that_does_not_answer_is_given_up_and_dialled_again() {
         let status: Value = serde_json::from_str(line).unwrap();
         (failed(&status, "connect_refused") >= 1).then_some(())
     });
-}
-
-/// A part that scenarios start, on its own; ends when dropped.
-struct Started {
-    child: Child,
-    lines: Lines<BufReader<ChildStdout>>,
-}
-
-impl Started {
-    fn new(arguments: &[&str]) -> Self {
-        let mut command = Command::new(PROGRAM);
-        command.args(arguments).stdout(Stdio::piped());
-        let mut child = command.spawn().unwrap();
-        let lines = BufReader::new(child.stdout.take().unwrap()).lines();
-        Self { child, lines }
-    }
-
-    /// What is found in the first line in which something is.
-    fn line<T>(&mut self, find: impl Fn(&str) -> Option<T>) -> T {
-        self.lines.find_map(|line| find(&line.unwrap())).unwrap()
-    }
-}
-
-impl Drop for Started {
-    fn drop(&mut self) {
-        drop(self.child.kill());
-        drop(self.child.wait());
-    }
 }
 
 #[test]
