@@ -1,8 +1,9 @@
 //! Sends one request: its head, then its content as it comes.
 //!
-//! Head, first content and end go out in one write when they are ready together. Large pieces of content are written
-//! in place instead of being copied.
+//! Head, content that is ready, and end go out in one write. Large pieces of content are written in place instead of being
+//! copied.
 
+use std::collections::VecDeque;
 use std::io::{self, IoSlice, Write as _};
 use std::pin::Pin;
 use std::task::{Context, Poll, ready};
@@ -18,10 +19,16 @@ use crate::upstream::outgoing_body::OutgoingBody;
 /// Content up to this many bytes is copied behind the bytes that wait.
 const COPY_BYTES: usize = 8 * 1024;
 
+/// Bytes from which on they are written although more content is ready: three pieces of the usual 16 KiB, which together
+/// cost little more than one. As many wait for an upstream that takes nothing more.
+const WRITE_BYTES: usize = 48 * 1024;
+
+/// Most slices of one write.
+const SLICES: usize = 16;
+
 /// The end of a chunk's data, and of all chunks.
 const CHUNK_END: &[u8] = b"\r\n";
 const LAST_CHUNK: &[u8] = b"0\r\n\r\n";
-const CHUNK_END_AND_LAST: &[u8] = b"\r\n0\r\n\r\n";
 
 /// Why a request was not sent completely.
 #[derive(Debug)]
@@ -45,13 +52,13 @@ pub(super) struct Sending<B = OutgoingBody> {
     /// `None` once its end is among the bytes that wait.
     body: Option<B>,
     framing: Framing,
+    /// Bytes that wait, before those in `out`: large pieces of content, and what stands between them.
+    pieces: VecDeque<Bytes>,
     /// Bytes that wait, from `written` on.
     out: Vec<u8>,
     written: usize,
-    /// A large piece of content that follows `out`.
-    content: Bytes,
-    /// Follows `content`.
-    tail: &'static [u8],
+    /// Whether the connection has not taken all that it was given.
+    is_blocked: bool,
     /// Whether written bytes may still be buffered below.
     is_unflushed: bool,
     /// Whether any byte may have reached the upstream.
@@ -63,10 +70,10 @@ impl<B> Default for Sending<B> {
         Self {
             body: None,
             framing: Framing::default(),
+            pieces: VecDeque::new(),
             out: Vec::new(),
             written: 0,
-            content: Bytes::new(),
-            tail: b"",
+            is_blocked: false,
             is_unflushed: false,
             has_begun: false,
         }
@@ -106,9 +113,7 @@ impl<B: Body<Data = Bytes, Error = BodyError> + Unpin> Sending<B> {
         cx: &mut Context<'_>,
     ) -> Poll<Result<(), SendError>> {
         loop {
-            // `tail` counts too: a write may have ended right before it.
-            let is_content_waiting = !self.content.is_empty() || !self.tail.is_empty();
-            if self.body.is_none() || is_content_waiting || self.out.len() >= COPY_BYTES {
+            if self.body.is_none() || self.is_blocked || self.waiting() >= WRITE_BYTES {
                 ready!(self.poll_write(connection, cx)).map_err(SendError::Write)?;
             }
             let Some(body) = &mut self.body else {
@@ -147,13 +152,15 @@ impl<B: Body<Data = Bytes, Error = BodyError> + Unpin> Sending<B> {
             let _ = write!(self.out, "{:x}\r\n", data.len());
         }
         if data.len() > COPY_BYTES {
-            self.content = data;
-            self.tail = if is_chunked { CHUNK_END } else { b"" };
+            if !self.out.is_empty() {
+                self.pieces.push_back(std::mem::take(&mut self.out).into());
+            }
+            self.pieces.push_back(data);
         } else {
             self.out.extend_from_slice(&data);
-            if is_chunked {
-                self.out.extend_from_slice(CHUNK_END);
-            }
+        }
+        if is_chunked {
+            self.out.extend_from_slice(CHUNK_END);
         }
         // An end that is known goes out with the last piece.
         if self.body.as_ref().is_some_and(Body::is_end_stream) {
@@ -168,10 +175,6 @@ impl<B: Body<Data = Bytes, Error = BodyError> + Unpin> Sending<B> {
         let Framing::Chunked(announced) = &self.framing else {
             return;
         };
-        if !self.content.is_empty() {
-            self.tail = CHUNK_END_AND_LAST;
-            return;
-        }
         let Some(trailers) = trailers else {
             return self.out.extend_from_slice(LAST_CHUNK);
         };
@@ -191,22 +194,33 @@ impl<B: Body<Data = Bytes, Error = BodyError> + Unpin> Sending<B> {
         cx: &mut Context<'_>,
     ) -> Poll<io::Result<()>> {
         let mut connection = Pin::new(connection);
+        self.is_blocked = true;
         loop {
-            let head = &self.out[self.written..];
-            let written = if self.content.is_empty() && self.tail.is_empty() {
-                if head.is_empty() {
+            let out = &self.out[self.written..];
+            let written = if self.pieces.is_empty() {
+                if out.is_empty() {
                     break;
                 }
-                ready!(connection.as_mut().poll_write(cx, head))?
+                ready!(connection.as_mut().poll_write(cx, out))?
             } else {
-                let all = [head, &self.content, self.tail].map(IoSlice::new);
-                ready!(connection.as_mut().poll_write_vectored(cx, &all))?
+                let mut slices = [IoSlice::new(b""); SLICES];
+                let waiting = self.pieces.iter().map(|piece| &piece[..]).chain([out]);
+                for (slice, bytes) in slices.iter_mut().zip(waiting) {
+                    *slice = IoSlice::new(bytes);
+                }
+                let count = SLICES.min(self.pieces.len() + 1);
+                ready!(
+                    connection
+                        .as_mut()
+                        .poll_write_vectored(cx, &slices[..count])
+                )?
             };
             if written == 0 {
                 return Poll::Ready(Err(io::ErrorKind::WriteZero.into()));
             }
             self.on_written(written);
         }
+        self.is_blocked = false;
         self.out.clear();
         self.written = 0;
         if self.is_unflushed {
@@ -216,14 +230,22 @@ impl<B: Body<Data = Bytes, Error = BodyError> + Unpin> Sending<B> {
         Poll::Ready(Ok(()))
     }
 
+    /// The number of bytes that wait.
+    fn waiting(&self) -> usize {
+        let pieces = self.pieces.iter().map(Bytes::len).sum::<usize>();
+        pieces + self.out.len() - self.written
+    }
+
     fn on_written(&mut self, mut written: usize) {
         self.has_begun = true;
-        let of_head = written.min(self.out.len() - self.written);
-        self.written += of_head;
-        written -= of_head;
-        let of_content = written.min(self.content.len());
-        self.content.advance(of_content);
-        self.tail = &self.tail[written - of_content..];
+        while let Some(piece) = self.pieces.front_mut() {
+            if written < piece.len() {
+                return piece.advance(written);
+            }
+            written -= piece.len();
+            self.pieces.pop_front();
+        }
+        self.written += written;
     }
 
     /// Releases memory that an idle connection does not need.
@@ -231,6 +253,7 @@ impl<B: Body<Data = Bytes, Error = BodyError> + Unpin> Sending<B> {
         if self.out.capacity() > COPY_BYTES {
             self.out = Vec::new();
         }
+        self.pieces = VecDeque::new();
     }
 }
 
