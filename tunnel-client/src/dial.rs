@@ -235,9 +235,10 @@ impl Dialler {
         set_options(link.tcp()).map_err(|error| StepError::Failed(Step::Tls, error))?;
         let name = &self.server_name;
         let identity = credential.identity();
-        self.tls
-            .secure(steps, Step::Tls, link, name, identity)
-            .await
+        let secured = self.tls.secure(steps, Step::Tls, link, name, identity);
+        let mut io = secured.await?;
+        io.get_mut().1.set_buffer_limit(Some(limits::TLS_BYTES));
+        Ok(io)
     }
 
     /// Requests a session.

@@ -17,6 +17,10 @@ pub const BATCH_BYTES: usize = 64 * 1024;
 /// written to the socket while the next is filled.
 pub const OUTPUT_BYTES: usize = 2 * BATCH_BYTES;
 
+/// Encrypted bytes of a session that the TLS library may hold: enough for what is passed to it at once, so that
+/// a rest of a few bytes does not become a record and a system call of its own.
+pub const TLS_BYTES: usize = 2 * OUTPUT_BYTES;
+
 /// Unsent bytes of a session that the kernel may buffer, where that can be set (`TCP_NOTSENT_LOWAT`). With
 /// more, a path whose bandwidth has dropped could drain that buffer for many seconds, during which the
 /// socket accepts nothing and nothing is received, and a live session would be declared dead.

@@ -205,7 +205,9 @@ async fn accept_client(
     let admitted = async {
         let handshake = tls_handshake(start, shared.tls.acceptor());
         match timeout(limit.min(GATED_TIMEOUT), handshake).await {
-            Ok(Ok(stream)) => {
+            Ok(Ok(mut stream)) => {
+                let limit = tunnel_proto::limits::TLS_BYTES;
+                stream.get_mut().1.set_buffer_limit(Some(limit));
                 shared.metrics.on_tls_handshake(is_resumed(&stream));
                 serve_request(shared, stream, peer, &outcome).await
             }
