@@ -30,6 +30,7 @@ use http::StatusCode;
 use tokio::net::TcpStream;
 use tokio_rustls::client::TlsStream;
 use tunnel_ops::connect::{Keepalive, connect};
+use tunnel_ops::read_ahead::ReadAhead;
 use tunnel_ops::socket::{set_unsent_limit, set_user_timeout};
 use tunnel_ops::tls_files::TlsFilesError;
 use tunnel_proto::handshake::{Greeting, Refusal};
@@ -114,10 +115,13 @@ pub(crate) struct Dialler {
     limit: Duration,
 }
 
+/// A connection to the server under TLS.
+type TunnelStream = TlsStream<ReadAhead<Link>>;
+
 /// A connection that has been upgraded to a session.
 pub(crate) struct Connected {
     /// The connection.
-    pub(crate) io: TlsStream<Link>,
+    pub(crate) io: TunnelStream,
     /// Bytes that were read after the head of the 101.
     pub(crate) unread: Bytes,
     /// The address of the server, or of the proxy.
@@ -231,10 +235,11 @@ impl Dialler {
         link: Link,
         credential: &Credential,
         steps: &mut StepRunner<'_>,
-    ) -> Result<TlsStream<Link>, StepError> {
+    ) -> Result<TunnelStream, StepError> {
         set_options(link.tcp()).map_err(|error| StepError::Failed(Step::Tls, error))?;
         let name = &self.server_name;
         let identity = credential.identity();
+        let link = ReadAhead::new(link);
         let secured = self.tls.secure(steps, Step::Tls, link, name, identity);
         let mut io = secured.await?;
         io.get_mut().1.set_buffer_limit(Some(limits::TLS_BYTES));
@@ -244,11 +249,11 @@ impl Dialler {
     /// Requests a session.
     async fn upgrade(
         &self,
-        io: TlsStream<Link>,
+        io: TunnelStream,
         greeting: &Greeting,
         credential: &Credential,
         steps: &mut StepRunner<'_>,
-    ) -> Result<UpgradeOutcome<TlsStream<Link>>, StepError> {
+    ) -> Result<UpgradeOutcome<TunnelStream>, StepError> {
         let (host, token, limit) = (&self.host_field, credential.token(), steps.limit());
         let asking = Box::pin(upgrade::upgrade(io, host, greeting, token, limit));
         let upgrading = steps.step_with_limit(Step::Upgrade, limit, asking, |ended, observer| {

@@ -16,6 +16,7 @@ pub mod evicting;
 pub mod faults;
 pub mod flags;
 pub mod metrics;
+pub mod read_ahead;
 pub mod settings;
 pub mod signals;
 pub mod socket;

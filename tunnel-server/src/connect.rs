@@ -34,6 +34,7 @@ use tunnel_http::{
     listener::accept,
     permits::{Permit, Permits},
 };
+use tunnel_ops::read_ahead::ReadAhead;
 use tunnel_ops::socket::{set_unsent_limit, set_user_timeout};
 use tunnel_ops::tls_files::LiveServerConfig;
 use tunnel_proto::{
@@ -58,6 +59,9 @@ use crate::{
     public::exhausted_cause,
     registry::Registry,
 };
+
+/// A connection under TLS.
+type TunnelStream = TlsStream<ReadAhead<TcpStream>>;
 
 /// Largest head of a request for a session, in bytes.
 const HEAD_BYTES: usize = 16 * 1024;
@@ -179,10 +183,10 @@ async fn accept_client(
     shared: &TunnelListener,
     socket: TcpStream,
     peer: SocketAddr,
-) -> Option<(Admitted, TlsStream<TcpStream>, Bytes)> {
+) -> Option<(Admitted, TunnelStream, Bytes)> {
     let limit = shared.config.load().settings.tls_handshake_timeout;
     // Before the gate, so that connections that never send a ClientHello hold no pass.
-    let hello = LazyConfigAcceptor::new(Acceptor::default(), socket);
+    let hello = LazyConfigAcceptor::new(Acceptor::default(), ReadAhead::new(socket));
     let Ok(Ok(start)) = timeout(limit, hello).await else {
         return refuse_connection(&shared.metrics, "tls");
     };
@@ -247,14 +251,14 @@ impl GateOutcome {
 }
 
 async fn tls_handshake(
-    start: StartHandshake<TcpStream>,
+    start: StartHandshake<ReadAhead<TcpStream>>,
     tls: TlsAcceptor,
-) -> io::Result<TlsStream<TcpStream>> {
+) -> io::Result<TunnelStream> {
     start.into_stream(tls.config().clone()).await
 }
 
 /// Whether the client has resumed an earlier TLS session.
-fn is_resumed(stream: &TlsStream<TcpStream>) -> bool {
+fn is_resumed(stream: &TunnelStream) -> bool {
     let kind = stream.get_ref().1.handshake_kind();
     kind == Some(HandshakeKind::Resumed)
 }
@@ -277,10 +281,10 @@ fn set_options(socket: &TcpStream) -> io::Result<()> {
 /// Answers the one request of a connection; returns the session's stream if the request was accepted.
 async fn serve_request(
     shared: &TunnelListener,
-    stream: TlsStream<TcpStream>,
+    stream: TunnelStream,
     peer: SocketAddr,
     outcome: &GateOutcome,
-) -> Option<(Admitted, TlsStream<TcpStream>, Bytes)> {
+) -> Option<(Admitted, TunnelStream, Bytes)> {
     let certificates = stream.get_ref().1.peer_certificates();
     let certificates = certificates.unwrap_or_default().to_vec();
     let admitted = Arc::new(Mutex::new(None));
@@ -307,7 +311,7 @@ async fn serve_request(
     timeout(limit, serving).await.ok()?.ok()?;
     let mut admitted: Admitted = admitted.lock().take()?;
     let upgraded = (&mut admitted.upgrade).await.ok()?;
-    let parts = upgraded.downcast::<TokioIo<TlsStream<TcpStream>>>().ok()?;
+    let parts = upgraded.downcast::<TokioIo<TunnelStream>>().ok()?;
     Some((admitted, parts.io.into_inner(), parts.read_buf))
 }
 

@@ -15,8 +15,7 @@ use std::{net::SocketAddr, pin::pin, time::Duration, time::SystemTime};
 use bytes::Bytes;
 use ipnet::IpNet;
 use parking_lot::Mutex;
-use tokio::{net::TcpStream, time::timeout};
-use tokio_rustls::server::TlsStream;
+use tokio::time::timeout;
 use tokio_util::task::task_tracker::TaskTrackerToken;
 use tunnel_ops::task::Owned;
 use tunnel_proto::{
@@ -27,7 +26,7 @@ use tunnel_proto::{
 };
 
 use self::credential::Credential;
-use super::{Admitted, TunnelListener, checks::CheckPermit};
+use super::{Admitted, TunnelListener, TunnelStream, checks::CheckPermit};
 use crate::{
     allowance::Allowance,
     config::Config,
@@ -65,7 +64,7 @@ impl LiveSession {
     pub(super) fn begin(
         config: &Config,
         admitted: Admitted,
-        io: TlsStream<TcpStream>,
+        io: TunnelStream,
         leftover: Bytes,
         peer: SocketAddr,
     ) -> Self {
