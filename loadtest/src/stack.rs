@@ -261,7 +261,7 @@ pub async fn start_server(
     let free = FREE_PORT.to_string();
     let tunnel = tunnel.unwrap_or(FREE_PORT).to_string();
     let mut command = Command::new(program(args, "tunnel-server")?);
-    command.args(["run", "--log-format", "json", "--access-log=off"]);
+    command.args(["run", "--log-format", "json"]);
     command.args(["--domain", DOMAIN, "--tunnel-listen", &tunnel]);
     command.args(["--public-listen", &free, "--admin-listen", &free]);
     command.args(["--shards", &args.shards.to_string()]);
@@ -307,7 +307,7 @@ pub async fn start_client(
     upstream: &str,
 ) -> anyhow::Result<Running> {
     let mut command = Command::new(program(args, "tunnel-client")?);
-    command.args(["run", "--log-format", "json", "--access-log=off"]);
+    command.args(["run", "--log-format", "json"]);
     command.args(["--admin-listen", "127.0.0.1:0"]);
     command.args([
         "--server",

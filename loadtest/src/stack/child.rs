@@ -24,6 +24,13 @@ use tokio::{
 /// Lines of a program's output that are kept, for its addresses and for messages about its end.
 const KEPT: usize = 200;
 
+/// Bytes read at once. Programs under load write their access log in pieces of this size, and reading it must cost
+/// little beside them.
+const READ_BYTES: usize = 64 * 1024;
+
+/// The end of an access log line of ours, in JSON. There may be many thousands a second, and none is kept.
+const ACCESS_LOG_END: &[u8] = br#""target":"access"}"#;
+
 /// Lines that a message shows.
 const SHOWN: usize = 12;
 
@@ -208,15 +215,23 @@ async fn is_ready(admin: SocketAddr) -> std::io::Result<bool> {
 fn listen(output: impl Read + Send + 'static, log: Arc<Log>) {
     // Ends with the program, whose output this is.
     thread::spawn(move || {
-        for line in BufReader::new(output).split(b'\n') {
-            let Ok(line) = line else { break };
-            let mut lines = log.lines.lock();
-            if lines.len() == KEPT {
-                lines.pop_front();
+        let mut output = BufReader::with_capacity(READ_BYTES, output);
+        let mut line = Vec::new();
+        while output
+            .read_until(b'\n', &mut line)
+            .is_ok_and(|read| read > 0)
+        {
+            let text = line.trim_ascii_end();
+            if !text.ends_with(ACCESS_LOG_END) {
+                let mut lines = log.lines.lock();
+                if lines.len() == KEPT {
+                    lines.pop_front();
+                }
+                lines.push_back(String::from_utf8_lossy(text).into_owned());
+                drop(lines);
+                log.written.send_modify(|count| *count += 1);
             }
-            lines.push_back(String::from_utf8_lossy(&line).into_owned());
-            drop(lines);
-            log.written.send_modify(|count| *count += 1);
+            line.clear();
         }
         let written = log.written.clone();
         drop(log);

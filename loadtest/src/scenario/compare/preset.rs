@@ -67,7 +67,7 @@ enum Ready {
 }
 
 /// All that can be compared, in the order of the tables.
-pub(super) const PRESETS: [&Preset; 4] = [&HOP, &NGINX, &ENVOY, &RATHOLE];
+pub(super) const PRESETS: [&Preset; 5] = [&HOP, &NGINX, &ENVOY, &RATHOLE, &WSTUNNEL];
 
 pub(super) const HOP: Preset = Preset {
     name: "hop",
@@ -154,6 +154,32 @@ const RATHOLE: Preset = Preset {
             role: "rathole client",
             arguments: &["--client", "@config@"],
             config: include_str!("presets/rathole-client.toml"),
+            ready: Ready::Accepts(LISTEN),
+        },
+    ],
+};
+
+const WSTUNNEL: Preset = Preset {
+    name: "wstunnel",
+    about: "server and client, WebSocket in TLS 1.3 between; forwards bytes only",
+    program: Some("wstunnel"),
+    addresses: &["tunnel"],
+    processes: &[
+        Process {
+            role: "wstunnel server",
+            arguments: &["--nb-worker-threads=1", "server", "wss://@tunnel@"],
+            config: "",
+            ready: Ready::Accepts("tunnel"),
+        },
+        Process {
+            role: "wstunnel client",
+            arguments: &[
+                "--nb-worker-threads=1",
+                "client",
+                "--remote-to-local=tcp://@listen@:@upstream@",
+                "wss://@tunnel@",
+            ],
+            config: "",
             ready: Ready::Accepts(LISTEN),
         },
     ],

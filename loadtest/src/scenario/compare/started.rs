@@ -32,7 +32,8 @@ const LONGEST_ANSWER: usize = 1024 * 1024;
 pub(super) enum TargetChoice {
     Direct,
     Preset(&'static Preset),
-    Ours,
+    /// Our two programs, with these flags for both beside those that the user gives.
+    Ours(&'static str, &'static [&'static str]),
     Named(NamedTarget),
 }
 
@@ -41,7 +42,8 @@ impl TargetChoice {
     pub(super) fn all(args: &Args, report: &mut Report) -> anyhow::Result<Vec<Self>> {
         let mut all = vec![Self::Direct];
         all.extend(PRESETS.map(Self::Preset));
-        all.push(Self::Ours);
+        all.push(Self::Ours("ours", &[]));
+        all.push(Self::Ours("ours-unlogged", &["--access-log=off"]));
         for target in &args.targets {
             let name = &target.name;
             if all.iter().any(|choice| choice.name() == name) {
@@ -73,7 +75,7 @@ impl TargetChoice {
         match self {
             Self::Direct => "direct",
             Self::Preset(preset) => preset.name,
-            Self::Ours => "ours",
+            Self::Ours(name, _) => name,
             Self::Named(target) => &target.name,
         }
     }
@@ -103,7 +105,7 @@ impl OpenTarget {
         let mut started = match choice {
             TargetChoice::Direct => Self::of(at(upstream.address).await?, "the upstream itself"),
             TargetChoice::Preset(preset) => Self::preset(preset, upstream).await?,
-            TargetChoice::Ours => Box::pin(Self::ours(args, upstream)).await?,
+            TargetChoice::Ours(_, flags) => Box::pin(Self::ours(args, flags, upstream)).await?,
             TargetChoice::Named(target) => Self::named(args, target).await?,
         };
         if let Some(pid) = upstream.pid {
@@ -144,12 +146,19 @@ impl OpenTarget {
         Ok(started)
     }
 
-    async fn ours(args: &Args, upstream: &Upstream) -> anyhow::Result<Self> {
+    async fn ours(args: &Args, flags: &[&str], upstream: &Upstream) -> anyhow::Result<Self> {
+        let mut stack = args.stack.clone();
+        for given in [
+            &mut stack.programs.server_flags,
+            &mut stack.programs.client_flags,
+        ] {
+            given.extend(flags.iter().map(|flag| (*flag).to_owned()));
+        }
         let plan = Plan {
             upstream: Some(upstream.address),
             ..Plan::default()
         };
-        let stack = Stack::start(&args.stack, plan).await?;
+        let stack = Stack::start(&stack, plan).await?;
         let public = Some(stack.public_address());
         let mut target = Target::at(&stack.url(RUNTIME), public, &ClientArgs::default()).await?;
         target.roles.extend(&stack.roles());
@@ -157,7 +166,11 @@ impl OpenTarget {
             1 => "1 shard".to_owned(),
             shards => format!("{shards} shards"),
         };
-        let about = format!("tunnel server ({shards}) and tunnel client, TLS 1.3 between");
+        let flags = match flags {
+            [] => "as shipped".to_owned(),
+            flags => flags.join(" "),
+        };
+        let about = format!("tunnel server ({shards}) and tunnel client, TLS 1.3 between, {flags}");
         target.stack = Some(stack);
         Ok(Self::of(target, about))
     }
