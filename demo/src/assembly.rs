@@ -6,15 +6,10 @@
 
 use std::{fs, net::SocketAddr, path::Path, time::Duration};
 
-use anyhow::{Context, anyhow, bail};
+use anyhow::{Context, anyhow};
 use demo::SampleUpstream;
 use tempfile::TempDir;
-use tokio::{
-    io::{AsyncReadExt, AsyncWriteExt},
-    net::TcpStream,
-    sync::oneshot,
-    time::timeout,
-};
+use tokio::sync::oneshot;
 use tunnel_client::{client::Client, config as client_config};
 use tunnel_http::access_log::AccessLog;
 use tunnel_ops::{
@@ -28,18 +23,22 @@ use tunnel_server::{
         HostName, Runtimes,
         edit::{TokenAddition, add_token},
     },
-    server::{Addresses, BindError, Server},
+    server::{BindError, Server},
     token::Token,
 };
 
-use crate::{cli::Cli, display::Display};
+use crate::{
+    cli::Cli,
+    display::Display,
+    probe::{self, FIRST_REQUEST},
+};
 
 /// The only runtime, reached at `demo-app.<domain>`.
 const ACCOUNT: &str = "demo";
 const RUNTIME: &str = "app";
 
 /// A free port on loopback.
-const FREE: SocketAddr = SocketAddr::V4(std::net::SocketAddrV4::new(
+pub(crate) const FREE: SocketAddr = SocketAddr::V4(std::net::SocketAddrV4::new(
     std::net::Ipv4Addr::LOCALHOST,
     0,
 ));
@@ -47,11 +46,8 @@ const FREE: SocketAddr = SocketAddr::V4(std::net::SocketAddrV4::new(
 /// How long open streams may last when the demo ends: short, since a person has pressed Ctrl-C.
 const GRACE: Duration = Duration::from_secs(1);
 
-/// Time-out of the first request through the tunnel.
-const FIRST_REQUEST: Duration = Duration::from_secs(10);
-
 /// The credentials of server and client.
-struct Credentials {
+pub(crate) struct Credentials {
     certificates: certs::Certificates,
     runtimes: Runtimes,
     /// Holds the token's file.
@@ -79,7 +75,7 @@ pub(crate) async fn run(cli: &Cli, display: &Display) -> anyhow::Result<()> {
     let addresses = server.addresses();
     let welcome = async {
         tokio::select! {
-            result = first_request(addresses) => result?,
+            result = probe::until_answered(addresses.public, FIRST_REQUEST) => result?,
             () = shutdown.requested() => return Ok(()),
         }
         display.welcome(&host(), addresses.public, cli.upstream.as_deref());
@@ -116,16 +112,8 @@ impl Parts {
     async fn start(cli: &Cli, access_log: AccessLog) -> anyhow::Result<Self> {
         let domain = HostName::default_domain();
         let credentials = Credentials::make(&domain)?;
-        let (sample, upstream) = match &cli.upstream {
-            Some(url) => (None, url.clone()),
-            None => {
-                let sample = SampleUpstream::bind(FREE).await;
-                let sample = sample.context("cannot start the sample service")?;
-                let url = format!("http://{}", sample.address());
-                (Some(sample), url)
-            }
-        };
-        let config = server_configuration(cli, &credentials, domain)?;
+        let (sample, upstream) = upstream(cli).await?;
+        let config = server_configuration(cli.public_listen, &credentials, domain)?;
         let server = Server::bind(config, access_log).await;
         let server = server.map_err(|error| match error {
             BindError::Listen {
@@ -148,8 +136,19 @@ impl Parts {
     }
 }
 
+/// The sample service, unless there is one of the user's own, and the URL of the service.
+pub(crate) async fn upstream(cli: &Cli) -> anyhow::Result<(Option<SampleUpstream>, String)> {
+    if let Some(url) = &cli.upstream {
+        return Ok((None, url.clone()));
+    }
+    let sample = SampleUpstream::bind(FREE).await;
+    let sample = sample.context("cannot start the sample service")?;
+    let url = format!("http://{}", sample.address());
+    Ok((Some(sample), url))
+}
+
 impl Credentials {
-    fn make(domain: &HostName) -> anyhow::Result<Self> {
+    pub(crate) fn make(domain: &HostName) -> anyhow::Result<Self> {
         let names = ["localhost".to_owned(), "127.0.0.1".to_owned()];
         let certificates = certs::generate(&names, 1)?;
         let token = Token::generate().context("cannot get random bytes for the token")?;
@@ -179,8 +178,8 @@ impl Credentials {
     }
 }
 
-fn server_configuration(
-    cli: &Cli,
+pub(crate) fn server_configuration(
+    public_listen: SocketAddr,
     credentials: &Credentials,
     domain: HostName,
 ) -> anyhow::Result<server_config::Config> {
@@ -189,14 +188,14 @@ fn server_configuration(
     let runtimes = credentials.runtimes.clone();
     let mut config = server_config::Config::new(identity, runtimes, domain);
     config.settings.tunnel_listen = FREE;
-    config.settings.public_listen = cli.public_listen;
+    config.settings.public_listen = public_listen;
     config.settings.admin_listen = FREE;
     config.settings.grace_period = GRACE;
     config.settings.shards = 1;
     Ok(config)
 }
 
-fn client_configuration(
+pub(crate) fn client_configuration(
     credentials: &Credentials,
     server: SocketAddr,
     upstream: &str,
@@ -214,38 +213,7 @@ fn client_configuration(
     Ok(config)
 }
 
-fn host() -> String {
+/// The host of the runtime.
+pub(crate) fn host() -> String {
     format!("{ACCOUNT}-{RUNTIME}.{}", HostName::default_domain())
-}
-
-/// Sends a request through the tunnel, which proves that the tunnel is up. Any response of the upstream is a success,
-/// since the user's own service may be down.
-async fn first_request(addresses: Addresses) -> anyhow::Result<()> {
-    let mut port = addresses.public;
-    if port.ip().is_unspecified() {
-        port.set_ip(FREE.ip());
-    }
-    let request = format!(
-        "HEAD / HTTP/1.1\r\nHost: {}\r\nConnection: close\r\n\r\n",
-        host()
-    );
-    let answer = timeout(FIRST_REQUEST, async {
-        let mut socket = TcpStream::connect(port).await?;
-        socket.write_all(request.as_bytes()).await?;
-        let mut answer = String::new();
-        socket.read_to_string(&mut answer).await?;
-        std::io::Result::Ok(answer)
-    });
-    let answer = answer
-        .await
-        .context("the tunnel did not come up in time")??;
-    // Only a response of the tunnel server itself means that the request did not reach the client.
-    let status = answer
-        .lines()
-        .next()
-        .unwrap_or("a response without a status");
-    if !answer.starts_with("HTTP/1.1 ") || answer.contains("proxy-status: tunnel-server;") {
-        bail!("the tunnel did not come up: a request through it got {status}");
-    }
-    Ok(())
 }

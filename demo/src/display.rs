@@ -54,12 +54,21 @@ impl Display {
 
     /// An access log that shows each request when it has ended.
     pub(crate) fn access_log(&self) -> AccessLog {
+        self.access_log_of(String::new(), |_| true)
+    }
+
+    /// The access log of a node, whose lines begin with its name; without the demo's own requests.
+    pub(crate) fn access_log_of_node(&self, node: &str) -> AccessLog {
+        self.access_log_of(format!("  {node}"), |exchange| !exchange.is_probe())
+    }
+
+    fn access_log_of(&self, prefix: String, is_shown: fn(&Exchange) -> bool) -> AccessLog {
         let (paint, is_welcome) = (self.paint, self.is_welcome.clone());
         AccessLog::new(LineSink::to_function(LogFormat::Json, move |line| {
             if is_welcome.load(Ordering::Acquire)
-                && let Some(line) = Exchange::parse(line)
+                && let Some(exchange) = Exchange::parse(line).filter(is_shown)
             {
-                show(&format!("{}\n", line.shown(paint)));
+                show(&format!("{prefix}{}\n", exchange.shown(paint)));
             }
         }))
     }
@@ -85,6 +94,22 @@ impl Display {
         ));
         show(&text);
         self.is_welcome.store(true, Ordering::Release);
+    }
+
+    /// Shows what the nodes do, after the welcome text.
+    pub(crate) fn nodes(&self, nodes: &[(String, SocketAddr)]) {
+        let nodes = nodes.iter();
+        let nodes = nodes.map(|(name, public)| format!("{name} http://{public}"));
+        let nodes = nodes.collect::<Vec<_>>().join(", ");
+        self.say(&format!(
+            "  behind that address: {nodes}\n  The demo sends a request every 100 ms, kills a node every few seconds, and \
+             starts it again.\n"
+        ));
+    }
+
+    /// Shows a line that stands out.
+    pub(crate) fn announce(&self, text: &str) {
+        show(&format!("\n  {}\n", self.paint.bold(text)));
     }
 
     /// Shows a line of text.
@@ -186,6 +211,11 @@ impl Exchange {
     /// Parses a line of the access log; `None` if it has no method or path, since the request could not be read.
     fn parse(line: &[u8]) -> Option<Self> {
         serde_json::from_slice(line).ok()
+    }
+
+    /// Whether the demo itself has sent it.
+    fn is_probe(&self) -> bool {
+        self.method == "HEAD" && self.path == "/"
     }
 
     fn shown(&self, paint: Paint) -> String {

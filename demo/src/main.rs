@@ -3,8 +3,12 @@
 //! Parses the flags, starts everything, waits for Ctrl-C, ends with an exit code.
 
 mod assembly;
+mod balancer;
 mod cli;
+mod cluster;
 mod display;
+mod etcd;
+mod probe;
 
 use std::process::ExitCode;
 
@@ -29,5 +33,10 @@ fn run(cli: &Cli) -> anyhow::Result<()> {
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
         .build()?;
-    runtime.block_on(assembly::run(cli, &display))
+    runtime.block_on(async {
+        match cli.nodes {
+            1 => assembly::run(cli, &display).await,
+            _ => cluster::run(cli, &display).await,
+        }
+    })
 }

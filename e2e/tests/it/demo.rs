@@ -1,6 +1,6 @@
 //! `cargo demo`: what it prints works as it is printed, and Ctrl-C ends it.
 
-use std::process::Command;
+use std::{path::Path, process::Command};
 
 use e2e::{
     deadline::SOON,
@@ -11,7 +11,7 @@ use e2e::{
         curl::{Output, curl},
         python::{Step, websocket_client},
     },
-    program::{Program, Signal, built, root},
+    program::{Program, Signal, built, root, run as run_program},
     raw::RawClient,
     upstream::Upstream,
 };
@@ -114,4 +114,36 @@ async fn it_can_stand_before_a_service_of_the_users_own() {
         assert_eq!(run(command, &[]).await.status(), 200, "curl {command}");
     }
     upstream.wait_request("/").await;
+}
+
+/// It goes on with requests while a node is dead, and leaves no etcd behind.
+#[tokio::test]
+async fn it_shows_a_node_that_dies_and_comes_back() {
+    let mut demo = start(&["--nodes", "3"]).await;
+    for line in ["node n1 is killed", "requests, ", "node n1 is back"] {
+        let line = demo.next_line(line).await;
+        let is_good = !line.contains("requests, ") || line.contains(" 0 failed");
+        assert!(is_good, "{line}");
+    }
+    let etcd = children(demo.id());
+    assert_eq!(etcd.len(), 1);
+    demo.signal(Signal::INT);
+    assert!(demo.wait_exit(SOON).await.success());
+    assert!(!Path::new(&format!("/proc/{}", etcd[0])).exists());
+}
+
+/// The processes that this one has started.
+fn children(parent: u32) -> Vec<String> {
+    let file = format!("/proc/{parent}/task/{parent}/children");
+    let children = std::fs::read_to_string(file).unwrap();
+    children.split_whitespace().map(str::to_owned).collect()
+}
+
+#[tokio::test]
+async fn it_says_so_where_there_is_no_etcd() {
+    let mut command = Command::new(built("demo"));
+    command.args(["--nodes", "3"]).env("PATH", "");
+    let ended = run_program("demo", command, SOON).await;
+    assert_eq!(ended.code, Some(1));
+    assert!(ended.err.contains("no `etcd` is on PATH"), "{}", ended.err);
 }
