@@ -22,7 +22,7 @@
     reason = "this is the test language: a failed expectation ends the test, with its reason"
 )]
 
-pub use testkit::{deadline, http1, names, record, scripted, secrets};
+pub use testkit::{deadline, etcd, http1, names, record, scripted, secrets};
 
 pub mod addresses;
 pub mod ca;
@@ -35,6 +35,7 @@ pub mod inside;
 pub mod issuer;
 pub mod load;
 pub mod network;
+pub mod nodes;
 pub mod payload;
 pub mod peers;
 pub mod platform;

@@ -136,6 +136,12 @@ impl Plan {
         }
     }
 
+    /// Each worker waits so long after an exchange, and between two messages.
+    #[must_use]
+    pub fn paced(self, pace: Duration) -> Self {
+        Self { pace, ..self }
+    }
+
     /// This many workers of these kinds, and none of others.
     pub fn only(kinds: &[Kind], workers: usize) -> Self {
         Self {

@@ -1,10 +1,10 @@
 //! A network between a tunnel client and a tunnel server that a test can break.
 //!
 //! The relay carries TCP connections to its target, unread. It can hold bytes without a sign, as a lost path does (in both
-//! directions or one, of all connections or one), reset connections, refuse new ones, and change its target.
+//! directions or one, of all connections or one), delay them, reset connections, refuse new ones, and change its target.
 
 use std::{
-    collections::BTreeMap,
+    collections::{BTreeMap, VecDeque},
     io,
     net::SocketAddr,
     os::fd::{AsFd, OwnedFd},
@@ -19,6 +19,7 @@ use tokio::{
     net::{TcpListener, TcpStream},
     sync::watch,
     task::{AbortHandle, JoinSet},
+    time::{Instant, sleep_until},
 };
 
 use crate::{
@@ -80,7 +81,10 @@ pub struct Relay {
 
 #[derive(Debug)]
 struct Shared {
-    target: Mutex<SocketAddr>,
+    /// New connections go to these in turn.
+    targets: Mutex<Vec<SocketAddr>>,
+    /// How long bytes are under way, each way.
+    delay: watch::Sender<Duration>,
     door: Mutex<Door>,
     /// The directions that are held on all connections, new ones too.
     held: watch::Sender<Held>,
@@ -104,7 +108,8 @@ impl Relay {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap();
         let shared = Arc::new(Shared {
-            target: Mutex::new(target),
+            targets: Mutex::new(vec![target]),
+            delay: watch::Sender::default(),
             door: Mutex::new(Door::Open),
             held: watch::Sender::default(),
             tasks: Mutex::default(),
@@ -193,9 +198,19 @@ impl Relay {
         }
     }
 
+    /// Lets bytes be under way for so long, each way, from now on.
+    pub fn delay(&self, delay: Duration) {
+        self.shared.delay.send_replace(delay);
+    }
+
     /// Carries new connections to another target.
     pub fn lead_to(&self, target: SocketAddr) {
-        *self.shared.target.lock() = target;
+        self.lead_to_each(&[target]);
+    }
+
+    /// Carries new connections to these targets in turn, as a load balancer does, each to the first that accepts it.
+    pub fn lead_to_each(&self, targets: &[SocketAddr]) {
+        *self.shared.targets.lock() = targets.to_vec();
     }
 }
 
@@ -236,8 +251,10 @@ async fn carry(client: TcpStream, number: Number, own: watch::Receiver<Held>, sh
     };
     // A new connection of a held relay waits before it is carried, as on a lost path.
     gate.clone().pass(|held| held.there).await;
-    let target = *shared.target.lock();
-    let Ok(server) = TcpStream::connect(target).await else {
+    let mut targets = shared.targets.lock().clone();
+    let count = targets.len().max(1);
+    targets.rotate_left(number % count);
+    let Some(server) = connect(&targets).await else {
         return;
     };
     cut.add(&server);
@@ -245,8 +262,15 @@ async fn carry(client: TcpStream, number: Number, own: watch::Receiver<Held>, sh
     server.set_nodelay(true).unwrap();
     let (from_client, to_client) = split(client);
     let (from_server, to_server) = split(server);
-    let there = pump(from_client, to_server, gate.clone(), |held| held.there);
-    let back = pump(from_server, to_client, gate, |held| held.back);
+    let delay = shared.delay.subscribe();
+    let there = pump(
+        from_client,
+        to_server,
+        gate.clone(),
+        delay.clone(),
+        |held| held.there,
+    );
+    let back = pump(from_server, to_client, gate, delay, |held| held.back);
     if tokio::try_join!(there, back).is_ok() {
         cut.disarm();
     }
@@ -276,23 +300,50 @@ impl Gate {
     }
 }
 
+/// A connection to the first of these that accepts it.
+async fn connect(targets: &[SocketAddr]) -> Option<TcpStream> {
+    for target in targets {
+        if let Ok(connection) = TcpStream::connect(target).await {
+            return Some(connection);
+        }
+    }
+    None
+}
+
+/// Pieces that are under way at once on a delayed connection.
+const UNDER_WAY: usize = 64;
+
 /// Moves bytes one way until their end, which is passed on as a half-close.
 async fn pump(
     mut from: ReadHalf<TcpStream>,
     mut to: WriteHalf<TcpStream>,
     mut gate: Gate,
+    delay: watch::Receiver<Duration>,
     is_held: fn(&Held) -> bool,
 ) -> io::Result<()> {
     let mut buffer = vec![0; 64 * 1024];
+    let mut under_way: VecDeque<(Instant, Vec<u8>)> = VecDeque::new();
     loop {
-        let read = from.read(&mut buffer).await;
-        // A held direction does not tell of a reset either.
-        gate.pass(is_held).await;
-        let length = read?;
-        if length == 0 {
-            return to.shutdown().await;
+        let delayed = *delay.borrow();
+        let most = if delayed.is_zero() { 1 } else { UNDER_WAY };
+        let due = under_way.front().map(|(due, _)| *due);
+        let is_at_end = under_way.back().is_some_and(|(_, piece)| piece.is_empty());
+        tokio::select! {
+            read = from.read(&mut buffer), if under_way.len() < most && !is_at_end => {
+                // A held direction does not tell of a reset either.
+                gate.pass(is_held).await;
+                let piece = buffer[..read?].to_vec();
+                under_way.push_back((Instant::now() + delayed, piece));
+            }
+            () = sleep_until(due.unwrap_or_else(Instant::now)), if due.is_some() => {
+                gate.pass(is_held).await;
+                let (_, piece) = under_way.pop_front().unwrap();
+                if piece.is_empty() {
+                    return to.shutdown().await;
+                }
+                to.write_all(&piece).await?;
+            }
         }
-        to.write_all(&buffer[..length]).await?;
     }
 }
 
@@ -384,6 +435,25 @@ mod tests {
         assert_eq!(one.wait_end(SOON).await, End::Reset);
         assert_eq!(relay.wait_connections(1).await, [first + 1]);
         assert_eq!(other.exchange("GET", "/other", "").await.head.status(), 200);
+    }
+
+    #[tokio::test]
+    async fn delays_each_way_and_leads_to_several_in_turn() {
+        let (first, second) = (Upstream::start().await, Upstream::start().await);
+        let relay = Relay::start(first.address()).await;
+        relay.lead_to_each(&[first.address(), second.address()]);
+        let entry = Entry::direct(relay.address());
+        for _ in 0..2 {
+            PlatformClient::http1(&entry).await.get("/here").await;
+        }
+        first.wait_request("/here").await;
+        second.wait_request("/here").await;
+        let delay = Duration::from_millis(50);
+        relay.delay(delay);
+        let mut client = PlatformClient::http1(&entry).await;
+        let start = Instant::now();
+        client.get("/here").await;
+        assert!(start.elapsed() >= 2 * delay);
     }
 
     #[tokio::test]

@@ -36,6 +36,8 @@ pub struct ServerOptions {
     pub tunnel_listen: Option<SocketAddr>,
     /// Where the public listener is to be; else a free port.
     pub public_listen: Option<SocketAddr>,
+    /// The start of the command line, such as a program that runs it; may be empty.
+    pub before: Vec<String>,
 }
 
 impl Default for ServerOptions {
@@ -46,6 +48,7 @@ impl Default for ServerOptions {
             flags: Vec::new(),
             tunnel_listen: None,
             public_listen: None,
+            before: Vec::new(),
         }
     }
 }
@@ -136,7 +139,14 @@ impl Server {
     /// When it does not.
     pub async fn start(files: &ServerFiles, options: &ServerOptions) -> Self {
         let free: SocketAddr = "127.0.0.1:0".parse().unwrap();
-        let mut command = Command::new(built("tunnel-server"));
+        let mut command = match &options.before[..] {
+            [] => Command::new(built("tunnel-server")),
+            [first, more @ ..] => {
+                let mut command = Command::new(first);
+                command.args(more).arg(built("tunnel-server"));
+                command
+            }
+        };
         command.args(["run", "--log-format", "json", "--domain", &options.domain]);
         command.args([
             "--tunnel-listen",

@@ -1,10 +1,11 @@
 //! A real etcd: one member or several, each a child process on free ports of loopback.
 //!
 //! The members write no file through to the disk, so that a busy machine does not slow them; everything else is etcd's
-//! default. `etcdctl` is the oracle of what a client of ours has done.
+//! default. `etcdctl` is the oracle of what a client of ours has done. Both are those of `PATH`, or of the directory that
+//! `E2E_ETCD` names, such as the one of `e2e/build-etcd`.
 
 use std::{
-    fs,
+    env, fs,
     net::{SocketAddr, TcpListener},
     path::{Path, PathBuf},
     process::Command,
@@ -27,6 +28,17 @@ const READY: Duration = Duration::from_secs(30);
 
 /// What each member writes when it answers.
 const READY_LINE: &str = "ready to serve client requests";
+
+/// Names a directory with `etcd` and `etcdctl`, instead of those of `PATH`.
+const DIRECTORY: &str = "E2E_ETCD";
+
+/// A command of etcd's.
+fn program(name: &str) -> Command {
+    match env::var_os(DIRECTORY) {
+        Some(directory) => Command::new(Path::new(&directory).join(name)),
+        None => Command::new(name),
+    }
+}
 
 /// A running cluster.
 #[derive(Debug)]
@@ -58,7 +70,15 @@ impl Etcd {
     /// # Panics
     /// When they do not answer in time, or etcd is not installed.
     pub async fn start(members: usize) -> Self {
-        Self::start_with(members, None).await
+        Self::start_with(members, None, &[]).await
+    }
+
+    /// As [`Etcd::start`], each member with these flags.
+    ///
+    /// # Panics
+    /// As [`Etcd::start`].
+    pub async fn start_with_flags(members: usize, flags: &[&str]) -> Self {
+        Self::start_with(members, None, flags).await
     }
 
     /// Starts one member that is reached over TLS, has this certificate, and wants one of its clients that `ca` issued.
@@ -66,10 +86,10 @@ impl Etcd {
     /// # Panics
     /// As [`Etcd::start`].
     pub async fn start_tls(ca: &str, identity: &CertifiedKey) -> Self {
-        Self::start_with(1, Some((ca, identity))).await
+        Self::start_with(1, Some((ca, identity)), &[]).await
     }
 
-    async fn start_with(count: usize, tls: Option<(&str, &CertifiedKey)>) -> Self {
+    async fn start_with(count: usize, tls: Option<(&str, &CertifiedKey)>, flags: &[&str]) -> Self {
         for _ in 0..ATTEMPTS {
             let directory = TempDir::new().unwrap();
             let tls = tls.map(|(ca, identity)| TlsFiles::write(directory.path(), ca, identity));
@@ -78,6 +98,10 @@ impl Etcd {
                 tls,
                 _directory: directory,
             };
+            for member in &mut etcd.members {
+                let flags = flags.iter().map(|flag| (*flag).to_owned());
+                member.arguments.extend(flags);
+            }
             for index in 0..count {
                 etcd.launch(index);
             }
@@ -125,7 +149,7 @@ impl Etcd {
     /// # Panics
     /// When it fails.
     pub async fn ctl(&self, arguments: &[&str]) -> String {
-        let mut command = Command::new("etcdctl");
+        let mut command = program("etcdctl");
         command
             .env("ETCDCTL_API", "3")
             .args(["--endpoints", &self.urls().join(",")])
@@ -173,6 +197,13 @@ impl Etcd {
         self.members[member].program = None;
     }
 
+    /// Asks a member to stop, and waits until it has ended.
+    pub async fn stop(&mut self, member: usize) {
+        if let Some(mut program) = self.members[member].program.take() {
+            program.stop().await;
+        }
+    }
+
     /// Sends a signal to a member that runs.
     pub fn signal(&self, member: usize, signal: Signal) {
         self.members[member]
@@ -199,7 +230,7 @@ impl Etcd {
 
     fn launch(&mut self, member: usize) {
         let member = &mut self.members[member];
-        let mut command = Command::new("etcd");
+        let mut command = program("etcd");
         member.program = Some(Program::start("etcd", command.args(&member.arguments)));
     }
 }

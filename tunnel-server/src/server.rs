@@ -207,11 +207,14 @@ impl Server {
             running.push(shard.map_err(|error| RunError::Shard(number, error))?);
         }
         for (listener, address) in [
-            ("tunnel", addresses.tunnel),
-            ("public", addresses.public),
-            ("admin", addresses.admin),
+            ("tunnel", Some(addresses.tunnel)),
+            ("public", Some(addresses.public)),
+            ("peer", addresses.peer),
+            ("admin", Some(addresses.admin)),
         ] {
-            tracing::info!(listener, %address, "listening");
+            if let Some(address) = address {
+                tracing::info!(listener, %address, "listening");
+            }
         }
         // Keys behind a URL are there before the first client needs them.
         parts.authenticator.start();

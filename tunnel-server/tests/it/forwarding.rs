@@ -34,14 +34,19 @@ const LINKS: f64 = 2.0;
 
 /// A cluster of nodes that forward to each other.
 pub(crate) struct Linked {
-    etcd: Etcd,
-    authority: NodeAuthority,
+    pub(crate) etcd: Etcd,
+    pub(crate) authority: NodeAuthority,
 }
 
 impl Linked {
     pub(crate) async fn start() -> Self {
+        Self::on(1).await
+    }
+
+    /// On an etcd of so many members.
+    pub(crate) async fn on(members: usize) -> Self {
         Self {
-            etcd: Etcd::start(1).await,
+            etcd: Etcd::start(members).await,
             authority: NodeAuthority::generate(1).unwrap(),
         }
     }
@@ -372,4 +377,44 @@ async fn strangers_at_the_peer_port_are_refused() {
     .await;
     assert!(two.metric("tunnel_server_peer_links").await < 1.0);
     assert!(one.metric("tunnel_server_peer_links").await < 1.0);
+}
+
+/// A limit of a runtime counts where its session is, whichever nodes its requests come by; what a node had in progress
+/// that dies is given back.
+#[tokio::test]
+async fn a_limit_counts_at_the_holder() {
+    let linked = Linked::start().await;
+    let limited = |config: &mut Config| config.settings.limit_exchanges = 3;
+    let one = linked.node("n1", limited).await;
+    let two = linked.node("n2", |_| {}).await;
+    let three = linked.node("n3", |_| {}).await;
+    for node in [&two, &three] {
+        node.metric_becomes("tunnel_server_peer_links", 2.0 * LINKS)
+            .await;
+    }
+    let client = FakeClient::new(&one, PROD, |request| async move {
+        if request.uri().path() == "/hold" {
+            std::future::pending::<()>().await;
+        }
+        Ok(status(200, full("")))
+    })
+    .await;
+    is_held_elsewhere(&linked, "n1").await;
+    let mut held = Vec::new();
+    for node in [&one, &two, &three] {
+        let mut raw = node.raw().await;
+        raw.send(get("/hold")).await;
+        client.request(held.len() + 1).await;
+        held.push(raw);
+    }
+    for node in [&one, &two, &three] {
+        let answer = node.raw().await.ask(get("/now")).await;
+        assert_eq!(answer.reason(), "exchange_limit");
+    }
+    two.kill();
+    eventually(SOON, "room for another one", async || {
+        let answer = three.raw().await.ask(get("/now")).await;
+        (answer.head.status() == 200).then_some(())
+    })
+    .await;
 }

@@ -22,7 +22,7 @@ use tunnel_server::{
 
 use crate::{
     fake::{FakeClient, dial, full, session_request},
-    rig::{PROD, Rig},
+    rig::{DEV, PROD, Rig},
 };
 
 /// The label's key, as the documentation has it.
@@ -427,4 +427,70 @@ async fn what_was_compacted_while_a_node_was_cut_off_is_listed_again() {
     etcd.ctl(&["compact", &revision.to_string()]).await;
     let _newer = FakeClient::describing(&two, PROD).await;
     superseded(&mut older).await;
+}
+
+/// etcd's database is full: it renews leases, and takes no write. Claims stand as without etcd, and are made when there
+/// is room.
+#[tokio::test]
+async fn a_full_database_is_an_outage_for_claims_alone() {
+    let quota = "--quota-backend-bytes=4194304";
+    let etcd = Etcd::start_with_flags(1, &[quota]).await;
+    let (one, two) = (node(&etcd, "n1").await, node(&etcd, "n2").await);
+    let instance = Instance::new();
+    let mut first = client(&one, instance).await;
+    eventually(SOON, "the other node to know it", async || {
+        (runtime(&two).await["other_nodes"][0] == "n1").then_some(())
+    })
+    .await;
+    fill(&etcd).await;
+    // One more session of the instance needs no write.
+    let mut second = client(&two, instance).await;
+    let request = session_request(two.token(PROD), Instance::new().secret());
+    let connected = dial(&two, &request).await;
+    assert_eq!(connected.status, 503);
+    assert_eq!(connected.headers["retry-after"], "2");
+    // A runtime that nobody holds is given.
+    let free = FakeClient::describing(&two, DEV).await;
+    for node in [&one, &two] {
+        node.metric_becomes("tunnel_server_directory_away", 1.0)
+            .await;
+    }
+    empty(&etcd).await;
+    eventually(SOON, "the claim", async || {
+        let held = keys(&etcd, "/tunnel/v1/held/n2/").await;
+        (held.len() == 2).then_some(())
+    })
+    .await;
+    for client in [&first, &second, &free] {
+        assert!(!client.session.is_closed());
+        assert_eq!(client.controls().len(), 1, "nothing after the welcome");
+    }
+    let _newer = FakeClient::describing(&one, PROD).await;
+    superseded(&mut first).await;
+    superseded(&mut second).await;
+}
+
+/// Writes until etcd takes no more.
+async fn fill(etcd: &Etcd) {
+    let client = tunnel_etcd::Client::new(shared(etcd, "n9").etcd);
+    let large = "x".repeat(500_000);
+    eventually(SOON, "a full database", async || {
+        let put = tunnel_etcd::RequestOp::put("/large".to_owned(), large.clone(), 0);
+        let txn = tunnel_etcd::TxnRequest {
+            success: vec![put],
+            ..tunnel_etcd::TxnRequest::default()
+        };
+        client.txn(txn).await.is_err().then_some(())
+    })
+    .await;
+}
+
+/// Makes room, as an operator does.
+async fn empty(etcd: &Etcd) {
+    let text = etcd.ctl(&["get", "/large", "--write-out", "json"]).await;
+    let revision = serde_json::from_str::<Value>(&text).unwrap()["header"]["revision"].clone();
+    etcd.ctl(&["compact", &revision.to_string()]).await;
+    etcd.ctl(&["del", "/large"]).await;
+    etcd.ctl(&["defrag"]).await;
+    etcd.ctl(&["alarm", "disarm"]).await;
 }
