@@ -526,14 +526,24 @@ impl Slot {
             Ok(waiting) => waiting,
             Err(full) => return last_resort().map(Some).ok_or(full),
         };
+        let found = self.joined_within(wait, find).await;
+        Ok(found.or_else(last_resort))
+    }
+
+    /// Waits up to `wait` for what `find` looks for: it is called whenever a session joins or recovers, or another node has
+    /// come to hold the runtime.
+    pub(crate) async fn joined_within<T>(
+        &self,
+        wait: Duration,
+        find: impl Fn() -> Option<T>,
+    ) -> Option<T> {
+        let until = Instant::now() + wait;
         loop {
             let joined = self.joined.notified();
             if let Some(found) = find() {
-                return Ok(Some(found));
+                return Some(found);
             }
-            if timeout_at(now + wait, joined).await.is_err() {
-                return Ok(last_resort());
-            }
+            timeout_at(until, joined).await.ok()?;
         }
     }
 

@@ -284,6 +284,10 @@ impl Shared {
         for _ in 0..ROUNDS {
             let step = match self.enter(runtime, instance, on_conflict)? {
                 Entered::Joined(guard) => return Ok(guard),
+                // It has the claim: only the record of this node is missing, and follows.
+                Entered::Next(Step::Hold(_)) if self.is_away.load(Ordering::Relaxed) => {
+                    return self.claim_alone(runtime, instance);
+                }
                 Entered::Next(step) => step,
             };
             let (answer, answered) = oneshot::channel();
@@ -399,6 +403,17 @@ impl Shared {
     /// The claim of a runtime.
     pub(crate) fn current(&self, label: &str) -> Option<Claim> {
         self.table.read().claim(label)
+    }
+
+    /// Whether this node may be about to hold a runtime by this claim or a later one: others may know of its claim before
+    /// it has etcd's answer, and before the session that waits for that has joined.
+    pub(crate) fn is_joining(&self, label: &RuntimeLabel, epoch: Epoch) -> bool {
+        let is_unknown = || {
+            let known = self.current(label.as_str());
+            known.is_none_or(|claim| claim.epoch < epoch)
+        };
+        let holds = self.holds.lock();
+        holds.get(label).is_some_and(|hold| hold.epoch() >= epoch) || is_unknown()
     }
 
     /// The names of a runtime that any node has held.

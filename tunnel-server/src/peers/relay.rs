@@ -5,6 +5,7 @@ use std::{
     pin::Pin,
     sync::Arc,
     task::{Context, Poll},
+    time::Duration,
 };
 
 use bytes::Bytes;
@@ -26,6 +27,10 @@ use crate::{
     registry::Slot,
     tunnel::Tunnel,
 };
+
+/// How long a forwarded request waits for a session that is about to join: much longer than etcd's answer takes to come
+/// after others have heard of the claim.
+const JOINING: Duration = Duration::from_millis(500);
 
 /// The content of a relayed message.
 pub(super) struct RelayedBody {
@@ -64,7 +69,7 @@ async fn serve(
             "the note of the forwarding node is unreadable",
         )
     })?;
-    let (slot, tunnel, session) = holder(shared, &note)?;
+    let (slot, tunnel, session) = holder(shared, &note).await?;
     if let Some(networks) = tunnel.allow_from() {
         sources::admit(networks, note.address)?;
     }
@@ -105,21 +110,28 @@ fn held() -> StatusCode {
 }
 
 /// The session of this node for a forwarded request. A tunnel whose claim is older than the one that the forwarding node
-/// knows serves nothing.
-fn holder(
+/// knows serves nothing. One that is about to join is waited for.
+async fn holder(
     shared: &PeerListener,
     note: &Note,
 ) -> Result<(Arc<Slot>, Arc<Tunnel>, Session), Problem> {
-    let found = || {
-        let slot = shared.registry.slot(&note.label)?;
+    let slot = shared.registry.slot(&note.label).ok_or_else(not_held)?;
+    let find = || {
         let tunnel = slot.tunnel()?;
         if tunnel.claim().epoch < note.epoch {
             return None;
         }
         let session = tunnel.session().or_else(|| tunnel.last_resort())?;
-        Some((slot, tunnel, session))
+        Some((tunnel, session))
     };
-    found().ok_or_else(not_held)
+    let mut found = find();
+    let nodes = shared.registry.directory().nodes();
+    if found.is_none() && nodes.is_some_and(|nodes| nodes.is_joining(slot.label(), note.epoch)) {
+        // Boxed, since it is rare.
+        found = Box::pin(slot.joined_within(JOINING, find)).await;
+    }
+    let (tunnel, session) = found.ok_or_else(not_held)?;
+    Ok((slot, tunnel, session))
 }
 
 fn not_held() -> Problem {

@@ -164,9 +164,14 @@ async fn is_away(time: Duration) {
     loaded.go_on("etcd is away").await;
 
     network.cut();
-    older.program().wait_for_line("lost", SOON).await;
+    let lost = Instant::now();
+    older.program().wait_for_line("dialling again", SOON).await;
     older.admin().wait_ready(true).await;
     loaded.nodes.wait_served(0, OTHER).await;
+    eprintln!(
+        "a client that lost its network was back after {:?}",
+        lost.elapsed()
+    );
     let mut options = loaded.nodes.client_options(OTHER, addresses[1], &upstream);
     let newer = Client::start(&options).await;
     newer

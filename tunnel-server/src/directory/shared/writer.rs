@@ -3,7 +3,11 @@
 //! A batch is one transaction with one transaction for each runtime in it, so that each has its own condition. A batch that
 //! is not answered is sent again to another member: its claims have a nonce, by which their writer knows them.
 
-use std::{collections::HashSet, sync::Arc, time::Duration};
+use std::{
+    collections::HashSet,
+    sync::{Arc, atomic::Ordering},
+    time::Duration,
+};
 
 use tokio::{
     sync::{mpsc, oneshot},
@@ -26,6 +30,9 @@ const BATCH: usize = 40;
 
 /// How long a batch is tried: longer than an election, which takes 1 to 1.5 s.
 const PATIENCE: Duration = Duration::from_secs(3);
+
+/// How long a batch is tried while etcd is away, so that sessions are soon given what needs no claim.
+const AWAY_PATIENCE: Duration = Duration::from_secs(1);
 
 /// Time between two tries where a member answers at once that it cannot.
 const BETWEEN_TRIES: Duration = Duration::from_millis(50);
@@ -147,7 +154,11 @@ pub(super) fn batch(shared: &Shared, waiting: &mut Vec<ClaimRequest>) -> Vec<Ite
 /// Sends a batch until it is answered, or the time is over. Returns whether it was.
 async fn commit(shared: &Arc<Shared>, batch: Vec<Item>) -> bool {
     let txn = joined(&batch);
-    let until = Instant::now() + PATIENCE;
+    let patience = match shared.is_away.load(Ordering::Relaxed) {
+        true => AWAY_PATIENCE,
+        false => PATIENCE,
+    };
+    let until = Instant::now() + patience;
     loop {
         match shared.client.txn(txn.clone()).await {
             Ok(answer) => {
