@@ -267,7 +267,7 @@ impl Shared {
         let is_takeover = matches!(step, Step::Claim(_));
         let is_held = || {
             let is_own = holds.get(label).is_some();
-            is_own || table.standing(label.as_str()).is_some()
+            is_own || self.is_held_elsewhere(&table, label)
         };
         match is_takeover && self.is_away.load(Ordering::Relaxed) && is_held() {
             true => Err(ClaimRefusal::Unavailable),
@@ -351,7 +351,7 @@ impl Shared {
         let is_held = holds
             .get(label)
             .is_some_and(|hold| hold.claim.instance != *instance)
-            || table.standing(label.as_str()).is_some();
+            || self.is_held_elsewhere(&table, label);
         if is_held && !is_own {
             return Err(ClaimRefusal::Unavailable);
         }
@@ -406,14 +406,20 @@ impl Shared {
     }
 
     /// Whether this node may be about to hold a runtime by this claim or a later one: others may know of its claim before
-    /// it has etcd's answer, and before the session that waits for that has joined.
+    /// it does, and it knows of that before the session that waits for the claim has joined.
     pub(crate) fn is_joining(&self, label: &RuntimeLabel, epoch: Epoch) -> bool {
-        let is_unknown = || {
-            let known = self.current(label.as_str());
-            known.is_none_or(|claim| claim.epoch < epoch)
-        };
-        let holds = self.holds.lock();
-        holds.get(label).is_some_and(|hold| hold.epoch() >= epoch) || is_unknown()
+        let table = self.table.read();
+        let claim = table.claim(label.as_str());
+        let own = table.held_by(label, &self.node.name, self.incarnation);
+        let is_own = own.is_some_and(|(held, _)| held >= epoch);
+        is_own || claim.is_none_or(|claim| claim.epoch < epoch)
+    }
+
+    /// Whether another node holds a runtime. What is left of this node's own record, while etcd is away, holds nothing.
+    fn is_held_elsewhere(&self, table: &Table, label: &RuntimeLabel) -> bool {
+        let holders = table.holders(label.as_str());
+        let mut others = holders.iter();
+        others.any(|holder| holder.incarnation != self.incarnation)
     }
 
     /// The names of a runtime that any node has held.
