@@ -409,10 +409,11 @@ impl Shared {
     /// it does, and it knows of that before the session that waits for the claim has joined.
     pub(crate) fn is_joining(&self, label: &RuntimeLabel, epoch: Epoch) -> bool {
         let table = self.table.read();
-        let claim = table.claim(label.as_str());
+        let Some(claim) = table.claim(label.as_str()) else {
+            return true;
+        };
         let own = table.held_by(label, &self.node.name, self.incarnation);
-        let is_own = own.is_some_and(|(held, _)| held >= epoch);
-        is_own || claim.is_none_or(|claim| claim.epoch < epoch)
+        claim.epoch < epoch || own.is_some_and(|(held, _)| held == claim.epoch)
     }
 
     /// Whether another node holds a runtime. What is left of this node's own record, while etcd is away, holds nothing.
