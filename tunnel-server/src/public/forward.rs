@@ -78,6 +78,7 @@ pub(super) async fn send(
     } = content.prepare(connection, routed, &runtime, observation);
     observation.on_forwarded(runtime);
     let (body, waiting, mut gate) = GatedBody::new(body, is_received);
+    let mut is_passed_on = false;
     let on_informational = |status: StatusCode, mut headers: HeaderMap| {
         if status.as_u16() == HELD {
             if let Some(gate) = gate.take() {
@@ -88,6 +89,7 @@ pub(super) async fn send(
         }
         cookies::keep_apart(&connection.gateway, &mut headers);
         informational.push(status, &headers);
+        is_passed_on = true;
     };
     let response = opened.carry(&head, body, on_informational, pending());
     let error = match response.await {
@@ -117,22 +119,24 @@ pub(super) async fn send(
         true => Forwarding::Lost,
         false => Forwarding::Failed,
     });
-    Err(AttemptError::Sent(sent(failure, is_link_lost)))
+    Err(AttemptError::Sent(sent(
+        failure,
+        is_link_lost,
+        is_passed_on,
+    )))
 }
 
-/// The failure of a request that was sent to another node.
-fn sent(failure: Failure, is_link_lost: bool) -> Failure {
-    if !is_link_lost {
-        // The other node has answered, so it was heard.
-        return Failure {
-            is_unheard: false,
-            ..failure
-        };
-    }
+/// The failure of a request that was sent to another node. That the node holds the runtime is no part of a response: a
+/// request of which nothing more came before the link was lost is unheard.
+fn sent(failure: Failure, is_link_lost: bool, is_passed_on: bool) -> Failure {
     let detail = "the link to the server node that holds the runtime was lost";
+    let problem = match is_link_lost {
+        true => Problem::new(Hop::Server, Reason::PeerLost, detail),
+        false => failure.problem,
+    };
     Failure {
-        problem: Problem::new(Hop::Server, Reason::PeerLost, detail),
-        ..failure
+        problem,
+        is_unheard: is_link_lost && !is_passed_on,
     }
 }
 
