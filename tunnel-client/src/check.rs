@@ -49,7 +49,7 @@ pub use self::step::{StepName, StepReport, StepResult};
 use self::text::{moment, printable, span};
 pub use self::verdict::Verdict;
 use crate::client::networks;
-use crate::config::{Config, Given, Source};
+use crate::config::{Config, Given, ServerPath, Source};
 use crate::credential::{CredentialError, CredentialFiles, Credentials};
 use crate::dial::probe::{ProbeMode, ProbeResponse};
 use crate::dial::{DialError, Dialler, Step, StepError};
@@ -91,6 +91,7 @@ pub async fn check(
         mut config,
         mut has_credential,
         source,
+        targets,
         mut evidence,
     } = read;
     let is_usable = local::credential(&source, &mut evidence, &mut reporter);
@@ -99,12 +100,24 @@ pub async fn check(
         config = read_again(&source, &mut reporter);
         has_credential = config.is_some();
     }
-    if let Some(config) = &config
-        && let Some(server) = Server::new(config, &source, &mut reporter)
-    {
-        match has_credential && is_usable {
-            true => Box::pin(server.check(evidence, options, &mut reporter)).await,
-            false => Box::pin(server.check_path(evidence, &mut reporter)).await,
+    if let Some(config) = &config {
+        let is_one_of_several = targets.len() > 1;
+        for (path, target) in config.servers.iter().zip(targets) {
+            reporter.path = target.path;
+            if is_one_of_several {
+                reporter.begin_server(target.url.to_string());
+            }
+            let evidence = Evidence {
+                token: evidence.token.clone(),
+                ..target.evidence
+            };
+            if let Some(server) = Server::new(config, path, &source, &mut reporter) {
+                match has_credential && is_usable {
+                    true => Box::pin(server.check(evidence, options, &mut reporter)).await,
+                    false => Box::pin(server.check_path(evidence, &mut reporter)).await,
+                }
+            }
+            reporter.path_ends();
         }
     }
     reporter.path_ends();
@@ -139,7 +152,12 @@ struct Server {
 
 impl Server {
     /// Reports the step `config` as failed, and returns `None`, if CA files or the client's certificate cannot be used.
-    fn new(config: &Config, source: &Source, reporter: &mut Reporter<'_>) -> Option<Self> {
+    fn new(
+        config: &Config,
+        path: &ServerPath,
+        source: &Source,
+        reporter: &mut Reporter<'_>,
+    ) -> Option<Self> {
         let mut random = [0; 16];
         // A check's instance is not registered, so the secret needs no strength.
         let _ = getrandom::fill(&mut random);
@@ -147,7 +165,7 @@ impl Server {
             token: config.settings.token_file.clone(),
             certificate: config.client_certificate.clone(),
         };
-        let dialler = Dialler::from_config(config, Arc::new(Credentials::new(files)));
+        let dialler = Dialler::new(config, path, Arc::new(Credentials::new(files)));
         let dialler = dialler.inspect_err(|error| {
             let verdict = verdict::trust(&trust::failure(error, source));
             reporter.failed(StepName::Config, error.to_string(), verdict);
@@ -160,6 +178,7 @@ impl Server {
                 session_number: 1,
                 allow_from: networks(config.settings.allow_from.as_deref().unwrap_or_default()),
                 is_check: true,
+                placement: None,
             },
             limit: config.settings.dial_timeout,
             ping_interval: config.settings.ping_interval,
@@ -277,9 +296,13 @@ impl Server {
                     None => String::new(),
                 };
                 let Checked {
-                    version, session, ..
+                    version,
+                    session,
+                    node,
+                    ..
                 } = checked;
-                let words = format!("{round_trip}server version {version}, session {session}");
+                let node = node.map_or_else(String::new, |node| format!(", node {node}"));
+                let words = format!("{round_trip}server version {version}, session {session}{node}");
                 StepReport::new(StepName::Echo, StepResult::Held, words)
             }
             Err(failure) => {
@@ -411,6 +434,7 @@ fn is_about_credential(evidence: &Evidence) -> bool {
                     | RefusalReason::AllowFromMalformed
                     | RefusalReason::HandshakeQueue
                     | RefusalReason::ServerDraining
+                    | RefusalReason::Elsewhere
             )
         )
     })

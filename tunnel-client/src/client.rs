@@ -211,9 +211,10 @@ fn tunnel(config: Config, sessions: SessionParts) -> Result<Tunnel, ClientError>
     let credentials = Arc::new(Credentials::new(files));
     // Before they are read for the first time, so that no change is missed.
     let files = FileWatch::new(credentials.paths())?;
-    let dialler = Dialler::from_config(&config, Arc::clone(&credentials))?;
+    let servers = config.servers.iter();
+    let diallers = servers.map(|server| Dialler::new(&config, server, Arc::clone(&credentials)));
     let dialling = DiallingParts {
-        dialler,
+        diallers: diallers.collect::<Result<_, _>>()?,
         credentials: Arc::clone(&credentials),
         instance: InstanceSecret::from_random(random),
         allow_from: networks(config.settings.allow_from.as_deref().unwrap_or_default()),

@@ -21,7 +21,7 @@ use std::path::PathBuf;
 use tunnel_ops::config_file::ConfigFileError;
 use tunnel_ops::faults::Faults;
 use tunnel_ops::settings::SettingOrigin;
-use tunnel_ops::settings::{GivenSettings, Setting};
+use tunnel_ops::settings::{GivenSettings, OneOrMore, Setting};
 use tunnel_ops::tls_files::{Roots, TlsFilesError};
 use tunnel_routing::config::{RouteDefaults, RouteList};
 pub use tunnel_routing::url::{UpstreamScheme, UpstreamUrl};
@@ -45,6 +45,9 @@ use crate::token_file::TokenFileError;
 /// Most networks that the runtime may be reached from: the longest fit into the 4096 bytes that a server reads.
 const NETWORKS_MAX: usize = 90;
 
+/// Most servers: as many as a client has sessions.
+const SERVERS_MAX: usize = 8;
+
 /// Most name servers; more than two or three are never queried in time.
 const DNS_SERVERS_MAX: usize = 8;
 
@@ -55,20 +58,38 @@ pub struct Config {
     /// The value of each setting. Those that only `serve` needs are unused. There is a token file or a certificate, and an
     /// upstream or routes.
     pub settings: Settings,
-    /// The server that is dialled.
-    pub server: ServerUrl,
-    /// The roots for the server's certificate.
+    /// The servers that are dialled, at least one.
+    pub servers: Vec<ServerPath>,
+    /// The roots for the servers' certificates.
     pub server_trust: Trust,
-    /// The proxy for the server; upstreams are dialled without one. Default none.
-    pub proxy: Option<ProxySettings>,
-    /// A proxy that is configured and not used for this server. Default none.
-    pub proxy_passed_over: Option<PassedOver>,
     /// The client's certificate, read like the token at each dial and when it changes. Default none.
     pub client_certificate: Option<CertificateFiles>,
     /// The roots for the certificate of an `https` upstream; `None` for other schemes.
     pub upstream_roots: Option<Roots>,
     /// The routes of the file, which have precedence over the upstream. Default none.
     pub routes: RouteList,
+}
+
+/// A server, and how it is reached.
+#[derive(Debug, Clone)]
+#[non_exhaustive]
+pub struct ServerPath {
+    /// Its URL.
+    pub url: ServerUrl,
+    /// The proxy for it; upstreams are dialled without one. Default none.
+    pub proxy: Option<ProxySettings>,
+    /// A proxy that is configured and not used for this server. Default none.
+    pub proxy_passed_over: Option<PassedOver>,
+}
+
+impl From<ServerUrl> for ServerPath {
+    fn from(url: ServerUrl) -> Self {
+        Self {
+            url,
+            proxy: None,
+            proxy_passed_over: None,
+        }
+    }
 }
 
 /// What to do after a final refusal: the credential is revoked, or has been refused for minutes.
@@ -163,10 +184,8 @@ impl Config {
                 upstream: Some(upstream),
                 ..Settings::default()
             },
-            server,
+            servers: vec![server.into()],
             server_trust: server_trust.into(),
-            proxy: None,
-            proxy_passed_over: None,
             client_certificate: None,
             upstream_roots: None,
             routes: RouteList::default(),
@@ -199,20 +218,12 @@ impl Config {
     ) -> (Option<Self>, Vec<ConfigFault>) {
         let mut faults = Vec::new();
         let settings = source.settings();
-        let purpose = "the server to dial";
-        let server = required(
-            &mut faults,
-            source.server.as_ref(),
-            &setting::server,
-            purpose,
-        );
+        check_servers(source, &mut faults);
         let before = faults.len();
         let client_certificate = credential::check(source, &mut faults);
         let of_credential = faults.len() - before;
         let server_trust = server_trust(source, &settings, &mut faults);
-        let proxy = server
-            .map(|server| proxy::check(source, server, variable, &mut faults))
-            .unwrap_or_default();
+        let servers = servers(source, variable, &mut faults);
         check_upstream(source, &mut faults);
         let upstream_roots = upstream_roots(source, &mut faults);
         let routes = check_routes(source, true, &mut faults);
@@ -220,13 +231,11 @@ impl Config {
         check_allow_from(source, &mut faults);
         check_dns_servers(source, &mut faults);
         let is_good = faults.len() == of_credential;
-        let config = match (server, server_trust, routes) {
-            (Some(server), Some(server_trust), Some(routes)) if is_good => Some(Self {
+        let config = match (server_trust, routes) {
+            (Some(server_trust), Some(routes)) if is_good => Some(Self {
                 settings,
-                server: server.clone(),
+                servers,
                 server_trust,
-                proxy: proxy.settings,
-                proxy_passed_over: proxy.passed_over,
                 client_certificate: client_certificate.flatten(),
                 upstream_roots,
                 routes,
@@ -236,11 +245,10 @@ impl Config {
         (config, faults)
     }
 
-    /// Whether the server is dialled through a proxy; other faults are ignored.
-    pub(crate) fn proxy_way(source: &Source) -> ProxyDecision {
+    /// Whether a server is dialled through a proxy; other faults are ignored.
+    pub(crate) fn proxy_way(source: &Source, server: &ServerUrl) -> ProxyDecision {
         let variable = |name: &str| std::env::var_os(name);
-        let decide = |server| proxy::check(source, server, variable, &mut Vec::new());
-        source.server.as_ref().map(decide).unwrap_or_default()
+        proxy::check(source, server, variable, &mut Vec::new())
     }
 
     /// All routes, or none if one of them has a fault; other faults are ignored. An upstream whose CA file cannot be used has
@@ -280,6 +288,11 @@ pub(crate) fn dialled<'a>(server: &'a ServerUrl, instead: Option<&'a ConnectTo>)
 }
 
 impl Source {
+    /// The servers, if any were given.
+    pub(crate) fn servers(&self) -> &[ServerUrl] {
+        self.server.as_ref().map_or(&[], OneOrMore::as_slice)
+    }
+
     /// A fault of a setting, or of a combination of settings.
     fn fault(&self, setting: &Setting, problem: impl Into<String>) -> ConfigFault {
         ConfigFault::Value {
@@ -287,6 +300,50 @@ impl Source {
             problem: problem.into(),
         }
     }
+}
+
+fn check_servers(source: &Source, faults: &mut Vec<ConfigFault>) {
+    let purpose = "the server to dial";
+    let given = source.server.as_ref();
+    let Some(servers) = required(faults, given, &setting::server, purpose) else {
+        return;
+    };
+    let servers = servers.as_slice();
+    let is_twice = |(position, server)| servers[..position].contains(server);
+    let problem = match servers.len() {
+        0 => "no server is named: name at least one".to_owned(),
+        2.. if source.connect_to.is_some() => {
+            "several servers are named, and --connect-to leads to one: leave it out".to_owned()
+        }
+        1..=SERVERS_MAX if !servers.iter().enumerate().any(is_twice) => return,
+        1..=SERVERS_MAX => "a server is named twice: leave one out".to_owned(),
+        more => format!("{more} servers are named, at most {SERVERS_MAX} can be"),
+    };
+    faults.push(source.fault(&setting::server, problem));
+}
+
+/// How each server is reached. A fault of the proxy is the same for all of them, and is reported once.
+fn servers(
+    source: &Source,
+    variable: impl Fn(&str) -> Option<OsString>,
+    faults: &mut Vec<ConfigFault>,
+) -> Vec<ServerPath> {
+    let mut of_proxy: Vec<ConfigFault> = Vec::new();
+    let paths = source.servers().iter().map(|url| {
+        let mut found = Vec::new();
+        let proxy = proxy::check(source, url, &variable, &mut found);
+        if of_proxy.is_empty() {
+            of_proxy = found;
+        }
+        ServerPath {
+            url: url.clone(),
+            proxy: proxy.settings,
+            proxy_passed_over: proxy.passed_over,
+        }
+    });
+    let paths = paths.collect();
+    faults.append(&mut of_proxy);
+    paths
 }
 
 fn server_trust(

@@ -44,7 +44,7 @@ pub(crate) use self::step::{Step, StepError, is_not_a_tunnel, proxy_error};
 use self::tls::Tls;
 pub(crate) use self::upgrade::RefusalResponse;
 use self::upgrade::UpgradeOutcome;
-use crate::config::{Config, ProxyUrl, ServerUrl, dialled};
+use crate::config::{Config, ProxyUrl, ServerPath, ServerUrl, dialled};
 use crate::credential::{Credential, CredentialError, Credentials};
 
 /// The `User-Agent` of all requests of a dial: some proxies refuse requests without one.
@@ -86,6 +86,8 @@ pub(crate) enum DialError {
         response: RefusalResponse,
         /// The credential that was sent.
         credential: Arc<Credential>,
+        /// The address of the server, or of the proxy.
+        peer: SocketAddr,
     },
 }
 
@@ -131,22 +133,23 @@ pub(crate) struct Connected {
 }
 
 impl Dialler {
-    /// A dialler that authenticates by these credentials.
+    /// A dialler of one of the configured servers, that authenticates by these credentials.
     ///
     /// # Errors
     /// When a CA file cannot be used.
-    pub(crate) fn from_config(
+    pub(crate) fn new(
         config: &Config,
+        path: &ServerPath,
         credentials: Arc<Credentials>,
     ) -> Result<Self, TlsFilesError> {
-        let server = config.server.clone();
+        let server = path.url.clone();
         let (host, port) = dialled(&server, config.settings.connect_to.as_ref());
         let server_name = config.settings.server_name.as_ref();
         let host_field = config.settings.host_header.as_ref();
         Ok(Self {
             host: host.to_owned(),
             port,
-            proxy: (config.proxy.clone())
+            proxy: (path.proxy.clone())
                 .map(|settings| Proxy::new(settings, config.settings.refusal_wait))
                 .transpose()?,
             tls: Tls::new(config.server_trust.clone())?,
@@ -172,15 +175,28 @@ impl Dialler {
         self.proxy.as_ref().map(Proxy::url)
     }
 
-    /// Takes all the steps once.
-    pub(crate) async fn dial(&self, greeting: &Greeting) -> Result<Connected, DialError> {
-        self.dial_observed(greeting, &mut Logged).await
+    /// Takes all the steps once. The addresses in `last` are tried after all others of the server.
+    pub(crate) async fn dial(
+        &self,
+        greeting: &Greeting,
+        last: &[SocketAddr],
+    ) -> Result<Connected, DialError> {
+        self.dial_steps(greeting, last, &mut Logged).await
     }
 
     /// Takes all the steps once, with an observer.
     pub(crate) async fn dial_observed(
         &self,
         greeting: &Greeting,
+        observer: &mut dyn Observer,
+    ) -> Result<Connected, DialError> {
+        self.dial_steps(greeting, &[], observer).await
+    }
+
+    async fn dial_steps(
+        &self,
+        greeting: &Greeting,
+        last: &[SocketAddr],
         observer: &mut dyn Observer,
     ) -> Result<Connected, DialError> {
         // Read at each dial, since the files can change, and before the first step, which is useless without a credential.
@@ -192,7 +208,8 @@ impl Dialler {
         };
         let mut steps = StepRunner::new(self.limit, observer);
         // Boxed, since the state of each is large, and a dial is rare.
-        let (link, peer) = Box::pin(self.reach(&mut steps)).await.map_err(failed)?;
+        let reached = Box::pin(self.reach(last, &mut steps)).await;
+        let (link, peer) = reached.map_err(failed)?;
         let io = Box::pin(self.secure(link, &credential, &mut steps))
             .await
             .map_err(failed)?;
@@ -210,19 +227,26 @@ impl Dialler {
                 server: self.server.clone(),
                 response,
                 credential,
+                peer,
             }),
         }
     }
 
     /// Connects to the server, directly or through the proxy. Returns the connection and the address of its peer.
-    async fn reach(&self, steps: &mut StepRunner<'_>) -> Result<(Link, SocketAddr), StepError> {
+    async fn reach(
+        &self,
+        last: &[SocketAddr],
+        steps: &mut StepRunner<'_>,
+    ) -> Result<(Link, SocketAddr), StepError> {
         let (host, port) = (self.host.as_str(), self.port);
         let proxy = self.proxy();
         steps.observe(Observation::Target { host, port, proxy });
         match &self.proxy {
             Some(proxy) => proxy.reach(host, port, steps).await,
             None => {
-                let addresses = look_up(Step::Resolve, host, port, steps).await?;
+                let mut addresses = look_up(Step::Resolve, host, port, steps).await?;
+                // Stable: the resolver's order counts among the others.
+                addresses.sort_by_key(|address| last.contains(address));
                 let (tcp, peer) = connect_any(Step::Connect, &addresses, steps).await?;
                 Ok((Link::Tcp(tcp), peer))
             }
@@ -425,6 +449,7 @@ mod tests {
             session_number: 1,
             allow_from: None,
             is_check: false,
+            placement: None,
         }
     }
 
@@ -443,6 +468,7 @@ mod tests {
             server: "wss://tunnel.example.com".parse().unwrap(),
             response: refused,
             credential: Credentials::new(files).read().unwrap(),
+            peer: SocketAddr::from(([127, 0, 0, 1], 1)),
         }
     }
 
@@ -524,8 +550,8 @@ mod tests {
         let credentials = Arc::new(Credentials::new(files));
         let upstream = "http://localhost:1".parse().unwrap();
         let config = Config::new(server, roots, "/nowhere/token".into(), upstream);
-        let dialler = Dialler::from_config(&config, credentials).unwrap();
-        let Err(error) = dialler.dial(&greeting()).await else {
+        let dialler = Dialler::new(&config, &config.servers[0], credentials).unwrap();
+        let Err(error) = dialler.dial(&greeting(), &[]).await else {
             panic!("no token")
         };
         assert_eq!(
@@ -607,7 +633,7 @@ mod tests {
             certificate: None,
         };
         let credentials = Arc::new(Credentials::new(files));
-        let dialler = Dialler::from_config(&config, credentials).unwrap();
+        let dialler = Dialler::new(&config, &config.servers[0], credentials).unwrap();
         let mut notes = Notes::default();
         match dialler.dial_observed(&greeting(), &mut notes).await {
             Ok(_) => panic!("this is no tunnel server"),

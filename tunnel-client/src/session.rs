@@ -98,6 +98,8 @@ pub(crate) struct Welcome {
     pub(crate) session: String,
     /// Version of the server.
     pub(crate) version: String,
+    /// The server node, if it is one of several.
+    pub(crate) node: Option<String>,
 }
 
 /// An event of a session that concerns the tunnel.
@@ -472,10 +474,12 @@ fn on_control(control: Control, notices: &mpsc::Sender<Notice>) {
             runtime,
             session,
             version,
+            node,
         } => Notice::Welcome(Welcome {
             runtime,
             session,
             version,
+            node,
         }),
         Control::Drain { spread_ms } => Notice::Event(Event::Drain {
             spread: Duration::from_millis(spread_ms.unwrap_or_default()),

@@ -5,7 +5,7 @@
 //!           │      dial ─▶ serve ─▶ drain, renewal ─▶ dial the next, then leave ─┐
 //!           │       ▲         └─▶ lost ──────────────────────┐                   │
 //!           │       └────────────────────────────────────────┴───────────────────┘
-//!           ├─ dialling (dialling.rs): one slot at a time; when (redial.rs, path.rs)
+//!           ├─ dialling (dialling.rs): one slot at a time; when (redial.rs, path.rs), where (servers.rs, places.rs)
 //!           ├─ the clock (clock.rs): after a jump each slot renews its session
 //!           ├─ ages (age.rs): with a bound, one slot after the other does
 //!           └─ end: shutdown, superseded, refused with no session left: all slots leave
@@ -19,7 +19,9 @@ mod clock;
 mod dialling;
 mod leaving;
 mod path;
+mod places;
 mod redial;
+mod servers;
 mod slot;
 mod starting;
 
@@ -144,13 +146,15 @@ impl Tunnel {
             wall,
         } = self;
         let parts = shared.dialling.parts();
-        tracing::info!(
-            server = %parts.dialler.server(),
-            proxy = parts.dialler.proxy().map(tracing::field::display),
-            instance = %parts.instance.id(),
-            sessions,
-            "dialling"
-        );
+        for dialler in &parts.diallers {
+            tracing::info!(
+                server = %dialler.server(),
+                proxy = dialler.proxy().map(tracing::field::display),
+                instance = %parts.instance.id(),
+                sessions,
+                "dialling"
+            );
+        }
         let credentials = Arc::clone(&shared.credentials);
         let _following = Owned::spawn("credential", async move { credentials.follow(files).await });
         loop {

@@ -21,7 +21,7 @@ pub use clap::builder::ValueParser;
 
 pub use self::origin::{SettingOrigin, SettingOrigins};
 pub use self::page::page;
-pub use self::value::{OneOrMorePaths, SettingValue, text_parser};
+pub use self::value::{OneOrMore, OneOrMorePaths, SettingValue, text_parser};
 use crate::config_file::{ConfigFileError, TomlFile};
 
 /// One row of the table. A setting has one name in three spellings: `ping_interval` in the file, `--ping-interval`,

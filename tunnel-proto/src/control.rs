@@ -30,6 +30,9 @@ pub enum Control {
         session: String,
         /// Version of the tunnel server program.
         version: String,
+        /// Name of the server node, if it is one of several.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        node: Option<String>,
     },
     /// First message of the tunnel server on a session that only checks the path, instead of `welcome`: the
     /// probe was accepted.
@@ -42,6 +45,9 @@ pub enum Control {
         session: String,
         /// Version of the tunnel server program.
         version: String,
+        /// Name of the server node, if it is one of several.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        node: Option<String>,
         /// Instance id of the current holder of the runtime, if there is one.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         holder: Option<String>,
@@ -215,12 +221,18 @@ mod tests {
         fn round_trip(version in ".*", session in ".*", spread in proptest::option::of(any::<u64>())) {
             for control in [
                 Control::Hello { version: version.clone() },
-                Control::Welcome { runtime: "a-b".into(), session: session.clone(), version: version.clone() },
+                Control::Welcome {
+                    runtime: "a-b".into(),
+                    session: session.clone(),
+                    version: version.clone(),
+                    node: spread.map(|_| version.clone()),
+                },
                 Control::Checked {
                     account: "a".into(),
                     runtime: "a-b".into(),
                     session: session.clone(),
                     version: version.clone(),
+                    node: spread.map(|_| session.clone()),
                     holder: spread.map(|_| session.clone()),
                     conflict: spread.map(|_| Refusal {
                         reason: session.clone(),

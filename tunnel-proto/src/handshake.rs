@@ -10,7 +10,10 @@ use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 use tokio_tungstenite::tungstenite::handshake::{client, derive_accept_key};
 
-use crate::refusal::{Finality, RefusalReason};
+use crate::{
+    limits,
+    refusal::{Finality, RefusalReason},
+};
 
 /// Path of the tunnel listener that opens a session.
 pub const CONNECT_PATH: &str = "/connect";
@@ -37,8 +40,19 @@ pub const SESSION_NUMBER: HeaderName = HeaderName::from_static("tunnel-session")
 /// CIDR notation, separated by commas. If absent, the client does not restrict them.
 pub const ALLOW_FROM: HeaderName = HeaderName::from_static("tunnel-allow-from");
 
+/// Carries the names of the server nodes on which the instance has a session already, separated by commas, so that its
+/// sessions are on different nodes. Each `welcome` tells the node's name.
+pub const AVOID: HeaderName = HeaderName::from_static("tunnel-avoid");
+
+/// Carries the number of this dial, from 1: one more than the refusals `elsewhere` that it follows. If absent, the client
+/// does not know that refusal, and gets none.
+pub const ATTEMPT: HeaderName = HeaderName::from_static("tunnel-attempt");
+
 /// Longest list of networks in [`ALLOW_FROM`], in bytes: about 200 networks.
 const ALLOW_FROM_BYTES: usize = 4096;
+
+/// Longest list of nodes in [`AVOID`], in bytes: one for each session of a tunnel, each as long as a DNS name.
+const AVOID_BYTES: usize = limits::SESSIONS * 256;
 
 /// The random secret that a tunnel client generates at its start, 32 lower-case hexadecimal digits, and the
 /// id derived from it. The client sends the secret in [`INSTANCE`] for each session; no session of the
@@ -212,6 +226,38 @@ pub struct Greeting {
     pub allow_from: Option<String>,
     /// Whether the session is only a check, see [`CHECK_SUBPROTOCOL`].
     pub is_check: bool,
+    /// On which server node the session should be; `None` if the client does not know the refusal `elsewhere`.
+    pub placement: Option<Placement>,
+}
+
+/// Where an instance wants its next session.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Placement {
+    /// The value of [`AVOID`]: the nodes on which the instance has a session.
+    pub avoid: Vec<String>,
+    /// The value of [`ATTEMPT`].
+    pub attempt: u32,
+}
+
+impl Placement {
+    /// Dials that may be refused with `elsewhere` in a row, less one. Where one address leads to N nodes at random, all of
+    /// them miss with a probability of 1/N to this power.
+    pub const ATTEMPTS: u32 = 3;
+
+    /// The first dial of an instance that has sessions on these nodes.
+    #[must_use]
+    pub fn avoiding(nodes: Vec<String>) -> Self {
+        Self {
+            avoid: nodes,
+            attempt: 1,
+        }
+    }
+
+    /// Whether this dial may still be refused with `elsewhere`.
+    #[must_use]
+    pub fn may_go_elsewhere(&self) -> bool {
+        self.attempt < Self::ATTEMPTS
+    }
 }
 
 impl Greeting {
@@ -246,10 +292,11 @@ pub enum NotASession {
     /// Not the subprotocol of this server.
     #[error("this server speaks {SUBPROTOCOL}: install a tunnel client of a matching version")]
     Subprotocol,
-    /// Instance secret, version or session number is missing or malformed, or [`ALLOW_FROM`] is malformed.
+    /// Instance secret, version or session number is missing or malformed, or [`ALLOW_FROM`], [`ATTEMPT`] or [`AVOID`] is
+    /// malformed.
     #[error(
         "the fields tunnel-instance, tunnel-client-version and tunnel-session must be valid, and \
-         tunnel-allow-from where there is one"
+         tunnel-allow-from, tunnel-attempt and tunnel-avoid where they are given"
     )]
     Greeting,
 }
@@ -286,9 +333,17 @@ pub fn request(greeting: &Greeting, key: &str) -> http::request::Builder {
         .header(INSTANCE, instance)
         .header(CLIENT_VERSION, greeting.version.as_str())
         .header(SESSION_NUMBER, greeting.session_number);
-    match &greeting.allow_from {
+    let request = match &greeting.allow_from {
         Some(networks) => request.header(ALLOW_FROM, networks),
         None => request,
+    };
+    let Some(placement) = &greeting.placement else {
+        return request;
+    };
+    let request = request.header(ATTEMPT, placement.attempt);
+    match placement.avoid.is_empty() {
+        true => request,
+        false => request.header(AVOID, placement.avoid.join(", ")),
     }
 }
 
@@ -351,7 +406,25 @@ fn greeting(headers: &HeaderMap, is_check: bool) -> Option<Greeting> {
         session_number,
         allow_from: allow_from.map(str::to_owned),
         is_check,
+        placement: placement(headers)?,
     })
+}
+
+/// Where the client wants the session, if it says so; the outer `None` if that is malformed.
+fn placement(headers: &HeaderMap) -> Option<Option<Placement>> {
+    let Some(attempt) = headers.get(ATTEMPT) else {
+        return Some(None);
+    };
+    let attempt = attempt.to_str().ok()?.parse().ok();
+    let avoid = match headers.get(AVOID) {
+        Some(avoid) => avoid.to_str().ok().filter(|avoid| avoid.len() <= AVOID_BYTES)?,
+        None => "",
+    };
+    let nodes = avoid.split(',').map(str::trim).filter(|node| !node.is_empty());
+    Some(Some(Placement {
+        avoid: nodes.map(str::to_owned).collect(),
+        attempt: attempt.filter(|attempt| *attempt > 0)?,
+    }))
 }
 
 /// Whether the head of a 101 response completes the handshake that this greeting and `key` began.
@@ -388,6 +461,7 @@ mod tests {
             session_number: 1,
             allow_from: Some("10.0.0.0/8, 2001:db8::/32".into()),
             is_check: false,
+            placement: Some(Placement::avoiding(vec!["n1".into(), "n2".into()])),
         }
     }
 
@@ -401,6 +475,39 @@ mod tests {
     #[test]
     fn a_generated_request_is_accepted() {
         assert_eq!(check_request(&session_request()), Ok(greeting()));
+    }
+
+    #[test]
+    fn a_placement_is_read_as_it_is_written_and_may_be_absent() {
+        let asked = |attempt: Option<&str>, avoid: Option<&str>| {
+            let mut request = session_request();
+            for (name, value) in [(ATTEMPT, attempt), (AVOID, avoid)] {
+                request.headers_mut().remove(&name);
+                if let Some(value) = value {
+                    let value = HeaderValue::from_str(value).unwrap();
+                    request.headers_mut().insert(name, value);
+                }
+            }
+            check_request(&request).map(|greeting| greeting.placement)
+        };
+        assert_eq!(asked(None, None), Ok(None));
+        assert_eq!(
+            asked(None, Some("n1")),
+            Ok(None),
+            "it does not know the refusal"
+        );
+        let third = Placement {
+            avoid: Vec::new(),
+            attempt: 3,
+        };
+        assert!(!third.may_go_elsewhere());
+        assert_eq!(asked(Some("3"), None), Ok(Some(third)));
+        for (attempt, avoid) in [("0", "n1"), ("x", "n1"), ("1", &"n".repeat(AVOID_BYTES + 1))] {
+            assert_eq!(
+                asked(Some(attempt), Some(avoid)),
+                Err(NotASession::Greeting)
+            );
+        }
     }
 
     #[test]

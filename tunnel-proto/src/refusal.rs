@@ -109,6 +109,7 @@ refusal_reasons! {
     RuntimeHeld = "runtime_held", CONFLICT, Passing, "another instance holds the runtime, and the server keeps the older";
     RuntimeContested = "runtime_contested", CONFLICT, Passing, "instances take the runtime from each other";
     DirectoryUnavailable = "directory_unavailable", SERVICE_UNAVAILABLE, Passing, "another instance holds the runtime, and the directory of the server nodes cannot be reached";
+    Elsewhere = "elsewhere", SERVICE_UNAVAILABLE, Passing, "the client has a session on this server node, or the node stops, and another node serves: the client dials again at once";
     RuntimeDiffers = "runtime_differs", FORBIDDEN, Final, "only in `refresh-refused`: the newer token is for another runtime";
     RefreshTooOften = "refresh_too_often", TOO_MANY_REQUESTS, Passing, "only in `refresh-refused`: newer tokens come too often";
 }

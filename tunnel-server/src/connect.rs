@@ -350,6 +350,7 @@ async fn admit(
         ));
     }
     if shared.lifecycle.is_draining() {
+        go_elsewhere(shared, &greeting)?;
         let (reason, after) = (RefusalReason::ServerDraining, Duration::from_secs(1));
         return Err(Refusal::for_now(
             reason,
@@ -418,6 +419,7 @@ async fn may_begin(
         shared.config.load().settings.on_conflict,
     );
     let Err(refusal) = precheck.await else {
+        go_elsewhere(shared, greeting)?;
         return Ok(None);
     };
     let (label, instance) = (runtime.label.as_str(), greeting.instance.id().as_str());
@@ -431,6 +433,25 @@ async fn may_begin(
             .report(contested.detail(format!("{takeovers} takeovers in a row")));
     }
     Err(refusal.into())
+}
+
+/// Refuses a session that had better be at another node, unless its client does not know that refusal or has been refused
+/// for it often enough.
+fn go_elsewhere(shared: &TunnelListener, greeting: &Greeting) -> Result<(), Refusal> {
+    let placement = greeting.placement.as_ref();
+    let Some(placement) = placement.filter(|placement| placement.may_go_elsewhere()) else {
+        return Ok(());
+    };
+    let is_leaving = shared.lifecycle.is_leaving();
+    let directory = shared.registry.directory();
+    match directory.is_better_elsewhere(&placement.avoid, is_leaving) {
+        true => Err(Refusal::for_now(
+            RefusalReason::Elsewhere,
+            "another server node is to have this session: dial again",
+            Duration::ZERO,
+        )),
+        false => Ok(()),
+    }
 }
 
 /// The source networks that the instance itself allows for its runtime.

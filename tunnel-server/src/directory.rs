@@ -145,6 +145,21 @@ impl Directory {
         }
     }
 
+    /// The name of this node, if it is one of several.
+    pub(crate) fn node_name(&self) -> Option<String> {
+        Some(self.nodes()?.node().name.to_string())
+    }
+
+    /// Whether a session had better be at another node: this one leaves, or the instance avoids it, and there is a node that
+    /// takes sessions and is not avoided.
+    pub(crate) fn is_better_elsewhere(&self, avoid: &[String], is_leaving: bool) -> bool {
+        let Some(nodes) = self.nodes() else {
+            return false;
+        };
+        let is_avoided = |name: &NodeName| avoid.iter().any(|avoided| avoided == name.as_str());
+        (is_leaving || is_avoided(&nodes.node().name)) && nodes.has_other_serving(is_avoided)
+    }
+
     /// Starts the tasks of a shared directory, which end when the result is dropped. `observer` hears of changes.
     pub(crate) fn start(&self, observer: Weak<dyn Observer>) -> Vec<Owned<()>> {
         let Some(shared) = self.nodes() else {

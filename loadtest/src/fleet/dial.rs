@@ -139,6 +139,7 @@ mod tests {
                 session_number: 3,
                 allow_from: None,
                 is_check: false,
+                placement: None,
             };
             upgrade(Stream::Left(stream), &greeting, "tnlrt_x").await
         };

@@ -75,6 +75,7 @@ pub(super) async fn run(workers: Rc<FleetThread>, worker: SimulatedClient) {
         session_number: 0,
         allow_from: None,
         is_check: false,
+        placement: None,
     };
     // The semaphore is never closed.
     let mut turn = workers.first.acquire().await.ok();

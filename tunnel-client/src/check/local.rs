@@ -16,7 +16,7 @@ use super::text::{moment, span};
 use super::token::TokenEvidence;
 use super::trust;
 use super::verdict::{self, Verdict};
-use crate::config::{Config, ConfigError, ConfigFault, Given, Source, dialled, setting};
+use crate::config::{Config, ConfigError, ConfigFault, Given, ServerUrl, Source, dialled, setting};
 
 /// A certificate that expires sooner than this has a warning.
 const SOON: Duration = Duration::from_secs(7 * 24 * 60 * 60);
@@ -29,7 +29,18 @@ pub(super) struct Read {
     pub(super) has_credential: bool,
     /// What was given, valid or not.
     pub(super) source: Source,
-    /// With the server's host and port, and the origin of the proxy.
+    /// The servers that are to be checked, in the order of the configuration.
+    pub(super) targets: Vec<Target>,
+    /// What is known apart from them.
+    pub(super) evidence: Evidence,
+}
+
+/// A server that is to be checked.
+pub(super) struct Target {
+    pub(super) url: ServerUrl,
+    /// The steps of the path to it.
+    pub(super) path: Vec<StepName>,
+    /// With its host and port, and the origin of the proxy.
     pub(super) evidence: Evidence,
 }
 
@@ -40,7 +51,7 @@ pub(super) fn config(given: Given, reporter: &mut Reporter<'_>) -> Option<Read> 
         Some(path) => path.display().to_string(),
         None => "flags and environment".to_owned(),
     };
-    let mut evidence = Evidence::new("", 0, SystemTime::now());
+    let evidence = Evidence::new("", 0, SystemTime::now());
     let source = match given.merge().map_err(ConfigError::from) {
         Ok(source) => source,
         Err(error) => {
@@ -50,15 +61,8 @@ pub(super) fn config(given: Given, reporter: &mut Reporter<'_>) -> Option<Read> 
             return None;
         }
     };
-    reporter.report.server = source.server.as_ref().map(ToString::to_string);
-    if let Some(server) = &source.server {
-        let (host, port) = dialled(server, source.connect_to.as_ref());
-        evidence = Evidence::new(host, port, evidence.now);
-        evidence.name = match &source.server_name {
-            Some(name) => name.as_str().to_owned(),
-            None => server.host().to_owned(),
-        };
-    }
+    let servers: Vec<String> = source.servers().iter().map(ToString::to_string).collect();
+    reporter.report.server = (!servers.is_empty()).then(|| servers.join(","));
     let (config, checked) = Config::check_all(&source);
     let failed = (checked.as_ref().err()).and_then(|error| fault(error, &source));
     let step = match failed {
@@ -66,8 +70,35 @@ pub(super) fn config(given: Given, reporter: &mut Reporter<'_>) -> Option<Read> 
         None => StepReport::new(StepName::Config, StepResult::Held, origin),
     };
     reporter.step(step.took(began.elapsed()));
-    let proxy = Config::proxy_way(&source);
-    reporter.path = StepName::path(proxy.scheme);
+    let servers = source.servers().iter();
+    let targets = servers.map(|url| target(&source, url, evidence.now, reporter));
+    let targets: Vec<Target> = targets.collect();
+    if let Some(first) = targets.first() {
+        reporter.path = first.path.clone();
+    }
+    Some(Read {
+        config,
+        has_credential: checked.is_ok(),
+        targets,
+        source,
+        evidence,
+    })
+}
+
+/// How a server is reached. Reports a proxy that is not used for it.
+fn target(
+    source: &Source,
+    url: &ServerUrl,
+    now: SystemTime,
+    reporter: &mut Reporter<'_>,
+) -> Target {
+    let (host, port) = dialled(url, source.connect_to.as_ref());
+    let mut evidence = Evidence::new(host, port, now);
+    evidence.name = match &source.server_name {
+        Some(name) => name.as_str().to_owned(),
+        None => url.host().to_owned(),
+    };
+    let proxy = Config::proxy_way(source, url);
     if let Some(settings) = &proxy.settings {
         evidence.proxy_from = match settings.variable {
             Some(variable) => variable.to_owned(),
@@ -78,12 +109,11 @@ pub(super) fn config(given: Given, reporter: &mut Reporter<'_>) -> Option<Read> 
         let words = passed_over.to_string();
         reporter.step(StepReport::new(StepName::Proxy, StepResult::Skipped, words));
     }
-    Some(Read {
-        config,
-        has_credential: checked.is_ok(),
-        source,
+    Target {
+        url: url.clone(),
+        path: StepName::path(proxy.scheme),
         evidence,
-    })
+    }
 }
 
 fn sentences<'f>(faults: impl IntoIterator<Item = &'f ConfigFault>) -> Vec<String> {

@@ -15,7 +15,7 @@ use super::verdict::Verdict;
 #[derive(Debug, Clone, Default)]
 #[non_exhaustive]
 pub struct Report {
-    /// The server's URL, if the configuration names one.
+    /// The server's URL, if the configuration names one; several are separated by commas.
     pub server: Option<String>,
     /// In the order in which they were taken.
     pub steps: Vec<StepReport>,

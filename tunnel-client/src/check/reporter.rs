@@ -19,6 +19,8 @@ pub(super) struct Reporter<'n> {
     pub(super) report: Report,
     /// The steps of the path to the server that are still to be reported.
     pub(super) path: Vec<StepName>,
+    /// The server that the steps are about, if there are several.
+    server: Option<String>,
     notify: &'n mut (dyn FnMut(Event<'_>) + Send),
 }
 
@@ -27,12 +29,19 @@ impl<'n> Reporter<'n> {
         Self {
             report: Report::default(),
             path: StepName::path(None),
+            server: None,
             notify,
         }
     }
 
+    /// The steps of the path that follow are about this server, one of several.
+    pub(super) fn begin_server(&mut self, server: String) {
+        self.server = Some(server);
+    }
+
     /// Reports a step.
-    pub(super) fn step(&mut self, step: StepReport) {
+    pub(super) fn step(&mut self, mut step: StepReport) {
+        step.name = step.name.or_else(|| self.server.clone());
         (self.notify)(Event::Step(&step));
         self.report.steps.push(step);
     }
@@ -46,12 +55,16 @@ impl<'n> Reporter<'n> {
     pub(super) fn path_ends(&mut self) {
         let steps = std::mem::take(&mut self.path);
         self.not_reached(&steps);
+        self.server = None;
     }
 
     /// Reports those of these steps as not reached that have no report.
     pub(super) fn not_reached(&mut self, steps: &[StepName]) {
         for step in steps {
-            let is_reported = (self.report.steps.iter()).any(|report| report.step == *step);
+            let is_it = |report: &StepReport| {
+                report.step == *step && (self.server.is_none() || report.name == self.server)
+            };
+            let is_reported = self.report.steps.iter().any(is_it);
             if !is_reported {
                 self.step(StepReport::not_reached(*step));
             }

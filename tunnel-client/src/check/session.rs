@@ -59,6 +59,8 @@ pub(super) struct Checked {
     pub(super) session: String,
     /// The server's version.
     pub(super) version: String,
+    /// The server node, if it is one of several.
+    pub(super) node: Option<String>,
     /// The instance that holds the runtime now.
     pub(super) holder: Option<String>,
     /// Why a client that is started now would not get the runtime.
@@ -157,6 +159,7 @@ fn checked(control: Control) -> Option<Checked> {
         runtime,
         session,
         version,
+        node,
         holder,
         conflict,
         expires_in_ms,
@@ -170,6 +173,7 @@ fn checked(control: Control) -> Option<Checked> {
         runtime: printable(&runtime),
         session: printable(&session),
         version: printable(&version),
+        node: node.as_deref().map(printable),
         holder: holder.as_deref().map(printable),
         conflict,
         expires_in: expires_in_ms.map(Duration::from_millis),
@@ -210,6 +214,7 @@ mod tests {
             runtime: "acme-prod".to_owned(),
             session: "1/1".to_owned(),
             version: "0".to_owned(),
+            node: None,
             holder: None,
             conflict: None,
             expires_in_ms: Some(1_000),

@@ -69,7 +69,7 @@ pub enum StepResult {
 pub struct StepReport {
     /// The step.
     pub step: StepName,
-    /// Of an upstream: the route that leads to it.
+    /// Of an upstream: the route that leads to it. Of a step to one of several servers: its URL.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub name: Option<String>,
     /// How it went.

@@ -6,7 +6,7 @@ use tunnel_routing::config::RouteList;
 use super::Failure;
 use super::routes::print_table;
 use crate::cli::ValidateArgs;
-use crate::config::{Config, ServeConfig};
+use crate::config::{Config, ServeConfig, ServerPath};
 
 pub(super) fn validate(args: ValidateArgs) -> Result<(), Failure> {
     let source = args.given.merge().map_err(Failure::configuration)?;
@@ -19,24 +19,30 @@ pub(super) fn validate(args: ValidateArgs) -> Result<(), Failure> {
         return Ok(());
     }
     let config = Config::check(&source).map_err(Failure::configuration)?;
-    let proxy = match (&config.proxy, &config.proxy_passed_over) {
-        (Some(proxy), _) => format!(", by the proxy {}", proxy.url),
-        (None, Some(passed_over)) => format!(" ({passed_over})"),
-        (None, None) => String::new(),
-    };
-    let server = &config.server;
+    let servers: Vec<String> = config.servers.iter().map(shown).collect();
+    let servers = servers.join(", server ");
     match &config.settings.upstream {
         Some(upstream) if config.routes.is_empty() => {
-            println!("ok: server {server}{proxy}, upstream {upstream}");
+            println!("ok: server {servers}, upstream {upstream}");
         }
         _ => {
             let routes = config.all_routes();
-            println!("ok: server {server}{proxy}, routes {}", routes.len());
+            println!("ok: server {servers}, routes {}", routes.len());
             print_table(&routes);
             print_warnings(&routes);
         }
     }
     Ok(())
+}
+
+/// A server, and the proxy that it is dialled through.
+fn shown(server: &ServerPath) -> String {
+    let url = &server.url;
+    match (&server.proxy, &server.proxy_passed_over) {
+        (Some(proxy), _) => format!("{url}, by the proxy {}", proxy.url),
+        (None, Some(passed_over)) => format!("{url} ({passed_over})"),
+        (None, None) => url.to_string(),
+    }
 }
 
 fn print_warnings(routes: &RouteList) {

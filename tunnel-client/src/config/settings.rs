@@ -15,7 +15,7 @@ use tunnel_ops::config_value::{
     BoundedSize, Count, DurationFrom, DurationText, ListenAddress, Network, OptionalListenAddress,
     PositiveDuration, SizeFrom,
 };
-use tunnel_ops::settings::{self, OneOrMorePaths};
+use tunnel_ops::settings::{self, OneOrMore, OneOrMorePaths};
 use tunnel_ops::telemetry::{AccessLogTarget, LogFilter, LogFormat};
 use tunnel_routing::config::{CONNECT_TIMEOUT, HEAD_TIMEOUT, RawRoute};
 use tunnel_routing::url::UpstreamUrl;
@@ -43,7 +43,10 @@ tunnel_ops::settings! {
 
     "Server and credential" {
         /// The server to dial, such as wss://tunnel.example.com
-        server: ServerUrl, given "required", "URL", Restart;
+        ///
+        /// May be given several times, for nodes that have an address each: the sessions of a client go to different ones, and
+        /// one that fails is left for the next
+        server: OneOrMore<ServerUrl>, given "required", "URL", Restart;
         /// The regular file that holds the token; read again when it changes
         token_file: PathBuf, else "required unless --client-cert is given", "FILE", Restart;
         /// Certificate chain of the client, PEM; read again when it changes

@@ -205,7 +205,7 @@ fn a_file_says_the_same_as_flags() {
         (None, OnRefusal::Retry)
     );
     assert_eq!(from_file.settings.tell_routes, TellRoutes::Full);
-    assert!(from_file.upstream_roots.is_some() && from_file.proxy.is_some());
+    assert!(from_file.upstream_roots.is_some() && from_file.servers[0].proxy.is_some());
 }
 
 #[test]

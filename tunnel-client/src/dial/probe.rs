@@ -51,7 +51,7 @@ impl Dialler {
         observer: &mut dyn Observer,
     ) -> Result<ProbeResponse, StepError> {
         let mut steps = StepRunner::new(self.limit, observer);
-        let (link, _) = Box::pin(self.reach(&mut steps)).await?;
+        let (link, _) = Box::pin(self.reach(&[], &mut steps)).await?;
         let (name, limit) = (&self.server_name, steps.limit());
         let io = match mode {
             ProbeMode::Plain => {

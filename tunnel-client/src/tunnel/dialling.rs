@@ -1,4 +1,4 @@
-//! Dials sessions for all slots: one at a time, after a wait that all of them share.
+//! Dials sessions for all slots: one at a time, after a wait that all of them share, each time at the server that is next.
 //!
 //! In: a slot that needs a session. Out: a session that the server has welcomed, or why the whole tunnel has to end.
 //! Slots queue for each attempt, so that a slot whose attempt failed lets the others try before it tries again.
@@ -16,7 +16,9 @@ use tunnel_proto::handshake::{Greeting, InstanceSecret};
 use tunnel_proto::refusal::Finality;
 
 use super::path;
+use super::places::{Place, PlaceId, PlacedSession, Places, Search};
 use super::redial::{NextDial, PENDING_LIMIT, Redial, RedialSettings, Refusals};
+use super::servers::Servers;
 use super::starting::StartingSession;
 use super::{EndReason, random};
 use crate::credential::{Credential, Credentials};
@@ -25,8 +27,8 @@ use crate::session::{NotWelcome, Session, SessionEnded, SessionParts};
 
 /// The parts that dialling needs.
 pub(crate) struct DiallingParts {
-    /// Dials the server.
-    pub(crate) dialler: Dialler,
+    /// Each dials one of the servers, in the order of the configuration; at least one.
+    pub(crate) diallers: Vec<Dialler>,
     /// The credentials of the client.
     pub(crate) credentials: Arc<Credentials>,
     /// The secret of this instance.
@@ -47,7 +49,8 @@ pub(crate) struct DiallingParts {
 pub(super) struct Dialling {
     parts: DiallingParts,
     state: Queue<DialState>,
-    redial: Mutex<Redial>,
+    servers: Mutex<Servers>,
+    places: Arc<Places>,
     refusals: Mutex<Refusals>,
     /// Since when this client holds the runtime: the first welcome since the slots began.
     held_since: Mutex<Option<Instant>>,
@@ -82,7 +85,8 @@ impl Dialling {
     pub(super) fn new(parts: DiallingParts) -> Self {
         Self {
             state: Queue::default(),
-            redial: Mutex::new(Redial::new(parts.redial.clone())),
+            servers: Mutex::new(Servers::new(parts.diallers.len(), &parts.redial, random())),
+            places: Arc::default(),
             refusals: Mutex::new(Refusals::new(parts.refusal_wait)),
             held_since: Mutex::default(),
             has_hinted: AtomicBool::new(false),
@@ -95,22 +99,33 @@ impl Dialling {
         &self.parts
     }
 
-    /// Dials until the server welcomes a session. If this is dropped, `starting` keeps a session that has begun.
+    /// Dials until a server welcomes a session, the successor of `own` if there is one. If this is dropped, `starting`
+    /// keeps a session that has begun.
     ///
     /// # Errors
     /// When the tunnel has to end.
-    pub(super) async fn session(&self, starting: &StartingSession) -> Result<Session, EndReason> {
+    pub(super) async fn session(
+        &self,
+        starting: &StartingSession,
+        own: Option<PlaceId>,
+    ) -> Result<(Session, PlacedSession), EndReason> {
+        let mut search = Search::default();
         loop {
             // Fair: a slot that has failed waits behind the others.
             let mut state = self.state.lock().await;
-            self.wait(state.peer).await;
-            match self.dial(&mut state, starting).await {
-                Ok(session) => {
-                    self.on_welcome(&session, state.number);
-                    return Ok(session);
+            let server = self.wait(state.peer, own, &search).await;
+            match self.dial(&mut state, starting, server, own, &search).await {
+                Ok((session, place)) => {
+                    self.on_welcome(&session, server, state.number);
+                    return Ok((session, self.places.add(place)));
+                }
+                Err(DialFailure::Dial(error)) if search.goes_on_after(server, &error) => {
+                    self.parts.sessions.metrics.on_dial("elsewhere");
+                    tracing::debug!(%error, "another server node is to have the session, dialling again at once");
                 }
                 Err(failure) => {
-                    if let Some(refused) = self.after_failure(&failure)? {
+                    search = Search::default();
+                    if let Some(refused) = self.after_failure(server, &failure)? {
                         // With the lock, since the other slots would be refused as well.
                         self.wait_after_refusal(refused).await;
                     }
@@ -137,16 +152,19 @@ impl Dialling {
 
     /// An internal error has ended all slots.
     pub(super) fn after_fault(&self) {
-        let mut redial = self.redial.lock();
-        redial.after_fault(Instant::now(), random());
+        let mut servers = self.servers.lock();
+        for redial in servers.all() {
+            redial.after_fault(Instant::now(), random());
+        }
     }
 
-    /// A session with this credential has ended.
+    /// A session of a server with this credential has ended.
     ///
     /// # Errors
     /// When that ends the whole tunnel.
     pub(super) fn after_session(
         &self,
+        server: usize,
         ended: &SessionEnded,
         by: &Credential,
     ) -> Result<(), EndReason> {
@@ -158,10 +176,11 @@ impl Dialling {
             });
         }
         let now = Instant::now();
-        let mut redial = self.redial.lock();
+        let mut servers = self.servers.lock();
+        let redial = servers.of(server);
         redial.after_session(ended.reason, ended.lived, now, random());
-        let wait = redial.next_dial(now).after(now);
-        drop(redial);
+        let wait = servers.next(now, |_| 0, &[]).1.after(now);
+        drop(servers);
         tracing::warn!(
             why = ended.detail,
             ?wait,
@@ -170,35 +189,42 @@ impl Dialling {
         Ok(())
     }
 
-    /// The server drains a session.
-    pub(super) fn after_drain(&self, session: &Session) {
+    /// A server drains a session.
+    pub(super) fn after_drain(&self, server: usize, session: &Session) {
         let lived = session.lived();
-        let mut redial = self.redial.lock();
-        redial.after_drain(lived, Instant::now(), random());
+        let mut servers = self.servers.lock();
+        (servers.of(server)).after_drain(lived, Instant::now(), random());
     }
 
     /// The client replaces a session by its own choice.
-    pub(super) fn on_renewal(&self, session: &Session) {
-        self.redial.lock().on_lived(session.lived());
+    pub(super) fn on_renewal(&self, server: usize, session: &Session) {
+        self.servers.lock().of(server).on_lived(session.lived());
     }
 
-    /// Ends the wait, except for a `Retry-After` of the server.
+    /// Ends all waits, except for the `Retry-After` of a server.
     fn retry_now(&self) {
-        self.redial.lock().retry_now();
+        self.servers.lock().all().for_each(Redial::retry_now);
     }
 
     /// Time has jumped: ends every wait.
     pub(super) fn after_jump(&self) {
-        self.redial.lock().after_jump();
+        self.servers.lock().all().for_each(Redial::after_jump);
     }
 
-    /// Waits until the next dial is due, or a change of the network path or the credential ends the wait.
-    async fn wait(&self, peer: Option<SocketAddr>) {
+    /// Waits until the next dial is due, or a change of the network path or the credential ends the wait. Returns the
+    /// server that is dialled.
+    async fn wait(
+        &self,
+        peer: Option<SocketAddr>,
+        own: Option<PlaceId>,
+        search: &Search,
+    ) -> usize {
         loop {
             let now = Instant::now();
-            let due = self.redial.lock().next_dial(now);
+            let load = |server| self.places.load(server, own);
+            let (server, due) = self.servers.lock().next(now, load, &search.servers);
             match due {
-                NextDial::Now => return,
+                NextDial::Now => return server,
                 NextDial::NotBefore(at) => sleep_until(at).await,
                 NextDial::At(at) => {
                     let mut credential = self.parts.credentials.subscribe();
@@ -241,7 +267,10 @@ impl Dialling {
         &self,
         state: &mut DialState,
         starting: &StartingSession,
-    ) -> Result<Session, DialFailure> {
+        server: usize,
+        own: Option<PlaceId>,
+        search: &Search,
+    ) -> Result<(Session, Place), DialFailure> {
         state.number = state.number.saturating_add(1);
         let greeting = Greeting {
             instance: self.parts.instance.clone(),
@@ -249,24 +278,35 @@ impl Dialling {
             session_number: state.number,
             allow_from: self.parts.allow_from.clone(),
             is_check: false,
+            placement: Some(self.places.placement(own, search)),
         };
-        let dialled = self.parts.dialler.dial(&greeting).await;
+        self.servers.lock().on_dial(server);
+        let last = self.places.addresses(own, search);
+        let dialled = self.dialler(server).dial(&greeting, &last).await;
         let connected = dialled.map_err(DialFailure::Dial)?;
-        state.peer = Some(connected.peer);
+        let peer = connected.peer;
+        state.peer = Some(peer);
         let credential = Arc::clone(&connected.credential);
-        starting
+        let session = starting
             .start(connected, self.parts.sessions.clone())
             .await
-            .map_err(|error| DialFailure::NotWelcome(error, credential))
+            .map_err(|error| DialFailure::NotWelcome(error, credential))?;
+        let node = session.welcome().node.clone();
+        Ok((session, Place { server, peer, node }))
     }
 
-    fn on_welcome(&self, session: &Session, number: u32) {
+    fn dialler(&self, server: usize) -> &Dialler {
+        &self.parts.diallers[server]
+    }
+
+    fn on_welcome(&self, session: &Session, server: usize, number: u32) {
         self.parts.sessions.metrics.on_dial("accepted");
         self.refusals.lock().start_over();
         self.held_since.lock().get_or_insert_with(Instant::now);
         let welcome = session.welcome();
         tracing::info!(
-            server = %self.parts.dialler.server(),
+            server = %self.dialler(server).server(),
+            node = welcome.node,
             runtime = welcome.runtime,
             session = welcome.session,
             number,
@@ -275,12 +315,13 @@ impl Dialling {
         );
     }
 
-    /// Sets the delay after a failed dial. Returns a refused credential, which needs a longer wait.
+    /// Sets the delay after a failed dial of a server. Returns a refused credential, which needs a longer wait.
     ///
     /// # Errors
     /// When the tunnel has to end.
     fn after_failure<'a>(
         &self,
+        server: usize,
         failure: &'a DialFailure,
     ) -> Result<Option<RefusedCredential<'a>>, EndReason> {
         let metrics = &self.parts.sessions.metrics;
@@ -297,7 +338,7 @@ impl Dialling {
             }
             DialFailure::NotWelcome(NotWelcome::Ended(ended), credential) => {
                 metrics.on_dial("unwelcome");
-                self.after_session(ended, credential)?;
+                self.after_session(server, ended, credential)?;
                 return Ok(None);
             }
             DialFailure::NotWelcome(error @ NotWelcome::Late(_), _) => {
@@ -306,10 +347,11 @@ impl Dialling {
             }
         };
         let now = Instant::now();
-        let mut redial = self.redial.lock();
+        let mut servers = self.servers.lock();
+        let redial = servers.of(server);
         redial.after_failure(retry_after, now, random());
-        let wait = redial.next_dial(now).after(now);
-        drop(redial);
+        let wait = servers.next(now, |_| 0, &[]).1.after(now);
+        drop(servers);
         tracing::warn!(why, ?wait, "no session, dialling again");
         self.hint(failure);
         Ok(None)

@@ -124,6 +124,11 @@ impl Redial {
         }
     }
 
+    /// Whether dials have failed, or sessions were short, since the last stable session.
+    pub(crate) fn is_failing(&self) -> bool {
+        self.failures > 0
+    }
+
     /// After a dial that gave no session. `random` is any number.
     pub(crate) fn after_failure(
         &mut self,

@@ -21,6 +21,7 @@ use tokio::time::{Instant, sleep};
 use super::age::AgePermit;
 use super::clock::Renewal;
 use super::leaving::{ClosedBy, Leaving};
+use super::places::PlacedSession;
 use super::redial::fraction;
 use super::starting::StartingSession;
 use super::{EndReason, Shared, random};
@@ -34,6 +35,8 @@ const SPREAD_MAX: Duration = Duration::from_secs(60);
 pub(super) struct Slot {
     shared: Arc<Shared>,
     current: Option<Session>,
+    /// Where the current session is.
+    place: Option<PlacedSession>,
     /// Whether the server drains the current session. The server closes it then.
     is_drained: bool,
     /// When the current session is to be replaced for its age (`--max-session-age`).
@@ -67,6 +70,7 @@ impl Slot {
     pub(super) fn new(shared: Arc<Shared>) -> Self {
         Self {
             current: None,
+            place: None,
             is_drained: false,
             due: None,
             aged: None,
@@ -98,7 +102,7 @@ impl Slot {
         let mut is_only_silent = false;
         loop {
             match self.next_session(is_only_silent).await {
-                Ok(Some(session)) => self.replace(session),
+                Ok(Some((session, place))) => self.replace(session, place),
                 Ok(None) => {}
                 Err(ending) => return ending,
             }
@@ -114,10 +118,14 @@ impl Slot {
     async fn next_session(
         &mut self,
         mut is_only_silent: bool,
-    ) -> Result<Option<Session>, EndReason> {
+    ) -> Result<Option<(Session, PlacedSession)>, EndReason> {
         let (shared, starting) = (Arc::clone(&self.shared), Arc::clone(&self.starting));
+        let own = self.place.as_ref().map(PlacedSession::id);
         // Boxed, since its state is large, and a dial is rare.
-        let dial = || (Instant::now(), Box::pin(shared.dialling.session(&starting)));
+        let dial = || {
+            let dialling = shared.dialling.session(&starting, own);
+            (Instant::now(), Box::pin(dialling))
+        };
         let (mut began, mut dialling) = dial();
         loop {
             tokio::select! {
@@ -202,8 +210,9 @@ impl Slot {
                 Event::Drain { spread } => {
                     tracing::info!("the server drains a session, dialling another");
                     self.is_drained = true;
-                    if let Some(session) = &self.current {
-                        self.shared.dialling.after_drain(session);
+                    if let (Some(session), Some(place)) = (&self.current, &self.place) {
+                        place.set_left(true);
+                        self.shared.dialling.after_drain(place.server(), session);
                     }
                     return Ok(SlotEvent::Drained(spread));
                 }
@@ -217,17 +226,20 @@ impl Slot {
                 Event::Superseded => return Err(EndReason::Superseded),
                 Event::Silent => {
                     tracing::warn!("a session is silent, dialling another beside it");
+                    self.set_left(true);
                     return Ok(SlotEvent::Silent);
                 }
                 Event::HeardAgain => {
                     tracing::info!("a session that was silent is heard again");
+                    self.set_left(self.is_drained);
                     return Ok(SlotEvent::HeardAgain);
                 }
                 Event::Ended(ended) => {
                     self.is_drained = false;
+                    let server = self.place.take().map_or(0, |place| place.server());
                     if let Some(session) = self.current.take() {
                         let by = session.credential();
-                        self.shared.dialling.after_session(&ended, by)?;
+                        self.shared.dialling.after_session(server, &ended, by)?;
                     }
                     return Ok(SlotEvent::Lost);
                 }
@@ -250,14 +262,22 @@ impl Slot {
     }
 
     fn renewal(&self, renewal: Renewal) -> SlotEvent {
-        if let Some(session) = &self.current {
-            self.shared.dialling.on_renewal(session);
+        if let (Some(session), Some(place)) = (&self.current, &self.place) {
+            self.shared.dialling.on_renewal(place.server(), session);
         }
         SlotEvent::Renewal(renewal)
     }
 
+    /// Whether the next session is to be at another place than the current one.
+    fn set_left(&self, is_left: bool) {
+        if let Some(place) = &self.place {
+            place.set_left(is_left);
+        }
+    }
+
     /// Makes this session the current one; the previous one leaves without loss.
-    fn replace(&mut self, session: Session) {
+    fn replace(&mut self, session: Session, place: PlacedSession) {
+        self.place = Some(place);
         // The session's credential may have been read before a newer one was announced.
         self.credentials.mark_changed();
         self.due = self.shared.ages.due(Instant::now(), random());

@@ -155,6 +155,7 @@ pub(crate) fn checked() -> Control {
         runtime: "acme-prod".to_owned(),
         session: "1/1".to_owned(),
         version: "9.9.9".to_owned(),
+        node: None,
         holder: None,
         conflict: None,
         expires_in_ms: None,

@@ -220,7 +220,7 @@ async fn comes_through(settings: ProxySettings, change: impl FnOnce(&mut Config,
     let mut server = TunnelServer::start().await;
     let address = server.address();
     let client = Running::start(&server, NOBODY, |config| {
-        config.proxy = Some(settings);
+        config.servers[0].proxy = Some(settings);
         change(config, address);
     });
     let _session = server.welcome().await;
@@ -231,7 +231,7 @@ async fn comes_through(settings: ProxySettings, change: impl FnOnce(&mut Config,
 async fn fails(settings: ProxySettings, result: &str) {
     let server = TunnelServer::start().await;
     let client = Running::start(&server, NOBODY, |config| {
-        config.proxy = Some(settings);
+        config.servers[0].proxy = Some(settings);
         config.settings.redial_cap = Duration::from_secs(60);
         config.settings.redial_base = Duration::from_secs(60);
     });
@@ -278,7 +278,7 @@ async fn the_login_s_file_is_read_at_each_dial() {
     let proxy = TestProxy::http(BASIC).await;
     let mut server = TunnelServer::start().await;
     let client = Running::start(&server, NOBODY, |config| {
-        config.proxy = Some(proxy.settings("http", LoginSource::File(path.clone())));
+        config.servers[0].proxy = Some(proxy.settings("http", LoginSource::File(path.clone())));
     });
     // Dials go on, but the wrong login is shown only once.
     let series = "tunnel_client_dials_total{result=\"proxy_ask\"} ";
@@ -330,7 +330,7 @@ async fn a_socks_proxy_is_told_a_name_or_an_address() {
         let proxy = TestProxy::socks(Wants::Nothing).await;
         let settings = proxy.settings(scheme, LoginSource::None);
         comes_through(settings, |config, server| {
-            config.server = format!("wss://localhost:{}", server.port())
+            config.servers[0].url = format!("wss://localhost:{}", server.port())
                 .parse()
                 .unwrap();
             config.settings.server_name = Some("127.0.0.1".parse().unwrap());

@@ -17,7 +17,7 @@ async fn another_address_is_dialled_another_name_checked_another_host_named() {
     let mut server = TunnelServer::start().await;
     let address = server.address();
     let client = Running::start(&server, NOBODY, |config| {
-        config.server = "wss://tunnel.invalid".parse().unwrap();
+        config.servers[0].url = "wss://tunnel.invalid".parse().unwrap();
         config.settings.connect_to = Some(address.to_string().parse().unwrap());
         config.settings.server_name = Some("127.0.0.1".parse().unwrap());
     });

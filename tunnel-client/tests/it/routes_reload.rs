@@ -41,7 +41,7 @@ impl Reloading {
         std::fs::write(path("ca.pem"), server.pem()).unwrap();
         write(folder.path(), routes);
         let source = Source {
-            server: Some(server.url().parse().unwrap()),
+            server: Some(vec![server.url().parse().unwrap()].into()),
             token_file: Some(path("token")),
             ca_file: Some(vec![path("ca.pem")].into()),
             ..Source::default()

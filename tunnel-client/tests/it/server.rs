@@ -166,6 +166,7 @@ impl ServerSession {
             runtime: "a-b".to_owned(),
             session: "1".to_owned(),
             version: "test".to_owned(),
+            node: None,
         });
     }
 

@@ -2,12 +2,13 @@
 //! form.
 
 use std::fmt;
+use std::marker::PhantomData;
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
 
 use clap::builder::{BoolValueParser, PathBufValueParser, StringValueParser, ValueParser};
 use clap::{Arg, ArgAction, ArgMatches};
-use serde::de::{Deserialize, Deserializer, SeqAccess, Visitor};
+use serde::de::{self, Deserialize, Deserializer, IntoDeserializer, SeqAccess, Visitor};
 
 /// A type of settings. In a file it is read by its `Deserialize`.
 pub trait SettingValue: Clone + PartialEq + Send + Sync + 'static {
@@ -136,44 +137,47 @@ macro_rules! word_value {
     };
 }
 
-/// One or more paths. In a file, a single path needs no list.
+/// One or more values. In a file, a single one needs no list.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct OneOrMorePaths(Vec<PathBuf>);
+pub struct OneOrMore<T>(Vec<T>);
 
-impl OneOrMorePaths {
-    /// All paths.
-    pub fn as_slice(&self) -> &[PathBuf] {
+/// One or more paths.
+pub type OneOrMorePaths = OneOrMore<PathBuf>;
+
+impl<T> OneOrMore<T> {
+    /// All values.
+    pub fn as_slice(&self) -> &[T] {
         &self.0
     }
 }
 
-impl From<Vec<PathBuf>> for OneOrMorePaths {
-    fn from(paths: Vec<PathBuf>) -> Self {
-        Self(paths)
+impl<T> From<Vec<T>> for OneOrMore<T> {
+    fn from(values: Vec<T>) -> Self {
+        Self(values)
     }
 }
 
-impl SettingValue for OneOrMorePaths {
-    type Plain = Vec<PathBuf>;
+impl<T: SettingValue> SettingValue for OneOrMore<T> {
+    type Plain = Vec<T::Plain>;
 
-    fn plain(self) -> Vec<PathBuf> {
-        self.0
+    fn plain(self) -> Self::Plain {
+        self.0.plain()
     }
 
-    fn show(plain: &Vec<PathBuf>) -> String {
-        Vec::<PathBuf>::show(plain)
+    fn show(plain: &Self::Plain) -> String {
+        Vec::<T>::show(plain)
     }
 
     fn parser() -> ValueParser {
-        PathBuf::parser()
+        T::parser()
     }
 
     fn paths(&mut self) -> Vec<&mut PathBuf> {
-        self.0.iter_mut().collect()
+        self.0.paths()
     }
 
     fn argument(argument: Arg) -> Arg {
-        Vec::<PathBuf>::argument(argument)
+        Vec::<T>::argument(argument)
     }
 
     fn given(matches: &ArgMatches, key: &str) -> Option<Self> {
@@ -181,31 +185,33 @@ impl SettingValue for OneOrMorePaths {
     }
 }
 
-impl<'de> Deserialize<'de> for OneOrMorePaths {
+impl<'de, T: Deserialize<'de>> Deserialize<'de> for OneOrMore<T> {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        struct OneOrMore;
+        struct Values<T>(PhantomData<T>);
 
-        impl<'de> Visitor<'de> for OneOrMore {
-            type Value = Vec<PathBuf>;
+        impl<'de, T: Deserialize<'de>> Visitor<'de> for Values<T> {
+            type Value = Vec<T>;
 
             fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-                f.write_str("a path, or a list of paths")
+                f.write_str("a text, or a list of texts")
             }
 
-            fn visit_str<E>(self, path: &str) -> Result<Self::Value, E> {
-                Ok(vec![PathBuf::from(path)])
+            fn visit_str<E: de::Error>(self, text: &str) -> Result<Self::Value, E> {
+                T::deserialize(text.into_deserializer()).map(|value| vec![value])
             }
 
             fn visit_seq<A: SeqAccess<'de>>(self, mut list: A) -> Result<Self::Value, A::Error> {
-                let mut paths = Vec::new();
-                while let Some(path) = list.next_element()? {
-                    paths.push(path);
+                let mut values = Vec::new();
+                while let Some(value) = list.next_element()? {
+                    values.push(value);
                 }
-                Ok(paths)
+                Ok(values)
             }
         }
 
-        deserializer.deserialize_any(OneOrMore).map(Self)
+        deserializer
+            .deserialize_any(Values(PhantomData))
+            .map(Self)
     }
 }
 

@@ -38,6 +38,7 @@ async fn control_messages_are_delivered_both_ways_and_unknown_ones_are_ignored()
             runtime: "a-b".into(),
             session: "1".into(),
             version: "2".into(),
+            node: None,
         },
         Control::Unknown,
         Control::Drain { spread_ms: Some(5) },

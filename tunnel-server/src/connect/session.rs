@@ -181,6 +181,7 @@ impl LiveSession {
             runtime: runtime.to_string(),
             session: self.id(),
             version: env!("CARGO_PKG_VERSION").into(),
+            node: shared.registry.directory().node_name(),
         });
         Ok(membership)
     }

@@ -459,6 +459,17 @@ impl Shared {
             .collect()
     }
 
+    /// Whether another node takes sessions that is none of these.
+    pub(crate) fn has_other_serving(&self, is_avoided: impl Fn(&NodeName) -> bool) -> bool {
+        let table = self.table.read();
+        let mut nodes = table.nodes();
+        nodes.any(|(name, incarnation, record)| {
+            incarnation != self.incarnation
+                && record.state == NodeState::Serving
+                && !is_avoided(name)
+        })
+    }
+
     /// Acts on changes of the table.
     fn on_effects(&self, effects: impl IntoIterator<Item = Effect>) {
         for effect in effects {

@@ -241,6 +241,7 @@ pub(crate) fn session_request(token: &str, instance: InstanceSecret) -> Request<
         session_number: 1,
         allow_from: None,
         is_check: false,
+        placement: None,
     };
     let request = handshake::request(&greeting, &handshake::new_key())
         .uri(handshake::CONNECT_PATH)

@@ -77,6 +77,7 @@ impl LiveSession {
             runtime: label.to_string(),
             session: self.id(),
             version: env!("CARGO_PKG_VERSION").into(),
+            node: shared.registry.directory().node_name(),
             holder: shared
                 .registry
                 .holder(label)
