@@ -162,7 +162,7 @@ impl Metrics {
             dials: series(
                 &new.counters(
                     "dials_total",
-                    "Dials by result: accepted, the failed step, refused or unwelcome",
+                    "Dials by result: accepted, the failed step, refused, elsewhere or unwelcome",
                     &["result"],
                 )?,
                 &DIAL_RESULTS,

@@ -38,6 +38,7 @@ use tokio::{
 pub use self::{
     driver::{Driver, SessionEnd},
     events::{SessionEvent, SessionEvents},
+    liveness::SilenceLimits,
     mux::MuxError,
     probe::ProbeError,
     websocket::WebSocketError,
@@ -62,10 +63,12 @@ pub enum Side {
 #[derive(Debug, Clone, Copy)]
 pub struct SessionSettings {
     /// Time between pings. A session on which nothing is received is dead after two intervals. If something
-    /// was sent on it, it is suspect after 3 s and dead after 15 s.
+    /// was sent on it, it is suspect and dead after the times of `silence`: usually 3 s and 15 s.
     pub ping_interval: Duration,
     /// Exchanges open at once, at most [`limits::EXCHANGES_MAX`].
     pub exchanges: usize,
+    /// How long the other end may be silent after something was sent.
+    pub silence: SilenceLimits,
 }
 
 impl Default for SessionSettings {
@@ -73,6 +76,7 @@ impl Default for SessionSettings {
         Self {
             ping_interval: Duration::from_secs(15),
             exchanges: limits::EXCHANGES,
+            silence: SilenceLimits::ANY_PATH,
         }
     }
 }

@@ -29,13 +29,15 @@ pub const DESCRIPTION: &str = include_str!("admin/openapi.json");
 /// The routes of the admin listener. The server is ready until `shutdown` begins, and not before it takes part in a shared
 /// directory.
 pub(crate) fn routes(api: Api, shutdown: Shutdown) -> AdminRoutes {
-    let registry = api.registry.clone();
+    let (registry, lifecycle) = (api.registry.clone(), api.lifecycle.clone());
     let ready = move || {
         let nodes = registry.directory().nodes();
-        if shutdown.is_requested() {
+        if shutdown.is_requested() || lifecycle.is_leaving() {
             Readiness::NotReady("the server is stopping".into())
         } else if nodes.is_some_and(|nodes| !nodes.is_ready()) {
             Readiness::NotReady("the server waits for the directory in etcd".into())
+        } else if nodes.is_some_and(|nodes| !nodes.is_linked()) {
+            Readiness::NotReady("the server waits for its links to other nodes".into())
         } else {
             Readiness::Ready
         }

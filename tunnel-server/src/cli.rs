@@ -21,6 +21,12 @@ Exit codes:
   1  failed while running
   2  bad usage or configuration";
 
+const DRAIN_EXIT_CODES: &str = "\
+Exit codes:
+  0  the server has ended
+  1  it has not ended in time, or was not reached
+  2  bad usage or configuration";
+
 /// Forwards requests of platform clients through the tunnels that tunnel clients have dialled
 #[derive(Debug, Parser)]
 #[command(name = "tunnel-server", version, after_help = EXIT_CODES)]
@@ -48,6 +54,9 @@ pub enum Command {
     /// Show the state of a running server
     #[command(after_help = EXIT_CODES)]
     Status(StatusArgs),
+    /// Stop a running server without loss, and wait until it has ended
+    #[command(after_help = DRAIN_EXIT_CODES)]
+    Drain(DrainArgs),
     /// Show the runtimes of a running server, and act on them
     #[command(subcommand)]
     Runtimes(RuntimesCommand),
@@ -246,6 +255,20 @@ pub struct StatusArgs {
     /// Print JSON; with --watch, an object a line
     #[arg(long)]
     pub json: bool,
+}
+
+/// Flags of `drain`.
+#[derive(Debug, Args)]
+pub struct DrainArgs {
+    /// The admin listener.
+    #[command(flatten)]
+    pub admin: AdminArgs,
+
+    /// How long to wait for the end of the server
+    ///
+    /// Longer than its --grace-period; in a Kubernetes preStop hook, shorter than terminationGracePeriodSeconds
+    #[arg(long, value_name = "TIME", default_value = "30s")]
+    pub timeout: PositiveDuration,
 }
 
 /// Flags of `runtimes list`.

@@ -6,6 +6,7 @@
 mod admin_client;
 mod atomic_file;
 mod certs;
+mod drain;
 mod run;
 mod runtimes;
 mod status;
@@ -40,6 +41,7 @@ pub fn execute(cli: Cli) -> ExitCode {
         Command::Token(TokenCommand::Revoke(args)) => token::revoke(&args),
         Command::Token(TokenCommand::List(args)) => token::list(&args),
         Command::Status(args) => block_on(status::status(&args)),
+        Command::Drain(args) => block_on(drain::drain(&args)),
         Command::Runtimes(command) => block_on(runtimes::runtimes(&command)),
     };
     let (code, text) = match result {

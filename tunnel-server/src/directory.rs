@@ -36,7 +36,7 @@ pub use self::{
 };
 pub(crate) use self::{
     node::Incarnation,
-    shared::{Holder, Observer, Shared},
+    shared::{Holder, NodeState, Observer, Shared},
 };
 use crate::{
     lock::Mutex,

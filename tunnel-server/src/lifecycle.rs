@@ -24,6 +24,7 @@ const SILENT_GRACE: Duration = Duration::from_secs(1);
 /// The stages of a server's life, and what the end waits for.
 pub(crate) struct Lifecycle {
     started: SystemTime,
+    asked: Stage,
     leaving: Stage,
     /// Whether draining has begun; an atomic, because it is read for each request.
     is_draining: AtomicBool,
@@ -48,6 +49,7 @@ impl Lifecycle {
     pub(crate) fn new() -> Self {
         Self {
             started: SystemTime::now(),
+            asked: Stage::new(),
             leaving: Stage::new(),
             is_draining: AtomicBool::new(false),
             spread_ms: AtomicU64::new(0),
@@ -65,7 +67,17 @@ impl Lifecycle {
         self.started
     }
 
-    /// Whether the server has received the signal to stop.
+    /// Asks the server to stop, as a signal does.
+    pub(crate) fn ask_to_stop(&self) {
+        self.asked.trigger.request();
+    }
+
+    /// Resolves when the server was asked to stop by other means than a signal.
+    pub(crate) async fn asked_to_stop(&self) {
+        self.asked.reached.requested().await;
+    }
+
+    /// Whether the server has received the signal to stop, or was asked to.
     pub(crate) fn is_leaving(&self) -> bool {
         self.leaving.reached.is_requested()
     }

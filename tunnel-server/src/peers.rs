@@ -25,14 +25,17 @@ use std::{
 };
 
 use parking_lot::Mutex;
-use tokio::time::{MissedTickBehavior, interval};
+use tokio::{
+    sync::Notify,
+    time::{Instant, MissedTickBehavior, interval},
+};
 use tunnel_ops::tls_files::LiveServerConfig;
 use tunnel_proto::session::Session;
 
 use self::link::{Link, Target};
 pub(crate) use self::note::Note;
 use crate::{
-    directory::{Epoch, Holder, NodeName, Shared},
+    directory::{Epoch, Holder, NodeName, NodeState, Shared},
     lifecycle::Lifecycle,
     metrics::Metrics,
     peer_tls::PeerTls,
@@ -50,6 +53,9 @@ const FORWARDS: usize = 2;
 /// Time between two looks at which nodes there are.
 const LOOK_EACH: Duration = Duration::from_millis(250);
 
+/// How long a node that has started is not ready because it is not linked to another one, which may be dead.
+const LINKING: Duration = Duration::from_secs(3);
+
 /// The parts of the server that the connections of the peer listener use.
 pub(crate) struct PeerListener {
     pub(crate) registry: Arc<Registry>,
@@ -63,6 +69,8 @@ pub(crate) struct Peers {
     nodes: Arc<Shared>,
     tls: PeerTls,
     metrics: Arc<Metrics>,
+    /// Notified when a link has opened.
+    linked: Arc<Notify>,
     links: Mutex<HashMap<NodeName, Link>>,
     /// Counts choices.
     turn: AtomicUsize,
@@ -94,11 +102,18 @@ impl Tried {
 }
 
 impl Peers {
-    pub(crate) fn new(nodes: Arc<Shared>, tls: PeerTls, metrics: Arc<Metrics>) -> Arc<Self> {
+    pub(crate) fn new(
+        nodes: Arc<Shared>,
+        tls: PeerTls,
+        metrics: Arc<Metrics>,
+        linked: Arc<Notify>,
+    ) -> Arc<Self> {
+        nodes.expect_links();
         Arc::new(Self {
             nodes,
             tls,
             metrics,
+            linked,
             links: Mutex::default(),
             turn: AtomicUsize::new(0),
         })
@@ -137,10 +152,30 @@ impl Peers {
     pub(crate) async fn run(self: Arc<Self>) {
         let mut look = interval(LOOK_EACH);
         look.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        let began = Instant::now();
+        let mut is_linking = true;
         loop {
-            look.tick().await;
+            tokio::select! {
+                _ = look.tick() => {}
+                () = self.linked.notified(), if is_linking => {}
+            }
             self.update();
+            if is_linking && (self.has_all_links() || began.elapsed() >= LINKING) {
+                is_linking = false;
+                self.nodes.on_linked();
+            }
         }
+    }
+
+    /// Whether there is a link to each other node that takes sessions.
+    fn has_all_links(&self) -> bool {
+        let links = self.links.lock();
+        let own = self.nodes.incarnation();
+        let nodes = self.nodes.nodes().into_iter();
+        let mut others = nodes.filter(|(_, incarnation, record)| {
+            *incarnation != own && record.peer.is_some() && record.state == NodeState::Serving
+        });
+        others.all(|(name, ..)| links.get(&name).is_some_and(Link::is_open))
     }
 
     fn update(&self) {
@@ -171,6 +206,7 @@ impl Peers {
         link::Dialling {
             tls: self.tls.clone(),
             open: self.metrics.peers.links(),
+            linked: self.linked.clone(),
         }
     }
 }

@@ -16,7 +16,7 @@ use arc_swap::{ArcSwap, ArcSwapOption, Guard};
 use ipnet::IpNet;
 use tokio::{
     sync::Notify,
-    time::{Instant, timeout_at},
+    time::{Instant, sleep_until},
 };
 use tunnel_proto::{
     control::RoutesSummary, handshake::InstanceId, problem::Problem, session::Session,
@@ -46,6 +46,8 @@ pub struct Registry {
     metrics: Arc<Metrics>,
     events: Arc<Events>,
     budget: Arc<NodeBudget>,
+    /// Notified when a link to another node has opened.
+    linked: Arc<Notify>,
     slots: RwLock<HashMap<RuntimeLabel, Arc<Slot>>>,
 }
 
@@ -59,6 +61,8 @@ pub struct Slot {
     state: Mutex<State>,
     /// Notified whenever a session has joined.
     joined: Notify,
+    /// Notified whenever a link to another node has opened.
+    linked: Arc<Notify>,
     budget: Arc<Budget>,
 }
 
@@ -143,6 +147,7 @@ impl Registry {
             metrics,
             events,
             budget: Arc::default(),
+            linked: Arc::default(),
             slots: RwLock::default(),
         })
     }
@@ -150,7 +155,7 @@ impl Registry {
     /// The slot of a runtime that the runtimes file lists.
     pub fn list(&self, entry: &Arc<RuntimeEntry>) -> Arc<Slot> {
         let mut slots = self.slots.write();
-        let slot = slot_of(&self.budget, &mut slots, entry);
+        let slot = self.slot_of(&mut slots, entry);
         slot.listed.store(Some(entry.clone()));
         match slot.tunnel() {
             // An online runtime follows its credentials, which its sessions check again by themselves.
@@ -203,7 +208,37 @@ impl Registry {
             limits: RuntimeLimits::default(),
             allow_from: None,
         });
-        Some(slot_of(&self.budget, &mut self.slots.write(), &entry))
+        Some(self.slot_of(&mut self.slots.write(), &entry))
+    }
+
+    fn slot_of(
+        &self,
+        slots: &mut HashMap<RuntimeLabel, Arc<Slot>>,
+        entry: &Arc<RuntimeEntry>,
+    ) -> Arc<Slot> {
+        let slot = slots.entry(entry.label.clone()).or_insert_with(|| {
+            Arc::new(Slot {
+                label: entry.label.clone(),
+                entry: ArcSwap::new(entry.clone()),
+                listed: ArcSwapOption::empty(),
+                state: Mutex::new(State {
+                    tunnel: None,
+                    newest: None,
+                    online_since: None,
+                    last_online: Instant::now(),
+                    last_online_at: None,
+                }),
+                joined: Notify::new(),
+                linked: self.linked.clone(),
+                budget: Budget::new(self.budget.clone()),
+            })
+        });
+        slot.clone()
+    }
+
+    /// To be notified when a link to another node has opened, for which requests may wait.
+    pub(crate) fn linked(&self) -> &Arc<Notify> {
+        &self.linked
     }
 
     /// The number of runtimes that an instance holds.
@@ -316,7 +351,7 @@ impl Registry {
             let guard = claim.await?;
             // Locked until the tunnel is stored in the slot, so that `sweep` does not remove the slot in between.
             let mut slots = self.slots.write();
-            let slot = slot_of(&self.budget, &mut slots, runtime);
+            let slot = self.slot_of(&mut slots, runtime);
             if slot.state.lock().newest <= Some(guard.claim().epoch) {
                 break (guard, slots, slot);
             }
@@ -420,29 +455,6 @@ fn tunnel_event(label: &RuntimeLabel, older: Option<&Tunnel>) -> Event {
     }
 }
 
-fn slot_of(
-    budget: &Arc<NodeBudget>,
-    slots: &mut HashMap<RuntimeLabel, Arc<Slot>>,
-    entry: &Arc<RuntimeEntry>,
-) -> Arc<Slot> {
-    let slot = slots.entry(entry.label.clone()).or_insert_with(|| {
-        Arc::new(Slot {
-            label: entry.label.clone(),
-            entry: ArcSwap::new(entry.clone()),
-            listed: ArcSwapOption::empty(),
-            state: Mutex::new(State {
-                tunnel: None,
-                newest: None,
-                online_since: None,
-                last_online: Instant::now(),
-                last_online_at: None,
-            }),
-            joined: Notify::new(),
-            budget: Budget::new(budget.clone()),
-        })
-    });
-    slot.clone()
-}
 
 impl Slot {
     /// The runtime's label.
@@ -504,7 +516,8 @@ impl Slot {
     }
 
     /// Waits up to `wait` for what `find` looks for, in a runtime that was online recently, or whose sessions are all
-    /// suspect: it is called whenever a session joins or recovers, or another node has come to hold the runtime. After that
+    /// suspect: it is called whenever a session joins or recovers, another node has come to hold the runtime, or a link to
+    /// another node has opened. After that
     /// time `last_resort` finds a suspect session, if there is one, since that may recover. `weight` is the caller's memory
     /// in bytes while it waits, computed only then; it counts for the address of `usage`.
     ///
@@ -530,8 +543,8 @@ impl Slot {
         Ok(found.or_else(last_resort))
     }
 
-    /// Waits up to `wait` for what `find` looks for: it is called whenever a session joins or recovers, or another node has
-    /// come to hold the runtime.
+    /// Waits up to `wait` for what `find` looks for: it is called whenever a session joins or recovers, another node has come
+    /// to hold the runtime, or a link to another node has opened.
     pub(crate) async fn joined_within<T>(
         &self,
         wait: Duration,
@@ -539,11 +552,15 @@ impl Slot {
     ) -> Option<T> {
         let until = Instant::now() + wait;
         loop {
-            let joined = self.joined.notified();
+            let (joined, linked) = (self.joined.notified(), self.linked.notified());
             if let Some(found) = find() {
                 return Some(found);
             }
-            timeout_at(until, joined).await.ok()?;
+            tokio::select! {
+                () = joined => {}
+                () = linked => {}
+                () = sleep_until(until) => return None,
+            }
         }
     }
 

@@ -197,7 +197,7 @@ impl Server {
         let admin = Owned::spawn("admin", admin.serve(routes, std::future::pending()));
         let registry = Arc::downgrade(&parts.registry);
         let directory = parts.registry.directory().start(registry);
-        if !is_directory_ready(&parts.registry, &shutdown).await? {
+        if !is_directory_ready(&parts, &shutdown).await? {
             return Ok(());
         }
         let mut running = Vec::new();
@@ -219,7 +219,8 @@ impl Server {
         // Keys behind a URL are there before the first client needs them.
         parts.authenticator.start();
         let housekeeping = Owned::spawn("housekeeping", sweep(parts.registry.clone()));
-        let failed = wait(&parts.registry, &shutdown, &mut running).await;
+        let failed = wait(&parts, &shutdown, &mut running).await;
+        parts.lifecycle.leave();
         parts.events.report(Event::new(EventKind::Draining));
         if let Some(nodes) = parts.registry.directory().nodes() {
             nodes.leave();
@@ -267,29 +268,31 @@ async fn sweep(registry: Arc<Registry>) {
 }
 
 /// Waits until the node takes part in a shared directory. Returns false if a shutdown is requested meanwhile.
-async fn is_directory_ready(registry: &Registry, shutdown: &Shutdown) -> Result<bool, RunError> {
-    let Some(nodes) = registry.directory().nodes() else {
+async fn is_directory_ready(parts: &Parts, shutdown: &Shutdown) -> Result<bool, RunError> {
+    let Some(nodes) = parts.registry.directory().nodes() else {
         return Ok(true);
     };
     tracing::info!(node = %nodes.node().name, "waiting for the directory in etcd");
     tokio::select! {
         ready = nodes.ready() => ready.map(|()| true).map_err(RunError::from),
         () = shutdown.requested() => Ok(false),
+        () = parts.lifecycle.asked_to_stop() => Ok(false),
     }
 }
 
-/// Waits until a shutdown is requested, or until something has failed: a shard has ended by itself, or the node must not take part in the
-/// shared directory any more.
-async fn wait(registry: &Registry, shutdown: &Shutdown, running: &mut [Shard]) -> Option<RunError> {
+/// Waits until a shutdown is requested, by a signal or by the operator, or until something has failed: a shard has ended by
+/// itself, or the node must not take part in the shared directory any more.
+async fn wait(parts: &Parts, shutdown: &Shutdown, running: &mut [Shard]) -> Option<RunError> {
     let shards = running.iter_mut().map(|shard| Box::pin(shard.ended()));
     let failed = async {
-        match registry.directory().nodes() {
+        match parts.registry.directory().nodes() {
             Some(nodes) => nodes.failed().await,
             None => std::future::pending().await,
         }
     };
     tokio::select! {
         () = shutdown.requested() => None,
+        () = parts.lifecycle.asked_to_stop() => None,
         ((), number, _) = futures_util::future::select_all(shards) => {
             Some(RunError::ShardFailed(number))
         }

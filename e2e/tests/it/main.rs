@@ -25,6 +25,7 @@ mod lifecycle;
 mod memory;
 mod neighbour;
 mod nodes;
+mod nodes_rollout;
 mod pages;
 mod peers;
 mod revocation;

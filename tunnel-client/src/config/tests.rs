@@ -401,3 +401,34 @@ fn debug_shows_no_token() {
     let shown = format!("{:?}", folder.check(&[]).unwrap());
     assert!(!shown.contains("secret"), "{shown}");
 }
+
+#[test]
+fn several_servers_are_a_list_in_each_form() {
+    let folder = Folder::new();
+    let urls = |config: &Config| -> Vec<String> {
+        let servers = config.servers.iter();
+        servers.map(|server| server.url.to_string()).collect()
+    };
+    let more = "--server=wss://b.test,wss://c.test";
+    let expected = ["wss://localhost:8443", "wss://b.test", "wss://c.test"];
+    assert_eq!(urls(&folder.check(&[more]).unwrap()), expected);
+    for (text, expected) in [
+        ("server = \"wss://a.test\"", &["wss://a.test"][..]),
+        (
+            "server = [\"wss://a.test\", \"wss://b.test\"]",
+            &["wss://a.test", "wss://b.test"],
+        ),
+    ] {
+        let text = format!("{text}\ntoken_file = \"token\"\nupstream = \"http://a.test\"\n");
+        let file = folder.write("servers.toml", &text);
+        let source = given(["--config", file.to_str().unwrap()]).merge().unwrap();
+        assert_eq!(urls(&Config::check(&source).unwrap()), expected);
+    }
+    let fault = &folder.faults(&["--server=wss://localhost:8443"])[0];
+    assert!(fault.contains("named twice"), "{fault}");
+    let fault = &folder.faults(&[more, "--connect-to=10.0.0.1"])[0];
+    assert!(fault.contains("--connect-to leads to one"), "{fault}");
+    let many = format!("--server={}", ["wss://x.test"; 9].join(","));
+    let fault = &folder.faults(&[&many])[0];
+    assert!(fault.contains("at most 8"), "{fault}");
+}

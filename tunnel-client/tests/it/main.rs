@@ -19,6 +19,7 @@ mod http1;
 mod http2;
 mod network;
 mod panics;
+mod places;
 mod pool;
 mod probe;
 mod program;

@@ -162,11 +162,16 @@ impl ServerSession {
     }
 
     pub(crate) fn welcome(&self) {
+        self.welcome_at(None);
+    }
+
+    /// Welcomes the client as the node of this name.
+    pub(crate) fn welcome_at(&self, node: Option<&str>) {
         self.say(Control::Welcome {
             runtime: "a-b".to_owned(),
             session: "1".to_owned(),
             version: "test".to_owned(),
-            node: None,
+            node: node.map(str::to_owned),
         });
     }
 

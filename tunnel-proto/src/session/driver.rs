@@ -129,7 +129,11 @@ impl<IO: AsyncRead + AsyncWrite + Unpin> Driver<IO> {
         let now = Instant::now();
         Self {
             websocket,
-            liveness: Liveness::new(session.shared.settings.ping_interval, now),
+            liveness: Liveness::new(
+                session.shared.settings.ping_interval,
+                session.shared.settings.silence,
+                now,
+            ),
             is_silent: false,
             is_unheard: false,
             is_suspect: false,

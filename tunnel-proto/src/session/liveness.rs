@@ -7,6 +7,7 @@
 //!        ▲                          │                                 │
 //!        └────────────────── anything received ───────────────────────┘
 //! ```
+//! (the times are those for any path; [`SilenceLimits`] has shorter ones)
 //!
 //! These are two separate decisions. A suspect session gets no new exchange; a false suspicion costs
 //! nothing, so it is raised early. A dead session is closed and all its open exchanges are lost, so that
@@ -29,14 +30,44 @@ const SILENT_INTERVALS: u32 = 2;
 /// Ping intervals without a pong after which a session is dead, whatever else was received.
 const UNANSWERED_INTERVALS: u32 = 4;
 
-/// Silence after something was sent, after which a ping is sent.
-const SUSPICION_AFTER: Duration = Duration::from_secs(1);
-/// Least time allowed for the answer to that ping.
-const ANSWER_TIME: Duration = Duration::from_secs(2);
-/// Silence of a suspect session after which it is dead. With the two times above it makes 15 s: a TCP
-/// sender with a short round trip retransmits about 0.2, 0.7, 1.6, 3.4, 7 and 14 s after the first loss, so
-/// a path that is back within 14 s has delivered something by then.
-const SUSPECT_TIME: Duration = Duration::from_secs(12);
+/// How long the other end may be silent, by the path to it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct SilenceLimits {
+    /// Silence after something was sent, after which a ping is sent.
+    suspicion_after: Duration,
+    /// Least time allowed for the answer to that ping.
+    answer: Duration,
+    /// Silence of a suspect session after which it is dead.
+    suspect: Duration,
+    /// Least time allowed for the answer to a ping that is queued behind [`HEAVY_BYTES`].
+    heavy_answer: Duration,
+    /// A timer that fires this much too late shows that this end itself was delayed, and may not have read what
+    /// has arrived. It pings again instead of deciding.
+    late: Duration,
+}
+
+impl SilenceLimits {
+    /// For any path. Its first three times make 15 s: a TCP sender with a short round trip retransmits about 0.2, 0.7, 1.6,
+    /// 3.4, 7 and 14 s after the first loss, so a path that is back within 14 s has delivered something by then.
+    pub const ANY_PATH: Self = Self {
+        suspicion_after: Duration::from_secs(1),
+        answer: Duration::from_secs(2),
+        suspect: Duration::from_secs(12),
+        heavy_answer: Duration::from_secs(5),
+        late: Duration::from_millis(500),
+    };
+
+    /// For a path within a data centre, where it is better to go another way than to wait: dead 0.7 s after the first
+    /// silence.
+    pub const DATA_CENTRE: Self = Self {
+        suspicion_after: Duration::from_millis(200),
+        answer: Duration::from_millis(300),
+        suspect: Duration::from_millis(200),
+        heavy_answer: Duration::from_secs(1),
+        late: Duration::from_millis(100),
+    };
+}
+
 /// Multiple of the slowest round trip that is allowed for an answer, since a path that has become busy is
 /// slower than it was.
 const ROUND_TRIPS: u32 = 4;
@@ -44,16 +75,11 @@ const ROUND_TRIPS: u32 = 4;
 const SLOWEST_RATE: u64 = 32 * 1024;
 /// Multiple of the measured rate that a faster path is assumed to carry.
 const RATE_FACTOR: u64 = 2;
-/// Unconfirmed bytes above which an answer may take [`HEAVY_ANSWER_TIME`]: so many wait in the buffers of
+/// Unconfirmed bytes above which an answer may take [`SilenceLimits::heavy_answer`]: so many wait in the buffers of
 /// the path, and its bandwidth may have dropped far below the measured rate.
 const HEAVY_BYTES: u64 = 256 * 1024;
-/// Least time allowed for the answer to a ping that is queued behind so many bytes.
-const HEAVY_ANSWER_TIME: Duration = Duration::from_secs(5);
 /// Unconfirmed bytes above which a ping is sent in order to confirm them.
 const UNCONFIRMED_BYTES: u64 = SLOWEST_RATE;
-/// A timer that fires this much too late shows that this end itself was delayed, and may not have read what
-/// has arrived. It pings again instead of deciding.
-const LATE: Duration = Duration::from_millis(500);
 
 /// Unanswered pings that are remembered. More are in flight only where a round trip takes very long.
 const PINGS_REMEMBERED: usize = 8;
@@ -113,6 +139,7 @@ pub(super) struct RoundTrips {
 #[derive(Debug)]
 pub(super) struct Liveness {
     interval: Duration,
+    limits: SilenceLimits,
     last_received: Instant,
     last_pong: Instant,
     next_ping: Instant,
@@ -131,10 +158,11 @@ pub(super) struct Liveness {
 }
 
 impl Liveness {
-    pub(super) fn new(interval: Duration, now: Instant) -> Self {
+    pub(super) fn new(interval: Duration, limits: SilenceLimits, now: Instant) -> Self {
         // The first ping is due at once: it measures the round trip and proves the path.
         Self {
             interval,
+            limits,
             last_received: now,
             last_pong: now,
             next_ping: now,
@@ -156,7 +184,7 @@ impl Liveness {
         self.last_sent = Some(now);
         let is_new = matches!(self.suspicion, Suspicion::None);
         if is_new {
-            self.suspicion = Suspicion::PingAt(now + SUSPICION_AFTER);
+            self.suspicion = Suspicion::PingAt(now + self.limits.suspicion_after);
         }
         is_new
     }
@@ -167,7 +195,7 @@ impl Liveness {
         match &mut self.suspicion {
             Suspicion::None => false,
             Suspicion::DeadAt(at) => {
-                *at = now + SUSPECT_TIME;
+                *at = now + self.limits.suspect;
                 false
             }
             Suspicion::PingAt(_) | Suspicion::SuspectAt(_) => self.wait_from(now),
@@ -193,10 +221,10 @@ impl Liveness {
     }
 
     /// Records that a response is awaited: a ping follows once the other end has been silent for
-    /// [`SUSPICION_AFTER`], whatever it sent before.
+    /// [`SilenceLimits::suspicion_after`], whatever it sent before.
     pub(super) fn on_response_awaited(&mut self) {
         if matches!(self.suspicion, Suspicion::None) {
-            self.suspicion = Suspicion::PingAt(self.last_received + SUSPICION_AFTER);
+            self.suspicion = Suspicion::PingAt(self.last_received + self.limits.suspicion_after);
         }
     }
 
@@ -216,7 +244,7 @@ impl Liveness {
     /// Restarts the suspicion from a moment at which something was sent; whether a ping was already out.
     fn wait_from(&mut self, sent: Instant) -> bool {
         let had_pinged = self.has_pinged();
-        self.suspicion = Suspicion::PingAt(sent + SUSPICION_AFTER);
+        self.suspicion = Suspicion::PingAt(sent + self.limits.suspicion_after);
         had_pinged
     }
 
@@ -275,7 +303,7 @@ impl Liveness {
             return LivenessAction::Dead;
         }
         match self.suspicion {
-            Suspicion::SuspectAt(Some(at)) | Suspicion::DeadAt(at) if now >= at + LATE => {
+            Suspicion::SuspectAt(Some(at)) | Suspicion::DeadAt(at) if now >= at + self.limits.late => {
                 return LivenessAction::Probe(self.probe(now));
             }
             Suspicion::SuspectAt(Some(at)) if now >= at => return LivenessAction::Suspect,
@@ -295,7 +323,7 @@ impl Liveness {
 
     /// Makes the other end suspect until something is received from it.
     pub(super) fn become_suspect(&mut self, now: Instant) {
-        self.suspicion = Suspicion::DeadAt(now + SUSPECT_TIME);
+        self.suspicion = Suspicion::DeadAt(now + self.limits.suspect);
     }
 
     fn probe(&mut self, now: Instant) -> u64 {
@@ -322,8 +350,8 @@ impl Liveness {
         let unconfirmed = self.unconfirmed_bytes();
         let transfer = Duration::from_millis(unconfirmed.saturating_mul(1_000) / rate);
         let least = match unconfirmed > HEAVY_BYTES {
-            true => HEAVY_ANSWER_TIME,
-            false => ANSWER_TIME,
+            true => self.limits.heavy_answer,
+            false => self.limits.answer,
         };
         Some(least.max(round_trips.slowest * ROUND_TRIPS).max(transfer))
     }

@@ -40,7 +40,7 @@ use crate::{
 pub const ROOT: &str = "/api/v1";
 
 /// The number of routes.
-const ROUTES: usize = 9;
+const ROUTES: usize = 10;
 
 /// Default number of runtimes in a page.
 const PAGE: usize = 100;
@@ -164,6 +164,7 @@ fn routes(api: &Arc<Api>) -> [(&'static str, MethodRouter<Arc<Api>>); ROUTES] {
             "/config",
             get(config).route_layer(only(Access::ReadPrivate)),
         ),
+        ("/drain", post(drain_server).route_layer(change())),
         ("/runtimes", get(runtimes).route_layer(read())),
         ("/runtimes/{label}", get(runtime).route_layer(read())),
         (
@@ -202,6 +203,13 @@ async fn method_not_allowed() -> ApiError {
 async fn status(State(api): State<Arc<Api>>) -> Json<ServerView> {
     let view = view::server_view(&api.registry, &api.metrics, &api.config, &api.lifecycle);
     Json(view)
+}
+
+/// Stops the server as a signal does. The response is the state before.
+async fn drain_server(state: State<Arc<Api>>) -> Json<ServerView> {
+    tracing::info!("the operator stops this server");
+    state.lifecycle.ask_to_stop();
+    status(state).await
 }
 
 async fn config(State(api): State<Arc<Api>>) -> Json<ConfigView> {

@@ -74,6 +74,7 @@ impl LiveSession {
                 None => config.settings.ping_interval,
             },
             exchanges: config.settings.max_exchanges as usize,
+            ..SessionSettings::default()
         };
         let (session, events, driver) = Session::new(io, leftover, Side::Server, settings);
         Self {

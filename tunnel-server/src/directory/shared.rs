@@ -22,7 +22,7 @@ use std::{
     collections::HashSet,
     sync::{
         Arc, OnceLock, Weak,
-        atomic::{AtomicBool, AtomicU16, Ordering},
+        atomic::{AtomicBool, AtomicU16, AtomicUsize, Ordering},
     },
     time::{Duration, SystemTime},
 };
@@ -35,10 +35,10 @@ use tunnel_etcd::{Client, EtcdError};
 use tunnel_ops::task::Owned;
 use tunnel_proto::handshake::InstanceId;
 
-pub(crate) use self::table::Holder;
+pub(crate) use self::{record::NodeState, table::Holder};
 use self::{
     holds::{Action, Holds},
-    record::{Keys, NodeRecord, NodeState},
+    record::{Keys, NodeRecord},
     table::{Effect, Moment, Step, Table},
     writer::{ClaimAnswer, ClaimRequest},
 };
@@ -107,6 +107,8 @@ pub(crate) struct Shared {
     node: Node,
     /// The port that the kernel chose, where the one to be told was 0.
     peer_port: AtomicU16,
+    /// Shards that have just started and are not linked to all other nodes yet.
+    unlinked: AtomicUsize,
     incarnation: Incarnation,
     metrics: DirectoryMetrics,
     table: RwLock<Table>,
@@ -144,6 +146,7 @@ impl Shared {
             keys,
             node,
             peer_port: AtomicU16::new(0),
+            unlinked: AtomicUsize::new(0),
             incarnation: Incarnation::new(random),
             metrics,
             holds: Mutex::default(),
@@ -179,6 +182,21 @@ impl Shared {
     /// Whether the table is complete and other nodes see this one.
     pub(crate) fn is_ready(&self) -> bool {
         *self.has_listed.borrow() && *self.is_present.borrow()
+    }
+
+    /// A shard begins to link itself to other nodes.
+    pub(crate) fn expect_links(&self) {
+        self.unlinked.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// A shard has its links, or has tried for long enough.
+    pub(crate) fn on_linked(&self) {
+        self.unlinked.fetch_sub(1, Ordering::Relaxed);
+    }
+
+    /// Whether requests can be forwarded from all shards.
+    pub(crate) fn is_linked(&self) -> bool {
+        self.unlinked.load(Ordering::Relaxed) == 0
     }
 
     /// Resolves when the node takes part.

@@ -1,20 +1,22 @@
 //! The peer listener: where other server nodes connect.
 
-use std::{sync::Arc, time::Duration};
+use std::{future::pending, sync::Arc, time::Duration};
 
 use bytes::Bytes;
 use tokio::{
     net::{TcpListener, TcpStream},
     task::JoinSet,
-    time::timeout,
+    time::{sleep, timeout},
 };
 use tokio_rustls::server::TlsStream;
 use tunnel_http::listener::accept;
-use tunnel_ops::socket::set_user_timeout;
+use tunnel_ops::{signals::Shutdown, socket::set_user_timeout};
 use tunnel_proto::{
+    close::CloseReason,
+    control::Control,
     exchange::serve,
     limits,
-    session::{Session, SessionEvent, SessionSettings, Side},
+    session::{Session, SessionEvent, SessionSettings, Side, SilenceLimits},
 };
 
 use super::{PeerListener, link::PING_INTERVAL};
@@ -29,23 +31,37 @@ const HANDSHAKE: Duration = Duration::from_secs(5);
 /// How long sent bytes may stay unacknowledged.
 const USER_TIMEOUT: Duration = Duration::from_secs(5);
 
+/// Time in which the links end after the last client has ended.
+const LINKS_END: Duration = Duration::from_secs(2);
+
+/// How long a link has to be at rest to be closed: another node may have sent a last request before it received the drain.
+/// Nodes are near each other.
+const QUIET: Duration = Duration::from_millis(100);
+
 /// Connections open at once, those before their handshake included: for each shard of more nodes than there will be.
 const CONNECTIONS: usize = 4_096;
 
-/// Serves other nodes until it is dropped.
-pub(crate) async fn serve_all(shared: Arc<PeerListener>, listener: TcpListener) {
+/// Serves other nodes until this node has no clients any more, then drains their links.
+pub(crate) async fn serve_all(
+    shared: Arc<PeerListener>,
+    listener: TcpListener,
+    clients_end: Shutdown,
+) {
     let mut connections = JoinSet::new();
     loop {
-        let (socket, peer) = accept(&listener).await;
+        let (socket, peer) = tokio::select! {
+            accepted = accept(&listener) => accepted,
+            () = clients_end.requested() => break,
+        };
         while connections.try_join_next().is_some() {}
         if connections.len() >= CONNECTIONS {
             shared.metrics.peers.on_refused();
             continue;
         }
-        let shared = shared.clone();
+        let (shared, clients_end) = (shared.clone(), clients_end.clone());
         connections.spawn(async move {
             match timeout(HANDSHAKE, identify(&shared, socket)).await {
-                Ok(Some((stream, node))) => serve_node(&shared, stream, node).await,
+                Ok(Some((stream, node))) => serve_node(&shared, stream, node, clients_end).await,
                 _ => {
                     shared.metrics.peers.on_refused();
                     tracing::warn!(%peer, "a connection of the peer listener was refused: it is not from a server node");
@@ -53,6 +69,10 @@ pub(crate) async fn serve_all(shared: Arc<PeerListener>, listener: TcpListener) 
             }
         });
     }
+    drop(listener);
+    let ended = async { while connections.join_next().await.is_some() {} };
+    // Cuts what is left by dropping it.
+    let _ = timeout(LINKS_END, ended).await;
 }
 
 /// The TLS handshake, and the node at the other end; `None` for anybody else.
@@ -72,10 +92,16 @@ async fn identify(
 }
 
 /// Serves the exchanges that a node forwards, until its link ends.
-async fn serve_node(shared: &Arc<PeerListener>, stream: TlsStream<TcpStream>, node: NodeName) {
+async fn serve_node(
+    shared: &Arc<PeerListener>,
+    stream: TlsStream<TcpStream>,
+    node: NodeName,
+    clients_end: Shutdown,
+) {
     let settings = SessionSettings {
         ping_interval: PING_INTERVAL,
         exchanges: limits::EXCHANGES_MAX,
+        silence: SilenceLimits::DATA_CENTRE,
     };
     let (session, mut events, driver) = Session::new(stream, Bytes::new(), Side::Client, settings);
     tracing::debug!(%node, "another node has linked to this one");
@@ -91,5 +117,21 @@ async fn serve_node(shared: &Arc<PeerListener>, stream: TlsStream<TcpStream>, no
             }
         }
     };
-    tokio::join!(driver, exchanges);
+    let drain = async {
+        clients_end.requested().await;
+        let _ = session.send(Control::Drain { spread_ms: None });
+        loop {
+            session.at_rest().await;
+            sleep(QUIET).await;
+            if session.outstanding() == 0 {
+                break;
+            }
+        }
+        session.close(CloseReason::Drained);
+        pending().await
+    };
+    tokio::select! {
+        _ = async { tokio::join!(driver, exchanges) } => {}
+        () = drain => {}
+    }
 }

@@ -8,13 +8,15 @@ use prometheus::IntGauge;
 use rustls_pki_types::ServerName;
 use tokio::{
     net::TcpStream,
+    sync::Notify,
     time::{sleep, timeout},
 };
 use tokio_rustls::{TlsConnector, client::TlsStream};
 use tunnel_ops::{socket::set_user_timeout, task::Owned};
 use tunnel_proto::{
+    control::Control,
     limits,
-    session::{Session, SessionSettings, Side},
+    session::{Session, SessionEvent, SessionSettings, Side, SilenceLimits},
 };
 
 use crate::{
@@ -47,6 +49,8 @@ pub(super) struct Dialling {
     pub(super) tls: PeerTls,
     /// Counts open links.
     pub(super) open: IntGauge,
+    /// Notified when the link has opened.
+    pub(super) linked: Arc<Notify>,
 }
 
 /// A link, which ends when it is dropped.
@@ -103,7 +107,7 @@ async fn keep(target: Target, dialling: Dialling, current: Arc<ArcSwapOption<Ses
                 pause = shortest;
                 let node = &target.name;
                 tracing::info!(%node, "linked to another node");
-                carry(stream, &dialling.open, &current).await;
+                carry(stream, &dialling, &current).await;
                 tracing::warn!(%node, "the link to another node has ended");
             }
             Ok(Err(error)) => {
@@ -131,21 +135,31 @@ async fn dial(target: &Target, tls: &PeerTls) -> io::Result<TlsStream<TcpStream>
 }
 
 /// Moves the bytes of a link until it ends.
-async fn carry(stream: TlsStream<TcpStream>, open: &IntGauge, current: &ArcSwapOption<Session>) {
+async fn carry(
+    stream: TlsStream<TcpStream>,
+    Dialling { open, linked, .. }: &Dialling,
+    current: &ArcSwapOption<Session>,
+) {
     let settings = SessionSettings {
         ping_interval: PING_INTERVAL,
         exchanges: limits::EXCHANGES_MAX,
+        silence: SilenceLimits::DATA_CENTRE,
     };
     let (session, mut events, driver) = Session::new(stream, Bytes::new(), Side::Server, settings);
     current.store(Some(Arc::new(session.clone())));
     open.inc();
+    linked.notify_waiters();
     let _open = OpenLink {
         session: current,
         open,
     };
     let listen = async {
-        // The other node says nothing that matters here; its drain is in its key.
-        while events.next(&session).await.is_some() {}
+        while let Some(event) = events.next(&session).await {
+            if let SessionEvent::Control(Control::Drain { .. }) = event {
+                // The other node ends.
+                session.start_drain();
+            }
+        }
     };
     let (end, ()) = tokio::join!(driver, listen);
     tracing::debug!(%end, "a link has ended");

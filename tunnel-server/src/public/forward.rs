@@ -106,8 +106,14 @@ pub(super) async fn send(
     let untouched = waiting.lock().take();
     let is_link_lost = is_of_link(&error);
     let failure = failure(error);
-    if failure.problem.reason() == Reason::NotHeld && (untouched.is_some() || !is_received) {
-        metrics.on_forwarded(Forwarding::NotHeld);
+    let is_not_held = failure.problem.reason() == Reason::NotHeld;
+    // Whatever a tunnel client has got of a request whose content was not sent, it is no complete request.
+    let is_incomplete = is_link_lost && untouched.is_some();
+    if is_incomplete || is_not_held && (untouched.is_some() || !is_received) {
+        metrics.on_forwarded(match is_not_held {
+            true => Forwarding::NotHeld,
+            false => Forwarding::Lost,
+        });
         content.prepared = untouched.filter(|_| is_received).map(|body| Prepared {
             body,
             upload,

@@ -41,7 +41,6 @@ pub(super) async fn drain(lifecycle: &Lifecycle, config: &Config, running: &mut 
     let grace = config.settings.grace_period;
     let end = Instant::now() + grace - EXIT.min(grace / 20);
     let ending = end - ENDING.min(grace / 4);
-    lifecycle.leave();
     // Load balancers that have seen "not ready" meanwhile send no new connections when the listeners close.
     sleep_until((Instant::now() + config.settings.drain_delay).min(ending)).await;
     let max_spread = config

@@ -131,7 +131,8 @@ impl Parts {
     fn links(&self) -> Option<Arc<Peers>> {
         let nodes = self.registry.directory().nodes()?.clone();
         let (tls, _) = self.peer_tls.as_ref()?;
-        Some(Peers::new(nodes, tls.clone(), self.metrics.clone()))
+        let linked = self.registry.linked().clone();
+        Some(Peers::new(nodes, tls.clone(), self.metrics.clone(), linked))
     }
 
     /// The parts that the connections of the public listener use.

@@ -6,6 +6,7 @@
 use std::{io, sync::Arc, thread::JoinHandle, time::Duration};
 
 use tokio::{net::TcpListener, runtime, sync::oneshot};
+use tunnel_ops::signals::Shutdown;
 
 use crate::{
     connect::{self, TunnelListener},
@@ -123,19 +124,26 @@ async fn serve(listeners: Listeners, sockets: Sockets) {
             public::serve_all(public, public_socket),
         );
     };
-    // Other nodes are served, and forwarded to, as long as there are clients.
+    // Other nodes are served, and forwarded to, as long as there are clients. Then their links are drained: requests that
+    // they forward in this moment go to other nodes.
+    let (clients_end, have_ended) = Shutdown::manual();
+    let served = async {
+        let clients = async {
+            clients.await;
+            clients_end.request();
+        };
+        tokio::join!(clients, serve_nodes(peer, have_ended));
+    };
     tokio::select! {
-        () = clients => {}
-        () = serve_nodes(peer) => {}
+        () = served => {}
         () = link_nodes(links) => {}
     }
 }
 
-/// Serves other nodes; never ends.
-async fn serve_nodes(peer: Option<(Arc<PeerListener>, TcpListener)>) {
-    match peer {
-        Some((shared, listener)) => peers::accept::serve_all(shared, listener).await,
-        None => std::future::pending().await,
+/// Serves other nodes until the clients have ended.
+async fn serve_nodes(peer: Option<(Arc<PeerListener>, TcpListener)>, clients_end: Shutdown) {
+    if let Some((shared, listener)) = peer {
+        peers::accept::serve_all(shared, listener, clients_end).await;
     }
 }
 

@@ -177,6 +177,43 @@ async fn an_older_instance_at_another_node_may_be_kept() {
     .await;
 }
 
+/// An instance that has a session on a node gets its next one on another, as long as one serves.
+#[tokio::test]
+async fn an_instance_is_sent_to_another_node_than_those_that_it_names() {
+    let etcd = Etcd::start(1).await;
+    let (one, two) = (node(&etcd, "n1").await, node(&etcd, "n2").await);
+    let asked = async |rig: &Rig, avoid: &str, attempt: &str| {
+        let mut request = session_request(rig.token(PROD), Instance::new().secret());
+        let fields = request.headers_mut();
+        fields.insert("tunnel-avoid", avoid.parse().unwrap());
+        fields.insert("tunnel-attempt", attempt.parse().unwrap());
+        dial(rig, &request).await
+    };
+    let first = asked(&one, "n0", "1").await;
+    let client = FakeClient::on(first, |_| async { Ok(Response::new(full("here"))) }).await;
+    let welcome = client
+        .control(|control| matches!(control, Control::Welcome { .. }))
+        .await;
+    assert!(matches!(welcome, Control::Welcome { node, .. } if node.as_deref() == Some("n1")));
+    for attempt in ["1", "2"] {
+        let refused = asked(&one, "n0,n1", attempt).await;
+        assert_eq!((refused.status, &refused.headers["retry-after"]), (503, &"0".parse().unwrap()));
+        assert!(String::from_utf8_lossy(&refused.behind).contains("\"elsewhere\""));
+    }
+    // Often enough; at the other node; where no other is left; from a client that does not know the refusal.
+    assert_eq!(asked(&one, "n1", "3").await.status, 101);
+    assert_eq!(asked(&two, "n1", "1").await.status, 101);
+    assert_eq!(asked(&one, "n1, n2", "1").await.status, 101);
+    let mut older = session_request(one.token(PROD), Instance::new().secret());
+    older.headers_mut().insert("tunnel-avoid", "n1".parse().unwrap());
+    assert_eq!(dial(&one, &older).await.status, 101);
+    two.stop().await;
+    eventually(SOON, "the other node to be gone", async || {
+        (asked(&one, "n1", "1").await.status == 101).then_some(())
+    })
+    .await;
+}
+
 /// Two instances that dial two nodes at one moment: one of them has the runtime in the end, everywhere.
 #[tokio::test]
 async fn of_claims_at_one_moment_one_wins_everywhere() {

@@ -12,7 +12,7 @@ const MS: Duration = Duration::from_millis(1);
 
 fn start() -> (Liveness, Instant) {
     let now = Instant::now();
-    (Liveness::new(INTERVAL, now), now)
+    (Liveness::new(INTERVAL, SilenceLimits::ANY_PATH, now), now)
 }
 
 /// A session with one measured round trip of this length, and the time at which it ended.
@@ -45,6 +45,21 @@ fn the_first_ping_is_sent_at_once_and_measures_the_round_trip() {
     pong(&mut liveness, 2, now + INTERVAL + 120 * MS);
     let times = liveness.round_trips().unwrap();
     assert_eq!((times.last, times.smoothed), (120 * MS, 50 * MS));
+}
+
+/// A node that was stopped costs less than a second.
+#[test]
+fn within_a_data_centre_silence_is_death_after_less_than_a_second() {
+    let now = Instant::now();
+    let mut liveness = Liveness::new(2 * SECOND, SilenceLimits::DATA_CENTRE, now);
+    assert_eq!(liveness.on_time(now), LivenessAction::Ping(1));
+    assert!(pong(&mut liveness, 1, now + MS));
+    liveness.on_sent(1_000, now + 10 * MS);
+    let asked = now + 210 * MS;
+    assert_eq!(liveness.deadline(), asked);
+    assert_eq!(liveness.on_time(asked), LivenessAction::Probe(2));
+    becomes_suspect(&mut liveness, asked + 300 * MS);
+    assert_eq!(liveness.on_time(asked + 500 * MS), LivenessAction::Dead);
 }
 
 #[test]
@@ -415,7 +430,8 @@ proptest! {
         prop_assert!(found_after <= 2 * INTERVAL, "{found_after:?}");
         if let Some(slowest) = slowest.filter(|_| !is_idle) {
             let gap = MS * longest_gap_after;
-            let most = gap + SUSPICION_AFTER + ANSWER_TIME.max(slowest * ROUND_TRIPS);
+            let limits = SilenceLimits::ANY_PATH;
+            let most = gap + limits.suspicion_after + limits.answer.max(slowest * ROUND_TRIPS);
             prop_assert!(found_after <= most, "{found_after:?}, at most {most:?}");
         }
         if path.liveness.is_suspect() {
@@ -424,7 +440,7 @@ proptest! {
                 path.liveness.on_sent(SENT, path.now);
             }
             let is_over = path.now == path.liveness.silent_until();
-            prop_assert!(is_over || path.now - found_at == SUSPECT_TIME);
+            prop_assert!(is_over || path.now - found_at == SilenceLimits::ANY_PATH.suspect);
         }
     }
 }

@@ -101,14 +101,19 @@ async fn follow(
     }
 }
 
-/// Drains the session because the server drains. It takes exchanges as long as there are public connections, since
-/// their requests need it.
+/// Drains the session because the server drains. It takes exchanges as long as there are public connections, or exchanges
+/// that other nodes have forwarded, since their requests need it.
 async fn drained(lifecycle: &Lifecycle, session: &Session) -> CloseReason {
+    let finished = async {
+        lifecycle.public_connections.wait().await;
+        session.start_drain();
+        // Another node may have forwarded a request in this moment.
+        session.at_rest().await;
+    };
     tokio::select! {
-        () = lifecycle.public_connections.wait() => {}
-        () = lifecycle.ended() => {}
+        () = finished => {}
+        () = lifecycle.ended() => session.start_drain(),
     }
-    session.start_drain();
     CloseReason::Drained
 }
 

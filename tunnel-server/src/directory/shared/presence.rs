@@ -3,7 +3,7 @@
 //! The node's key alone is on the lease. When the lease is lost, one write puts the key back, and all records of the node
 //! are valid again: nothing that a client feels hangs on it.
 
-use std::{sync::Arc, time::Duration};
+use std::{collections::HashSet, sync::Arc, time::Duration};
 
 use tokio::time::{Instant, sleep, timeout};
 use tunnel_etcd::{EtcdError, RequestOp, TxnRequest};
@@ -27,6 +27,12 @@ const PAUSE: Duration = Duration::from_millis(200);
 
 /// Time in which a living node answers the question whether it lives.
 const ANSWER: Duration = Duration::from_secs(2);
+
+/// Time in which a node that ends removes its records.
+const DEPARTURE: Duration = Duration::from_secs(3);
+
+/// Records that are removed in one transaction; etcd allows 128 operations.
+const BATCH: usize = 100;
 
 /// What a node finds where its own key should be.
 enum Found {
@@ -126,18 +132,38 @@ fn is_needed(shared: &Shared) -> bool {
     }
 }
 
-/// Removes the records of this node, its key last. What is left when etcd does not answer is void once the key is gone.
+/// Removes the records of this node in batches, its key last. What is left when etcd does not answer, or when the time is
+/// over, is void once the key is gone.
 pub(super) async fn depart(shared: &Shared) {
-    let held = shared.keys.held_by(&shared.node.name, shared.incarnation);
+    let _ = timeout(DEPARTURE, remove_held(shared)).await;
     let removed = TxnRequest {
         success: vec![
-            RequestOp::delete_range(held),
+            RequestOp::delete_range(shared.keys.held_by(&shared.node.name, shared.incarnation)),
             RequestOp::delete(shared.keys.node(&shared.node.name)),
         ],
         ..TxnRequest::default()
     };
     if let Err(error) = shared.client.txn(removed).await {
         tracing::debug!(%error, "cannot remove the records of this node");
+    }
+}
+
+/// Removes the records that this node is known to have, so many at once that no other write waits for long.
+async fn remove_held(shared: &Shared) {
+    let own = HashSet::from([(shared.node.name.clone(), shared.incarnation)]);
+    let held = shared.table.read().records_of(&own, usize::MAX);
+    for batch in held.chunks(BATCH) {
+        let removals = batch.iter().map(|(label, (node, incarnation))| {
+            RequestOp::delete(shared.keys.held(node, *incarnation, label))
+        });
+        let removed = TxnRequest {
+            success: removals.collect(),
+            ..TxnRequest::default()
+        };
+        if let Err(error) = shared.client.txn(removed).await {
+            tracing::debug!(%error, "cannot remove records of this node");
+            return;
+        }
     }
 }
 
