@@ -302,7 +302,8 @@ impl Server {
                     ..
                 } = checked;
                 let node = node.map_or_else(String::new, |node| format!(", node {node}"));
-                let words = format!("{round_trip}server version {version}, session {session}{node}");
+                let words =
+                    format!("{round_trip}server version {version}, session {session}{node}");
                 StepReport::new(StepName::Echo, StepResult::Held, words)
             }
             Err(failure) => {

@@ -17,7 +17,7 @@ use tunnel_proto::problem::{Problem, Reason};
 use tunnel_routing::metrics::{RoutingMetrics, STATUS_CLASSES, status_class};
 
 /// Results of a dial, in the order of its steps.
-const DIAL_RESULTS: [&str; 13] = [
+const DIAL_RESULTS: [&str; 14] = [
     "accepted",
     "token",
     "certificate",
@@ -30,6 +30,7 @@ const DIAL_RESULTS: [&str; 13] = [
     "tls",
     "upgrade",
     "refused",
+    "elsewhere",
     "unwelcome",
 ];
 

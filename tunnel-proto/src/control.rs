@@ -116,6 +116,12 @@ pub enum Control {
     },
     /// The routes of a tunnel client, for display: sent after the welcome, and when they change.
     Routes(RoutesSummary),
+    /// Only on a link between two server nodes: what the sender knows of the directory that they share. The text is
+    /// theirs.
+    Node {
+        /// The report.
+        report: String,
+    },
     /// Any type that is unknown to this version.
     #[serde(other)]
     Unknown,
@@ -174,6 +180,7 @@ impl Control {
             Self::Refreshed { .. } => "refreshed",
             Self::RefreshRefused { .. } => "refresh-refused",
             Self::Routes(_) => "routes",
+            Self::Node { .. } => "node",
             Self::Unknown => "unknown",
         }
     }

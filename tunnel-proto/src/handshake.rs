@@ -417,10 +417,16 @@ fn placement(headers: &HeaderMap) -> Option<Option<Placement>> {
     };
     let attempt = attempt.to_str().ok()?.parse().ok();
     let avoid = match headers.get(AVOID) {
-        Some(avoid) => avoid.to_str().ok().filter(|avoid| avoid.len() <= AVOID_BYTES)?,
+        Some(avoid) => avoid
+            .to_str()
+            .ok()
+            .filter(|avoid| avoid.len() <= AVOID_BYTES)?,
         None => "",
     };
-    let nodes = avoid.split(',').map(str::trim).filter(|node| !node.is_empty());
+    let nodes = avoid
+        .split(',')
+        .map(str::trim)
+        .filter(|node| !node.is_empty());
     Some(Some(Placement {
         avoid: nodes.map(str::to_owned).collect(),
         attempt: attempt.filter(|attempt| *attempt > 0)?,
@@ -502,7 +508,11 @@ mod tests {
         };
         assert!(!third.may_go_elsewhere());
         assert_eq!(asked(Some("3"), None), Ok(Some(third)));
-        for (attempt, avoid) in [("0", "n1"), ("x", "n1"), ("1", &"n".repeat(AVOID_BYTES + 1))] {
+        for (attempt, avoid) in [
+            ("0", "n1"),
+            ("x", "n1"),
+            ("1", &"n".repeat(AVOID_BYTES + 1)),
+        ] {
             assert_eq!(
                 asked(Some(attempt), Some(avoid)),
                 Err(NotASession::Greeting)

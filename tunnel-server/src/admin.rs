@@ -36,6 +36,8 @@ pub(crate) fn routes(api: Api, shutdown: Shutdown) -> AdminRoutes {
             Readiness::NotReady("the server is stopping".into())
         } else if nodes.is_some_and(|nodes| !nodes.is_ready()) {
             Readiness::NotReady("the server waits for the directory in etcd".into())
+        } else if nodes.is_some_and(|nodes| nodes.state().is_behind()) {
+            Readiness::NotReady("the server is cut off from etcd".into())
         } else if nodes.is_some_and(|nodes| !nodes.is_linked()) {
             Readiness::NotReady("the server waits for its links to other nodes".into())
         } else {

@@ -36,7 +36,7 @@ pub use self::{
 };
 pub(crate) use self::{
     node::Incarnation,
-    shared::{Holder, NodeState, Observer, Shared},
+    shared::{EtcdState, Hearing, Holder, NodeState, Observer, REPORT_EACH, Shared, Telling},
 };
 use crate::{
     lock::Mutex,
@@ -51,6 +51,16 @@ pub enum OnConflict {
     Supersede,
     /// The older instance keeps it as long as it is connected.
     Reject,
+}
+
+/// What happens to a new instance of a runtime that nobody holds, while the shared directory cannot be written.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub enum WithoutDirectory {
+    /// It gets the runtime; the claim follows, and gives way to any that was made meanwhile.
+    #[default]
+    Accept,
+    /// It is refused until the directory is back.
+    Refuse,
 }
 
 /// A number that grows with every claim, so that releases of older claims are recognised.
@@ -150,14 +160,15 @@ impl Directory {
         Some(self.nodes()?.node().name.to_string())
     }
 
-    /// Whether a session had better be at another node: this one leaves, or the instance avoids it, and there is a node that
-    /// takes sessions and is not avoided.
+    /// Whether a session had better be at another node: this one leaves or does not know what the others do, or the instance
+    /// avoids it, and there is a node that takes sessions and is not avoided.
     pub(crate) fn is_better_elsewhere(&self, avoid: &[String], is_leaving: bool) -> bool {
         let Some(nodes) = self.nodes() else {
             return false;
         };
         let is_avoided = |name: &NodeName| avoid.iter().any(|avoided| avoided == name.as_str());
-        (is_leaving || is_avoided(&nodes.node().name)) && nodes.has_other_serving(is_avoided)
+        let is_bad = is_leaving || nodes.state().is_behind();
+        (is_bad || is_avoided(&nodes.node().name)) && nodes.has_other_serving(is_avoided)
     }
 
     /// Starts the tasks of a shared directory, which end when the result is dropped. `observer` hears of changes.
@@ -321,6 +332,11 @@ impl Epoch {
         Self(number)
     }
 }
+
+tunnel_ops::word_value!(WithoutDirectory {
+    "accept" => Self::Accept,
+    "refuse" => Self::Refuse,
+});
 
 tunnel_ops::word_value!(OnConflict {
     "supersede" => Self::Supersede,

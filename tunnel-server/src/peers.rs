@@ -71,6 +71,8 @@ pub(crate) struct Peers {
     metrics: Arc<Metrics>,
     /// Notified when a link has opened.
     linked: Arc<Notify>,
+    /// Whether this shard's links tell other nodes what they are to know; those of one shard do.
+    tells: bool,
     links: Mutex<HashMap<NodeName, Link>>,
     /// Counts choices.
     turn: AtomicUsize,
@@ -107,6 +109,7 @@ impl Peers {
         tls: PeerTls,
         metrics: Arc<Metrics>,
         linked: Arc<Notify>,
+        tells: bool,
     ) -> Arc<Self> {
         nodes.expect_links();
         Arc::new(Self {
@@ -114,6 +117,7 @@ impl Peers {
             tls,
             metrics,
             linked,
+            tells,
             links: Mutex::default(),
             turn: AtomicUsize::new(0),
         })
@@ -207,6 +211,7 @@ impl Peers {
             tls: self.tls.clone(),
             open: self.metrics.peers.links(),
             linked: self.linked.clone(),
+            teller: self.tells.then(|| self.nodes.clone()),
         }
     }
 }

@@ -313,6 +313,16 @@ impl Registry {
         precheck
     }
 
+    /// Has the sessions of so many runtimes moved to other nodes, those included that are moving already, and at most
+    /// `at_once` more. Returns the number of runtimes that begin to move.
+    pub(crate) fn move_away(&self, runtimes: usize, at_once: usize) -> usize {
+        let tunnels = self.slots().into_iter().filter_map(|slot| slot.tunnel());
+        let (moving, staying): (Vec<_>, Vec<_>) = tunnels.partition(|tunnel| tunnel.is_moving());
+        let next = runtimes.saturating_sub(moving.len()).min(at_once);
+        let next = staying.into_iter().take(next);
+        next.map(|tunnel| tunnel.direct(Directive::Move)).count()
+    }
+
     /// The instance that holds a runtime, on this node or on another that shares the directory.
     #[must_use]
     pub fn holder(&self, runtime: &RuntimeLabel) -> Option<InstanceId> {
@@ -454,7 +464,6 @@ fn tunnel_event(label: &RuntimeLabel, older: Option<&Tunnel>) -> Event {
         None => Event::of(EventKind::Online, label),
     }
 }
-
 
 impl Slot {
     /// The runtime's label.
@@ -606,6 +615,16 @@ impl Membership {
         if self.tunnel.is_leaving() {
             self.guard.leave();
         }
+    }
+
+    /// The client has another session, which it prefers.
+    pub fn on_moved(&self) {
+        self.tunnel.on_moved(&self.member);
+    }
+
+    /// Resolves when the client has another session, which it prefers.
+    pub async fn moved(&self) {
+        self.tunnel.moved(&self.member).await;
     }
 
     /// The session is not suspect any more.

@@ -5,6 +5,7 @@
 //! reason where it stands.
 
 pub(crate) mod drain;
+mod moving;
 mod parts;
 pub(crate) mod reload;
 mod shard;
@@ -219,7 +220,9 @@ impl Server {
         // Keys behind a URL are there before the first client needs them.
         parts.authenticator.start();
         let housekeeping = Owned::spawn("housekeeping", sweep(parts.registry.clone()));
+        let moving = Owned::spawn("moving", parts.move_sessions());
         let failed = wait(&parts, &shutdown, &mut running).await;
+        drop(moving);
         parts.lifecycle.leave();
         parts.events.report(Event::new(EventKind::Draining));
         if let Some(nodes) = parts.registry.directory().nodes() {

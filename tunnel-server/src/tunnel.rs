@@ -6,6 +6,7 @@
 
 use std::net::SocketAddr;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, SystemTime};
 
 use arc_swap::ArcSwap;
@@ -55,6 +56,8 @@ pub struct Member {
     pub peer: Arc<Peer>,
     /// The value of [`Members::events`] when it joined.
     joined: u64,
+    /// Its client has another session, which it prefers.
+    has_moved: Arc<AtomicBool>,
 }
 
 /// The tunnel client at the other end of a session.
@@ -100,6 +103,8 @@ impl From<&Grant> for SessionCredential {
 pub enum Directive {
     /// Be replaced by other sessions, and end when the open exchanges are done.
     Drain,
+    /// Be replaced by a session at another node if there is one, however long that takes, and end then.
+    Move,
     /// A newer instance holds the runtime: finish the open exchanges, and end.
     Superseded {
         /// The newer holder.
@@ -116,7 +121,7 @@ impl Directive {
     #[must_use]
     pub fn level(&self) -> usize {
         match self {
-            Self::Drain => 0,
+            Self::Drain | Self::Move => 0,
             Self::Superseded { .. } => 1,
             Self::Disconnect => 2,
         }
@@ -240,11 +245,33 @@ impl Tunnel {
             session,
             peer: Arc::new(peer),
             joined: members.events,
+            has_moved: Arc::default(),
         };
         members.sessions.push(member.clone());
         drop(members);
         self.changed.notify_waiters();
         Some(member)
+    }
+
+    /// The client of this member has another session, which it prefers.
+    pub(crate) fn on_moved(&self, member: &Member) {
+        member.has_moved.store(true, Ordering::Relaxed);
+        self.changed.notify_waiters();
+    }
+
+    /// Resolves when the client of this member has another session, which it prefers.
+    pub(crate) async fn moved(&self, member: &Member) {
+        self.until(|_| member.has_moved.load(Ordering::Relaxed).then_some(()))
+            .await;
+    }
+
+    /// Whether all sessions are directed to move.
+    pub(crate) fn is_moving(&self) -> bool {
+        let members = self.members.lock();
+        let Some((at, Directive::Move)) = &members.directives[Directive::Move.level()] else {
+            return false;
+        };
+        members.sessions.iter().all(|member| member.joined < *at)
     }
 
     /// Removes a session; returns whether none is left.
@@ -331,7 +358,6 @@ impl Tunnel {
 mod tests {
     use std::future::Future;
     use std::pin::pin;
-    use std::sync::atomic::{AtomicBool, Ordering};
     use std::task::{Context, Poll, Waker};
 
     use bytes::Bytes;
@@ -518,6 +544,22 @@ mod tests {
         silent.is_held.store(false, Ordering::SeqCst);
         assert!(!silent.server.suspicion(true).await);
         assert!(tunnel.session().unwrap().is_same(&silent.server));
+    }
+
+    #[tokio::test]
+    async fn a_tunnel_moves_until_its_client_has_other_sessions() {
+        let tunnel = tunnel().await;
+        let first = tunnel.add(session(), peer(1)).unwrap();
+        assert!(!tunnel.is_moving());
+        tunnel.direct(Directive::Move);
+        assert!(tunnel.is_moving());
+        assert_eq!(now(tunnel.directive(&first, 0)), Some(Directive::Move));
+        assert_eq!(now(tunnel.moved(&first)), None);
+        tunnel.on_moved(&first);
+        assert_eq!(now(tunnel.moved(&first)), Some(()));
+        // The next session came here, too.
+        tunnel.add(session(), peer(2)).unwrap();
+        assert!(!tunnel.is_moving());
     }
 
     #[tokio::test]

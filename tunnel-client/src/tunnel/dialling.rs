@@ -213,12 +213,7 @@ impl Dialling {
 
     /// Waits until the next dial is due, or a change of the network path or the credential ends the wait. Returns the
     /// server that is dialled.
-    async fn wait(
-        &self,
-        peer: Option<SocketAddr>,
-        own: Option<PlaceId>,
-        search: &Search,
-    ) -> usize {
+    async fn wait(&self, peer: Option<SocketAddr>, own: Option<PlaceId>, search: &Search) -> usize {
         loop {
             let now = Instant::now();
             let load = |server| self.places.load(server, own);

@@ -140,7 +140,10 @@ impl PlacedSession {
     /// The session is to be left, or is not any more: its successor should be at another place.
     pub(super) fn set_left(&self, is_left: bool) {
         let mut state = self.places.0.lock();
-        let own = state.sessions.iter_mut().find(|placed| placed.id == self.id);
+        let own = state
+            .sessions
+            .iter_mut()
+            .find(|placed| placed.id == self.id);
         if let Some(own) = own {
             own.is_left = is_left;
         }

@@ -104,10 +104,7 @@ mod tests {
         let (mut servers, now) = servers(2);
         servers.of(0).after_failure(None, now, LARGEST);
         // Although there is a session already.
-        assert_eq!(
-            servers.next(now, |server| server, &[]),
-            (1, NextDial::Now)
-        );
+        assert_eq!(servers.next(now, |server| server, &[]), (1, NextDial::Now));
         servers.of(1).after_failure(None, now, LARGEST);
         servers.of(1).after_failure(None, now, LARGEST);
         assert_eq!(

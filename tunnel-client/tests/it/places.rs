@@ -63,7 +63,9 @@ async fn sessions_go_to_different_servers_and_one_that_fails_is_left_for_the_nex
     let client = Running::start(&one, NOBODY, |config| {
         let second: tunnel_client::config::ServerUrl = two.url().parse().unwrap();
         config.servers.push(second.into());
-        config.server_trust = tunnel_ops::tls_files::Roots::from_pem(&both).unwrap().into();
+        config.server_trust = tunnel_ops::tls_files::Roots::from_pem(&both)
+            .unwrap()
+            .into();
         config.settings.sessions = 2;
     });
     let (at_one, at_two) = tokio::join!(one.welcome(), two.welcome());
@@ -85,7 +87,9 @@ async fn a_session_that_is_drained_goes_to_the_other_server() {
     let _client = Running::start(&one, NOBODY, |config| {
         let second: tunnel_client::config::ServerUrl = two.url().parse().unwrap();
         config.servers.push(second.into());
-        config.server_trust = tunnel_ops::tls_files::Roots::from_pem(&both).unwrap().into();
+        config.server_trust = tunnel_ops::tls_files::Roots::from_pem(&both)
+            .unwrap()
+            .into();
     });
     let mut last = either(&mut one, &mut two).await;
     for _ in 0..3 {

@@ -209,9 +209,7 @@ impl<'de, T: Deserialize<'de>> Deserialize<'de> for OneOrMore<T> {
             }
         }
 
-        deserializer
-            .deserialize_any(Values(PhantomData))
-            .map(Self)
+        deserializer.deserialize_any(Values(PhantomData)).map(Self)
     }
 }
 

@@ -303,7 +303,9 @@ impl Liveness {
             return LivenessAction::Dead;
         }
         match self.suspicion {
-            Suspicion::SuspectAt(Some(at)) | Suspicion::DeadAt(at) if now >= at + self.limits.late => {
+            Suspicion::SuspectAt(Some(at)) | Suspicion::DeadAt(at)
+                if now >= at + self.limits.late =>
+            {
                 return LivenessAction::Probe(self.probe(now));
             }
             Suspicion::SuspectAt(Some(at)) if now >= at => return LivenessAction::Suspect,

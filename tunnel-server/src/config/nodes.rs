@@ -169,6 +169,10 @@ fn check_alone(source: &Source, faults: &mut Vec<ConfigFault>) {
         (source.etcd_user.is_some(), &setting::etcd_user),
         (source.etcd_prefix.is_some(), &setting::etcd_prefix),
         (source.peer_listen.is_some(), &setting::peer_listen),
+        (
+            source.without_directory.is_some(),
+            &setting::without_directory,
+        ),
     ];
     for (_, setting) in given.into_iter().filter(|(is_given, _)| *is_given) {
         let problem = "without --etcd this server stands alone: name the members of etcd";

@@ -18,7 +18,7 @@ use tunnel_ops::telemetry::{AccessLogTarget, LogFilter, LogFormat};
 use super::credentials::{HttpUrl, JwksSource};
 use super::nodes::{EtcdUrl, KeyPrefix};
 use super::origin::Origin;
-use crate::directory::{NodeName, OnConflict};
+use crate::directory::{NodeName, OnConflict, WithoutDirectory};
 use crate::runtimes::HostName;
 
 /// The path of the configuration file, and the settings of flags and environment.
@@ -138,6 +138,10 @@ settings! {
         etcd_prefix: KeyPrefix = KeyPrefix::usual(), "PREFIX", Restart;
         /// Name of this node, which no other node has
         node: NodeName, else "required with --etcd", "NAME", Restart;
+        /// What happens to a new instance of a runtime that nobody holds while etcd cannot be reached
+        ///
+        /// `accept`: it gets the runtime, and gives way to any claim that was made meanwhile; `refuse`: it waits for etcd
+        without_directory: WithoutDirectory = WithoutDirectory::Accept, "POLICY", Restart;
         /// Zone of this node; a request is forwarded within its zone if it can be
         zone: String, else "", "NAME", Restart;
         /// Where other nodes connect, to forward requests to sessions of this one

@@ -315,7 +315,10 @@ fn on_control(membership: &Membership, control: Control, unmoved: &mut Option<Ta
             membership.on_drain();
             *unmoved = None;
         }
-        Control::Moved => *unmoved = None,
+        Control::Moved => {
+            membership.on_moved();
+            *unmoved = None;
+        }
         Control::Routes(summary) => membership.on_routes(summary),
         // The version is known from the greeting, a newer token is handled by the caller, and the session handles
         // `Unheard` itself. The rest is sent by servers only and has no meaning from a client.
@@ -329,6 +332,7 @@ fn on_control(membership: &Membership, control: Control, unmoved: &mut Option<Ta
         | Control::Refreshed { .. }
         | Control::RefreshRefused { .. }
         | Control::Unheard { .. }
+        | Control::Node { .. }
         | Control::Unknown => {}
     }
 }

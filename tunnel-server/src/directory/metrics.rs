@@ -2,8 +2,10 @@
 
 use std::time::Duration;
 
-use prometheus::{IntCounter, IntCounterVec, IntGauge};
+use prometheus::{IntCounter, IntCounterVec, IntGauge, IntGaugeVec};
 use tunnel_ops::metrics::Families;
+
+use super::shared::EtcdState;
 
 /// What the node sees of the shared directory. Clones count together.
 #[derive(Debug, Clone)]
@@ -13,6 +15,7 @@ pub struct DirectoryMetrics {
     revision: IntGauge,
     lease_left: IntGauge,
     listings: IntCounter,
+    state: IntGaugeVec,
 }
 
 impl DirectoryMetrics {
@@ -39,6 +42,11 @@ impl DirectoryMetrics {
                 "directory_relistings_total",
                 "How often the directory had to be listed again, as after a compaction",
             )?,
+            state: new.gauges(
+                "directory_state",
+                "1 for how this node stands to etcd: ok, outage for all nodes, cut_off while others are answered, or alone",
+                &["state"],
+            )?,
         })
     }
 
@@ -59,6 +67,13 @@ impl DirectoryMetrics {
     pub(crate) fn set_lease_left(&self, left: Duration) {
         let seconds = i64::try_from(left.as_secs()).unwrap_or(i64::MAX);
         self.lease_left.set(seconds);
+    }
+
+    pub(crate) fn set_state(&self, state: EtcdState) {
+        for each in EtcdState::ALL {
+            let gauge = self.state.with_label_values(&[each.name()]);
+            gauge.set(i64::from(each == state));
+        }
     }
 
     pub(crate) fn on_relisted(&self) {

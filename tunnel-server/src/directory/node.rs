@@ -15,7 +15,7 @@ pub struct NodeName(Arc<str>);
 pub struct BadNodeName(String);
 
 /// One run of a server process: a node that starts again under its name is another one.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(crate) struct Incarnation(u64);
 
 impl NodeName {

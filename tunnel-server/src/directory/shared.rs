@@ -10,50 +10,55 @@
 //! ([`Standing`](super::standing)); what decides is the transaction, which compares the revision of the claim that the
 //! rules have seen.
 
+mod claiming;
 mod feed;
 mod holds;
+mod outage;
 mod presence;
 mod record;
+mod report;
 mod sweep;
 mod table;
+mod told;
 mod writer;
 
 use std::{
     collections::HashSet,
     sync::{
         Arc, OnceLock, Weak,
-        atomic::{AtomicBool, AtomicU16, AtomicUsize, Ordering},
+        atomic::{AtomicBool, AtomicI64, AtomicU16, AtomicUsize, Ordering},
     },
     time::{Duration, SystemTime},
 };
 
-use tokio::{
-    sync::{Notify, mpsc, oneshot, watch},
-    time::Instant,
-};
-use tunnel_etcd::{Client, EtcdError};
-use tunnel_ops::task::Owned;
-use tunnel_proto::handshake::InstanceId;
-
-pub(crate) use self::{record::NodeState, table::Holder};
 use self::{
     holds::{Action, Holds},
     record::{Keys, NodeRecord},
-    table::{Effect, Moment, Step, Table},
-    writer::{ClaimAnswer, ClaimRequest},
+    report::{Soft, Words},
+    table::{Effect, Moment, Table},
+    writer::ClaimRequest,
+};
+pub(crate) use self::{
+    outage::EtcdState,
+    record::NodeState,
+    report::{EACH as REPORT_EACH, Hearing, Telling},
+    table::Holder,
 };
 use super::{
-    Claim, ClaimGuard, ClaimRefusal, Epoch, OnConflict,
+    Claim, ClaimGuard, Epoch, WithoutDirectory,
     metrics::DirectoryMetrics,
     node::{Incarnation, NodeName},
 };
 use crate::{
     lock::{Mutex, RwLock},
-    runtimes::{AccountName, RuntimeEntry, RuntimeLabel, RuntimeName},
+    runtimes::{AccountName, RuntimeLabel, RuntimeName},
 };
-
-/// How often a claim is decided again because another one was faster.
-const ROUNDS: u32 = 5;
+use tokio::{
+    sync::{Notify, mpsc, watch},
+    time::Instant,
+};
+use tunnel_etcd::{Client, EtcdError};
+use tunnel_ops::task::Owned;
 
 /// Claims that wait for the writer; the gate of handshakes bounds them further.
 const CLAIMS_WAITING: usize = 1_024;
@@ -67,6 +72,8 @@ pub struct Node {
     pub peer: Option<String>,
     /// The zone that it lies in.
     pub zone: Option<String>,
+    /// What becomes of a new instance of a runtime that nobody holds while etcd cannot be reached.
+    pub without_directory: WithoutDirectory,
 }
 
 /// Why a node cannot take part.
@@ -122,6 +129,16 @@ pub(crate) struct Shared {
     has_unwritten: Notify,
     /// Whether etcd has not answered the last write.
     is_away: AtomicBool,
+    /// When etcd has answered last.
+    answered: Mutex<Instant>,
+    /// The revision up to which the table is complete, and as it was a second ago.
+    position: AtomicI64,
+    past_position: AtomicI64,
+    state: watch::Sender<EtcdState>,
+    /// What other nodes have said lately.
+    words: Mutex<Words>,
+    /// What this node holds without a record.
+    soft: Mutex<Arc<Soft>>,
     has_listed: watch::Sender<bool>,
     is_present: watch::Sender<bool>,
     failed: watch::Sender<Option<DirectoryError>>,
@@ -156,6 +173,12 @@ impl Shared {
             unwritten: Mutex::default(),
             has_unwritten: Notify::new(),
             is_away: AtomicBool::new(false),
+            answered: Mutex::new(Instant::now()),
+            position: AtomicI64::new(0),
+            past_position: AtomicI64::new(0),
+            state: watch::Sender::default(),
+            words: Mutex::default(),
+            soft: Mutex::default(),
             has_listed: watch::Sender::new(false),
             is_present: watch::Sender::new(false),
             failed: watch::Sender::new(None),
@@ -171,6 +194,7 @@ impl Shared {
             Owned::spawn("directory-presence", presence::keep(self.clone())),
             Owned::spawn("directory-writer", writer::write(self.clone())),
             Owned::spawn("directory-sweep", sweep::sweep(self.clone())),
+            Owned::spawn("directory-state", report::judge(self.clone())),
         ]
     }
 
@@ -268,126 +292,6 @@ impl Shared {
         (self.holds.lock().len(), self.table.read().len())
     }
 
-    pub(crate) fn precheck(
-        &self,
-        label: &RuntimeLabel,
-        instance: &InstanceId,
-        on_conflict: OnConflict,
-    ) -> Result<(), ClaimRefusal> {
-        let holds = self.holds.lock();
-        let table = self.table.read();
-        if holds.get(label).is_some_and(|hold| {
-            hold.claim.instance == *instance && is_current(&table, label, &hold.claim)
-        }) {
-            return Ok(());
-        }
-        let step = table.decide(label.as_str(), instance, on_conflict, Instant::now())?;
-        let is_takeover = matches!(step, Step::Claim(_));
-        let is_held = || {
-            let is_own = holds.get(label).is_some();
-            is_own || self.is_held_elsewhere(&table, label)
-        };
-        match is_takeover && self.is_away.load(Ordering::Relaxed) && is_held() {
-            true => Err(ClaimRefusal::Unavailable),
-            false => Ok(()),
-        }
-    }
-
-    pub(crate) async fn claim(
-        self: &Arc<Self>,
-        runtime: &Arc<RuntimeEntry>,
-        instance: &InstanceId,
-        on_conflict: OnConflict,
-    ) -> Result<ClaimGuard, ClaimRefusal> {
-        for _ in 0..ROUNDS {
-            let step = match self.enter(runtime, instance, on_conflict)? {
-                Entered::Joined(guard) => return Ok(guard),
-                // It has the claim: only the record of this node is missing, and follows.
-                Entered::Next(Step::Hold(_)) if self.is_away.load(Ordering::Relaxed) => {
-                    return self.claim_alone(runtime, instance);
-                }
-                Entered::Next(step) => step,
-            };
-            let (answer, answered) = oneshot::channel();
-            let request = ClaimRequest {
-                runtime: runtime.clone(),
-                instance: instance.clone(),
-                step,
-                answer,
-            };
-            if self.claims.send(request).await.is_err() {
-                return Err(ClaimRefusal::Unavailable);
-            }
-            match answered.await {
-                Ok(ClaimAnswer::Claimed(guard)) => return Ok(guard),
-                Ok(ClaimAnswer::Outdated) => {}
-                Ok(ClaimAnswer::Away) => return self.claim_alone(runtime, instance),
-                Err(_) => return Err(ClaimRefusal::Unavailable),
-            }
-        }
-        Err(ClaimRefusal::Unavailable)
-    }
-
-    /// Joins what this node holds for the instance already, or decides how it gets the runtime.
-    fn enter(
-        self: &Arc<Self>,
-        runtime: &Arc<RuntimeEntry>,
-        instance: &InstanceId,
-        on_conflict: OnConflict,
-    ) -> Result<Entered, ClaimRefusal> {
-        let label = &runtime.label;
-        let mut holds = self.holds.lock();
-        let table = self.table.read();
-        let is_here = holds
-            .get(label)
-            .is_some_and(|hold| is_current(&table, label, &hold.claim));
-        if is_here && let Some((serial, claim, is_changed)) = holds.enter(label, instance) {
-            drop((table, holds));
-            if is_changed {
-                self.write(label);
-            }
-            return Ok(Entered::Joined(self.guard(label, claim, serial)));
-        }
-        let step = table.decide(label.as_str(), instance, on_conflict, Instant::now())?;
-        Ok(Entered::Next(step))
-    }
-
-    /// Gives an instance a runtime while etcd is away: one more session of the instance that has it, or a runtime that
-    /// nobody holds. The claim follows, and gives way to any other that was made meanwhile.
-    fn claim_alone(
-        self: &Arc<Self>,
-        runtime: &Arc<RuntimeEntry>,
-        instance: &InstanceId,
-    ) -> Result<ClaimGuard, ClaimRefusal> {
-        let label = &runtime.label;
-        let mut holds = self.holds.lock();
-        let table = self.table.read();
-        let current = table.claim(label.as_str());
-        let is_own = current
-            .as_ref()
-            .is_some_and(|claim| claim.instance == *instance);
-        let is_held = holds
-            .get(label)
-            .is_some_and(|hold| hold.claim.instance != *instance)
-            || self.is_held_elsewhere(&table, label);
-        if is_held && !is_own {
-            return Err(ClaimRefusal::Unavailable);
-        }
-        let claim = Claim {
-            instance: instance.clone(),
-            epoch: current.map_or_else(|| table.epoch(0), |claim| claim.epoch),
-        };
-        drop(table);
-        let names = (runtime.account.clone(), runtime.name.clone());
-        let serial = holds.insert(label, claim.clone(), names, !is_own);
-        drop(holds);
-        if !is_own {
-            self.metrics.claims(writer::PROVISIONAL).inc();
-        }
-        self.write(label);
-        Ok(self.guard(label, claim, serial))
-    }
-
     fn guard(self: &Arc<Self>, label: &RuntimeLabel, claim: Claim, serial: u64) -> ClaimGuard {
         ClaimGuard::shared(self.clone(), label.clone(), claim, serial)
     }
@@ -449,7 +353,11 @@ impl Shared {
     /// The other nodes that hold a runtime by its current claim, and that claim's epoch.
     pub(crate) fn holders(&self, label: &str) -> Option<(Epoch, Vec<Holder>)> {
         let table = self.table.read();
-        let epoch = table.claim(label)?.epoch;
+        let told = || table.told_holds(label).next().map(|(hold, _)| &hold.claim);
+        let epoch = match table.claim(label) {
+            Some(claim) => claim.epoch,
+            None => told()?.epoch,
+        };
         let mut holders = table.holders(label);
         holders.retain(|holder| holder.incarnation != self.incarnation);
         (!holders.is_empty()).then_some((epoch, holders))
@@ -577,6 +485,9 @@ impl Shared {
     }
 
     fn set_away(&self, is_away: bool) {
+        if !is_away {
+            *self.answered.lock() = Instant::now();
+        }
         if self.is_away.swap(is_away, Ordering::Relaxed) != is_away {
             match is_away {
                 true => tracing::warn!(
@@ -587,18 +498,6 @@ impl Shared {
         }
         self.metrics.set_away(is_away);
     }
-}
-
-/// How a claim goes on.
-enum Entered {
-    Joined(ClaimGuard),
-    Next(Step),
-}
-
-/// Whether a claim that this node holds is not replaced by another instance's.
-fn is_current(table: &Table, label: &RuntimeLabel, held: &Claim) -> bool {
-    let current = table.claim(label.as_str());
-    current.is_none_or(|claim| claim.instance == held.instance || claim.epoch <= held.epoch)
 }
 
 /// The wall clock in milliseconds.

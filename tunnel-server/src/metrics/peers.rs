@@ -10,6 +10,7 @@ pub struct PeerMetrics {
     refused: IntCounter,
     forwards: IntCounterVec,
     served: IntCounterVec,
+    moved: IntCounterVec,
 }
 
 /// What has become of a request that was forwarded.
@@ -43,6 +44,11 @@ impl PeerMetrics {
                 "Requests that another server node has forwarded to this one: served, not_held, or failed",
                 &["result"],
             )?,
+            moved: new.counters(
+                "moved_total",
+                "Runtimes whose clients were asked to move to other server nodes: for balance, or by a node that is cut off from the directory",
+                &["reason"],
+            )?,
         })
     }
 
@@ -63,6 +69,13 @@ impl PeerMetrics {
             Forwarding::Failed => "failed",
         };
         self.forwards.with_label_values(&[result]).inc();
+    }
+
+    /// The clients of so many runtimes were asked to move.
+    pub(crate) fn on_moved(&self, reason: &str, runtimes: usize) {
+        self.moved
+            .with_label_values(&[reason])
+            .inc_by(runtimes as u64);
     }
 
     pub(crate) fn on_served(&self, problem: Option<&Problem>) {

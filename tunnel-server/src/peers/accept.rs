@@ -21,7 +21,7 @@ use tunnel_proto::{
 
 use super::{PeerListener, link::PING_INTERVAL};
 use crate::{
-    directory::NodeName,
+    directory::{Hearing, NodeName},
     peer_tls::{ALPN, node_of},
 };
 
@@ -105,15 +105,25 @@ async fn serve_node(
     };
     let (session, mut events, driver) = Session::new(stream, Bytes::new(), Side::Client, settings);
     tracing::debug!(%node, "another node has linked to this one");
+    let nodes = shared.registry.directory().nodes();
+    let mut hearing = nodes.map(|nodes| Hearing::new(nodes.clone(), node));
     let exchanges = async {
         let mut streams = JoinSet::new();
         while let Some(event) = events.next(&session).await {
             while streams.try_join_next().is_some() {}
-            if let SessionEvent::Exchanges(stream) = event {
-                let shared = shared.clone();
-                streams.spawn(serve(stream, move |request, informational| {
-                    super::relay::relay(shared.clone(), request, informational)
-                }));
+            match event {
+                SessionEvent::Exchanges(stream) => {
+                    let shared = shared.clone();
+                    streams.spawn(serve(stream, move |request, informational| {
+                        super::relay::relay(shared.clone(), request, informational)
+                    }));
+                }
+                SessionEvent::Control(Control::Node { report }) => {
+                    if let Some(hearing) = &mut hearing {
+                        hearing.on_report(&report);
+                    }
+                }
+                SessionEvent::Control(_) => {}
             }
         }
     };

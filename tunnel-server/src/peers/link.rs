@@ -1,6 +1,6 @@
 //! One link to another node: dialled, kept, and dialled again.
 
-use std::{io, sync::Arc, time::Duration};
+use std::{future::pending, io, sync::Arc, time::Duration};
 
 use arc_swap::ArcSwapOption;
 use bytes::Bytes;
@@ -9,7 +9,7 @@ use rustls_pki_types::ServerName;
 use tokio::{
     net::TcpStream,
     sync::Notify,
-    time::{sleep, timeout},
+    time::{MissedTickBehavior, interval, sleep, timeout},
 };
 use tokio_rustls::{TlsConnector, client::TlsStream};
 use tunnel_ops::{socket::set_user_timeout, task::Owned};
@@ -20,7 +20,7 @@ use tunnel_proto::{
 };
 
 use crate::{
-    directory::{Holder, Incarnation, NodeName},
+    directory::{Holder, Incarnation, NodeName, REPORT_EACH, Shared, Telling},
     peer_tls::{ALPN, PeerTls},
 };
 
@@ -51,6 +51,8 @@ pub(super) struct Dialling {
     pub(super) open: IntGauge,
     /// Notified when the link has opened.
     pub(super) linked: Arc<Notify>,
+    /// What is told to the other node; `None` on links that only forward.
+    pub(super) teller: Option<Arc<Shared>>,
 }
 
 /// A link, which ends when it is dropped.
@@ -107,7 +109,7 @@ async fn keep(target: Target, dialling: Dialling, current: Arc<ArcSwapOption<Ses
                 pause = shortest;
                 let node = &target.name;
                 tracing::info!(%node, "linked to another node");
-                carry(stream, &dialling, &current).await;
+                carry(stream, &target, &dialling, &current).await;
                 tracing::warn!(%node, "the link to another node has ended");
             }
             Ok(Err(error)) => {
@@ -137,7 +139,13 @@ async fn dial(target: &Target, tls: &PeerTls) -> io::Result<TlsStream<TcpStream>
 /// Moves the bytes of a link until it ends.
 async fn carry(
     stream: TlsStream<TcpStream>,
-    Dialling { open, linked, .. }: &Dialling,
+    target: &Target,
+    Dialling {
+        open,
+        linked,
+        teller,
+        ..
+    }: &Dialling,
     current: &ArcSwapOption<Session>,
 ) {
     let settings = SessionSettings {
@@ -161,8 +169,31 @@ async fn carry(
             }
         }
     };
-    let (end, ()) = tokio::join!(driver, listen);
-    tracing::debug!(%end, "a link has ended");
+    let telling = async {
+        match teller {
+            Some(nodes) => tell(nodes, target, &session).await,
+            None => pending().await,
+        }
+    };
+    tokio::select! {
+        (end, ()) = async { tokio::join!(driver, listen) } => {
+            tracing::debug!(%end, "a link has ended");
+        }
+        () = telling => {}
+    }
+}
+
+/// Tells the other node what it is to know; never ends.
+async fn tell(nodes: &Shared, target: &Target, session: &Session) {
+    let mut each = interval(REPORT_EACH);
+    each.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    let mut telling = Telling::default();
+    loop {
+        each.tick().await;
+        nodes.tell(&target.name, target.incarnation, &mut telling, |report| {
+            session.send(Control::Node { report }).is_ok()
+        });
+    }
 }
 
 impl Drop for OpenLink<'_> {

@@ -15,7 +15,7 @@ use tunnel_ops::{
     tls_files::{LiveServerConfig, TlsFilesError},
 };
 
-use super::{BindError, shard::Listeners, tls::ListenerTls};
+use super::{BindError, moving, shard::Listeners, tls::ListenerTls};
 use crate::{
     admin::api::Api,
     allowance::Allowance,
@@ -119,28 +119,29 @@ impl Parts {
                 tls: tls.clone(),
             })
         });
-        let listeners = (0..shards).map(|_| Listeners {
+        let listeners = (0..shards).map(|number| Listeners {
             tunnel: tunnel.clone(),
-            public: self.public_listener(via.clone()),
+            public: self.public_listener(via.clone(), number == 0),
             peer: peer.clone(),
         });
         listeners.collect()
     }
 
     /// The links of one shard to other nodes.
-    fn links(&self) -> Option<Arc<Peers>> {
+    fn links(&self, tells: bool) -> Option<Arc<Peers>> {
         let nodes = self.registry.directory().nodes()?.clone();
         let (tls, _) = self.peer_tls.as_ref()?;
         let linked = self.registry.linked().clone();
-        Some(Peers::new(nodes, tls.clone(), self.metrics.clone(), linked))
+        let metrics = self.metrics.clone();
+        Some(Peers::new(nodes, tls.clone(), metrics, linked, tells))
     }
 
     /// The parts that the connections of the public listener use.
-    fn public_listener(&self, via: ViaName) -> Arc<PublicListener> {
+    fn public_listener(&self, via: ViaName, tells: bool) -> Arc<PublicListener> {
         Arc::new(PublicListener {
             config: self.config.clone(),
             router: self.router.clone(),
-            peers: self.links(),
+            peers: self.links(tells),
             metrics: self.metrics.clone(),
             access_log: self.access_log.clone(),
             lifecycle: self.lifecycle.clone(),
@@ -166,6 +167,16 @@ impl Parts {
             checks: self.checks.clone(),
             refusal_lines: Allowance::new(REFUSAL_LINES, REFUSAL_LINE_EACH),
         })
+    }
+
+    /// Moves sessions to other nodes, where that is needed.
+    pub(super) fn move_sessions(&self) -> impl Future<Output = ()> + Send + use<> {
+        moving::move_sessions(
+            self.registry.clone(),
+            self.lifecycle.clone(),
+            self.config.clone(),
+            self.metrics.clone(),
+        )
     }
 
     /// The admin API. `is_local` is whether only the local machine can reach it.
@@ -246,6 +257,7 @@ fn directory(config: &Config, metrics: &Metrics) -> Directory {
         name: shared.node.clone(),
         peer: shared.links.as_ref().map(|links| links.advertised.clone()),
         zone: config.settings.zone.clone(),
+        without_directory: config.settings.without_directory,
     };
     Directory::shared(client, prefix, node, random, metrics.directory.clone())
 }

@@ -424,7 +424,10 @@ async fn drain_stops_the_server_and_says_whether_it_has_ended() {
     let operator = Operator::new(&rig, Some(token));
     // The client does not move, so that the server waits for it.
     let slow = operator.fails(&["drain", "--timeout", "500ms"]).await;
-    assert!(slow.contains("not ended within 500ms: 1 sessions"), "{slow}");
+    assert!(
+        slow.contains("not ended within 500ms: 1 sessions"),
+        "{slow}"
+    );
     client
         .control(|control| matches!(control, Control::Drain { .. }))
         .await;

@@ -197,7 +197,10 @@ async fn an_instance_is_sent_to_another_node_than_those_that_it_names() {
     assert!(matches!(welcome, Control::Welcome { node, .. } if node.as_deref() == Some("n1")));
     for attempt in ["1", "2"] {
         let refused = asked(&one, "n0,n1", attempt).await;
-        assert_eq!((refused.status, &refused.headers["retry-after"]), (503, &"0".parse().unwrap()));
+        assert_eq!(
+            (refused.status, &refused.headers["retry-after"]),
+            (503, &"0".parse().unwrap())
+        );
         assert!(String::from_utf8_lossy(&refused.behind).contains("\"elsewhere\""));
     }
     // Often enough; at the other node; where no other is left; from a client that does not know the refusal.
@@ -205,7 +208,9 @@ async fn an_instance_is_sent_to_another_node_than_those_that_it_names() {
     assert_eq!(asked(&two, "n1", "1").await.status, 101);
     assert_eq!(asked(&one, "n1, n2", "1").await.status, 101);
     let mut older = session_request(one.token(PROD), Instance::new().secret());
-    older.headers_mut().insert("tunnel-avoid", "n1".parse().unwrap());
+    older
+        .headers_mut()
+        .insert("tunnel-avoid", "n1".parse().unwrap());
     assert_eq!(dial(&one, &older).await.status, 101);
     two.stop().await;
     eventually(SOON, "the other node to be gone", async || {

@@ -97,6 +97,15 @@ async fn follow(
             }
             CloseReason::Drained
         }
+        Cause::Directed(Directive::Move) => {
+            let _ = session.send(Control::Drain { spread_ms: None });
+            // Its client stays if there is nothing else.
+            tokio::select! {
+                () = membership.moved() => finish(lifecycle, session, grace).await,
+                () = lifecycle.draining() => return drained(lifecycle, session).await,
+            }
+            CloseReason::Drained
+        }
         Cause::Directed(Directive::Disconnect) => CloseReason::Disconnected,
     }
 }

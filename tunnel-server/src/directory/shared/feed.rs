@@ -2,7 +2,10 @@
 //!
 //! The table is never emptied: a listing after a compaction is merged into it, so that lookups go on meanwhile.
 
-use std::{sync::Arc, time::Duration};
+use std::{
+    sync::{Arc, atomic::Ordering},
+    time::Duration,
+};
 
 use bytes::Bytes;
 use tokio::time::{Instant, MissedTickBehavior, interval, sleep};
@@ -245,6 +248,7 @@ async fn is_complete(shared: &Shared, position: i64) -> bool {
 impl Shared {
     /// Shows the revision up to which the table is complete.
     fn set_position(&self, revision: i64) {
+        self.position.store(revision, Ordering::Relaxed);
         let revision = u64::try_from(revision).unwrap_or(0);
         self.metrics.set_revision(revision);
     }

@@ -125,6 +125,11 @@ impl Holds {
         self.by_label.get(label).filter(|hold| !hold.is_superseded)
     }
 
+    /// All that is held and not superseded.
+    pub(super) fn iter(&self) -> impl Iterator<Item = (&RuntimeLabel, &Hold)> {
+        self.by_label.iter().filter(|(_, hold)| !hold.is_superseded)
+    }
+
     pub(super) fn labels(&self) -> impl Iterator<Item = &RuntimeLabel> {
         self.by_label.keys()
     }

@@ -14,7 +14,7 @@ use super::{
 };
 
 /// Life of the lease without renewal. Long, since routing does not depend on it, and an election takes 1.5 s.
-const TTL: Duration = Duration::from_secs(20);
+pub(super) const TTL: Duration = Duration::from_secs(20);
 
 /// Time between renewals.
 const RENEWAL: Duration = Duration::from_secs(4);
@@ -27,6 +27,9 @@ const PAUSE: Duration = Duration::from_millis(200);
 
 /// Time in which a living node answers the question whether it lives.
 const ANSWER: Duration = Duration::from_secs(2);
+
+/// Time between two writes of the number of runtimes, which changes by more than a twentieth then.
+const SHOWN_EACH: Duration = Duration::from_secs(10);
 
 /// Time in which a node that ends removes its records.
 const DEPARTURE: Duration = Duration::from_secs(3);
@@ -84,6 +87,7 @@ async fn renew(shared: &Shared, lease: i64) -> Result<(), EtcdError> {
     let mut leaving = shared.is_leaving.subscribe();
     let mut renewed = Instant::now();
     let mut failed = 0;
+    let mut shown = Shown::new(shared);
     loop {
         tokio::select! {
             () = sleep(RENEWAL) => {}
@@ -104,6 +108,10 @@ async fn renew(shared: &Shared, lease: i64) -> Result<(), EtcdError> {
             Ok(_) => {
                 (renewed, failed) = (sent, 0);
                 shared.set_away(false);
+                if shown.is_outdated(shared) {
+                    put(shared, lease).await?;
+                    shown = Shown::new(shared);
+                }
             }
             Err(EtcdError::LeaseEnded) => return Err(EtcdError::LeaseEnded),
             // Whatever else it is, the lease may live.
@@ -117,6 +125,27 @@ async fn renew(shared: &Shared, lease: i64) -> Result<(), EtcdError> {
         }
         let left = TTL.saturating_sub(renewed.elapsed());
         shared.metrics.set_lease_left(left);
+    }
+}
+
+/// The number of runtimes that the node's key shows.
+struct Shown {
+    runtimes: usize,
+    at: Instant,
+}
+
+impl Shown {
+    fn new(shared: &Shared) -> Self {
+        Self {
+            runtimes: shared.len().0,
+            at: Instant::now(),
+        }
+    }
+
+    /// Whether it is worth a write that the number has changed.
+    fn is_outdated(&self, shared: &Shared) -> bool {
+        let changed = shared.len().0.abs_diff(self.runtimes);
+        self.at.elapsed() >= SHOWN_EACH && changed > self.runtimes / 20
     }
 }
 

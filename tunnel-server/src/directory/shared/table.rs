@@ -5,6 +5,8 @@
 //! after this node has applied its own write. A listing replaces what it has not got by merging: nothing disappears while
 //! it is read.
 
+mod holders;
+
 use std::{
     collections::{HashMap, HashSet, VecDeque},
     time::Duration,
@@ -20,8 +22,9 @@ use super::super::{
     standing::Standing,
 };
 use super::record::{
-    ClaimRecord, ClusterRecord, HeldRecord, HeldState, Key, Keys, NodeRecord, NodeState, decode,
+    ClaimRecord, ClusterRecord, HeldRecord, HeldState, Key, Keys, NodeRecord, decode,
 };
+use super::told::Told;
 use crate::runtimes::{AccountName, RuntimeLabel, RuntimeName};
 
 /// How far the generation stands above the revision in an epoch. etcd would need 8,900 years at 1,000 revisions a second
@@ -38,6 +41,8 @@ pub(super) struct Table {
     cluster_revision: i64,
     nodes: HashMap<NodeName, NodeEntry>,
     runtimes: HashMap<RuntimeLabel, RuntimeRecords>,
+    /// What other nodes have told beside the records.
+    pub(super) told: Told,
     /// The number of the listing that is being read, or was last.
     round: u32,
 }
@@ -151,6 +156,7 @@ impl Table {
             cluster_revision: 0,
             nodes: HashMap::new(),
             runtimes: HashMap::new(),
+            told: Told::default(),
             round: 0,
         }
     }
@@ -212,6 +218,7 @@ impl Table {
             incarnation: record.incarnation.parse().ok()?,
             record,
         };
+        self.told.on_key(&name);
         self.nodes.insert(name.clone(), entry);
         Some(Effect::Node(name))
     }
@@ -264,7 +271,9 @@ impl Table {
                 if known.revision >= revision {
                     return None;
                 }
-                self.nodes.remove(&name);
+                if let Some(gone) = self.nodes.remove(&name) {
+                    self.told.on_key_gone(&name, gone.incarnation, gone.record);
+                }
                 Some(Effect::Node(name))
             }
             Key::Claim(label) => {
@@ -308,9 +317,11 @@ impl Table {
         let round = self.round;
         let stays = |seen_in: u32, changed: i64| seen_in == round || changed > revision;
         let mut effects = Vec::new();
+        let told = &mut self.told;
         self.nodes.retain(|name, node| {
             let stays = stays(node.round, node.revision);
             if !stays {
+                told.on_key_gone(name, node.incarnation, node.record.clone());
                 effects.push(Effect::Node(name.clone()));
             }
             stays
@@ -332,10 +343,7 @@ impl Table {
     /// The runs of nodes that have records and are no more.
     pub(super) fn dead_nodes(&self) -> HashSet<(NodeName, Incarnation)> {
         let held = self.runtimes.values().flat_map(|records| &records.held);
-        let dead = held.filter(|held| {
-            let node = self.nodes.get(&held.node);
-            node.is_none_or(|node| node.incarnation != held.incarnation)
-        });
+        let dead = held.filter(|held| self.node_of(&held.node, held.incarnation).is_none());
         dead.map(|held| (held.node.clone(), held.incarnation))
             .collect()
     }
@@ -427,36 +435,17 @@ impl Table {
 
     /// The label of a runtime that has a claim, with its account and name.
     pub(super) fn runtime(&self, label: &str) -> Option<(RuntimeLabel, AccountName, RuntimeName)> {
-        let (label, records) = self.runtimes.get_key_value(label)?;
-        let (account, name) = records.claim.as_ref()?.record.runtime()?;
-        Some((label.clone(), account, name))
-    }
-
-    /// The nodes that hold the runtime by its current claim.
-    pub(super) fn holders(&self, label: &str) -> Vec<Holder> {
-        let records = self.runtimes.get(label);
-        let holders = records.into_iter().flat_map(|records| self.live(records));
-        let holder = |(held, node): (&HeldEntry, &NodeEntry)| Holder {
-            node: held.node.clone(),
-            incarnation: held.incarnation,
-            revision: held.revision,
-            peer: node.record.peer.clone(),
-            zone: node.record.zone.clone(),
-            is_leaving: held.state == HeldState::Leaving || node.record.state == NodeState::Leaving,
+        let claimed = || {
+            let (label, records) = self.runtimes.get_key_value(label)?;
+            let (account, name) = records.claim.as_ref()?.record.runtime()?;
+            Some((label.clone(), account, name))
         };
-        holders.map(holder).collect()
+        claimed().or_else(|| self.told.runtime(label))
     }
 
-    fn live<'a>(
-        &'a self,
-        records: &'a RuntimeRecords,
-    ) -> impl Iterator<Item = (&'a HeldEntry, &'a NodeEntry)> {
-        let epoch = records.claim.as_ref().map(|claim| claim.revision);
-        let of_claim = move |held: &&HeldEntry| Some(held.epoch) == epoch;
-        records.held.iter().filter(of_claim).filter_map(|held| {
-            let node = self.nodes.get(&held.node)?;
-            (node.incarnation == held.incarnation).then_some((held, node))
-        })
+    /// The upper bits of epochs.
+    pub(super) fn generation(&self) -> u16 {
+        self.generation
     }
 
     /// The record that a node has of a runtime: the epoch and the state.

@@ -5,15 +5,22 @@ use std::collections::BTreeMap;
 
 use futures_util::FutureExt;
 use proptest::prelude::*;
-use tokio::runtime;
+use tokio::{runtime, sync::oneshot};
 use tunnel_etcd::{
     Event, EventKind, KeyValue, Operand, RangeResponse, Request, RequestOp, Response,
     ResponseHeader, ResponseOp, Settings, TxnRequest, TxnResponse,
 };
 use tunnel_ops::tls_files::{Roots, client_config};
-use tunnel_proto::handshake::InstanceSecret;
+use tunnel_proto::handshake::{InstanceId, InstanceSecret};
 
-use super::{super::claims::Claims, record::encode, *};
+use super::{
+    super::{ClaimRefusal, OnConflict, claims::Claims},
+    claiming::{Entered, ROUNDS},
+    record::encode,
+    writer::ClaimAnswer,
+    *,
+};
+use crate::runtimes::RuntimeEntry;
 
 /// A store with etcd's transactions.
 #[derive(Default)]
@@ -115,6 +122,7 @@ fn node(number: usize) -> Arc<Shared> {
         name: format!("n{number}").parse().unwrap(),
         peer: None,
         zone: None,
+        without_directory: WithoutDirectory::Accept,
     };
     let metrics = crate::metrics::Metrics::new().unwrap().directory.clone();
     Shared::new(client, "/t/", node, number as u64 + 1, metrics)
@@ -124,6 +132,8 @@ fn node(number: usize) -> Arc<Shared> {
 struct Nodes {
     store: Store,
     nodes: Vec<Arc<Shared>>,
+    /// A node that hears of nothing.
+    cut_off: Option<usize>,
 }
 
 impl Nodes {
@@ -131,6 +141,7 @@ impl Nodes {
         let mut nodes = Self {
             store: Store::default(),
             nodes: (0..count).map(node).collect(),
+            cut_off: None,
         };
         for node in nodes.nodes.clone() {
             nodes.store.revision += 1;
@@ -143,7 +154,8 @@ impl Nodes {
 
     fn deliver(&mut self) {
         let events = std::mem::take(&mut self.store.events);
-        for node in &self.nodes {
+        let nodes = self.nodes.iter().enumerate();
+        for (_, node) in nodes.filter(|(number, _)| Some(*number) != self.cut_off) {
             let effects = feed::apply_events(node, &events);
             node.on_effects(effects);
         }
@@ -311,6 +323,82 @@ fn paused<T>(future: impl Future<Output = T>) -> T {
         .start_paused(true)
         .build();
     runtime.unwrap().block_on(future)
+}
+
+/// What one node tells another on their link.
+fn tell(from: &Shared, to: &Shared, telling: &mut Telling, hearing: &mut Hearing) {
+    from.tell(&to.node.name, to.incarnation, telling, |report| {
+        hearing.on_report(&report);
+        true
+    });
+}
+
+#[tokio::test]
+async fn a_node_that_is_cut_off_hears_from_the_others_what_it_has_lost() {
+    let mut nodes = Nodes::new(2);
+    let (one, two) = (nodes.nodes[0].clone(), nodes.nodes[1].clone());
+    let _older = nodes.claim(0, &instance(1), OnConflict::Supersede).unwrap();
+    one.position.store(nodes.store.revision, Ordering::Relaxed);
+    nodes.cut_off = Some(0);
+    let newer = nodes.claim(1, &instance(2), OnConflict::Supersede).unwrap();
+    two.position.store(nodes.store.revision, Ordering::Relaxed);
+    let label = entry().label.clone();
+    let mut tellings = (Telling::default(), Telling::default());
+    let mut at_one = Hearing::new(one.clone(), two.node.name.clone());
+    let mut at_two = Hearing::new(two.clone(), one.node.name.clone());
+    let mut both = || {
+        tell(&one, &two, &mut tellings.0, &mut at_two);
+        tell(&two, &one, &mut tellings.1, &mut at_one);
+    };
+    both();
+    assert!(
+        one.holds.lock().get(&label).is_some(),
+        "it may be about to hear it"
+    );
+    two.past_position
+        .store(nodes.store.revision, Ordering::Relaxed);
+    both();
+    assert!(one.holds.lock().get(&label).is_none());
+    assert_eq!(one.current(label.as_str()).as_ref(), Some(newer.claim()));
+}
+
+#[tokio::test]
+async fn what_is_held_while_etcd_is_away_is_told_and_dies_with_the_link() {
+    let nodes = Nodes::new(2);
+    let (one, two) = (nodes.nodes[0].clone(), nodes.nodes[1].clone());
+    let label = entry().label.clone();
+    let held = one.claim_alone(&entry(), &instance(1)).unwrap();
+    for node in [&one, &two] {
+        node.is_away.store(true, Ordering::Relaxed);
+    }
+    one.update_soft();
+    let mut telling = Telling::default();
+    let mut hearing = Hearing::new(two.clone(), one.node.name.clone());
+    tell(&one, &two, &mut telling, &mut hearing);
+    let (epoch, holders) = two.holders(label.as_str()).unwrap();
+    assert_eq!((epoch, holders.len()), (held.claim().epoch, 1));
+    assert!(two.runtime(label.as_str()).is_some());
+    let refused = two.claim_alone(&entry(), &instance(2));
+    assert_eq!(refused.err(), Some(ClaimRefusal::Unavailable));
+    // One more session of the instance.
+    assert_eq!(
+        two.claim_alone(&entry(), &instance(1)).unwrap().claim(),
+        held.claim()
+    );
+    // The node whose lease has ended is still there.
+    two.table
+        .write()
+        .delete(two.keys.node(&one.node.name).as_bytes(), i64::MAX);
+    assert!(two.holders(label.as_str()).is_some());
+    drop(hearing);
+    assert!(two.holders(label.as_str()).is_none());
+    // A new link begins anew, and says as well what is held no more.
+    let mut telling = Telling::default();
+    let mut hearing = Hearing::new(two.clone(), one.node.name.clone());
+    drop(held);
+    one.update_soft();
+    tell(&one, &two, &mut telling, &mut hearing);
+    assert!(two.holders(label.as_str()).is_none());
 }
 
 /// The watch may report a write before its answer has come; answering that by another write would never end.

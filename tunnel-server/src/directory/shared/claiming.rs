@@ -1,0 +1,159 @@
+//! How an instance gets a runtime: by the rules, the table and the writer; while etcd is away, without a record.
+
+use std::sync::{Arc, atomic::Ordering};
+
+use tokio::{sync::oneshot, time::Instant};
+use tunnel_proto::handshake::InstanceId;
+
+use super::{
+    super::{Claim, ClaimGuard, ClaimRefusal, OnConflict, WithoutDirectory},
+    EtcdState, Shared,
+    table::{Step, Table},
+    writer::{self, ClaimAnswer, ClaimRequest},
+};
+use crate::runtimes::{RuntimeEntry, RuntimeLabel};
+
+/// How often a claim is decided again because another one was faster.
+pub(super) const ROUNDS: u32 = 5;
+
+impl Shared {
+    pub(crate) fn precheck(
+        &self,
+        label: &RuntimeLabel,
+        instance: &InstanceId,
+        on_conflict: OnConflict,
+    ) -> Result<(), ClaimRefusal> {
+        let holds = self.holds.lock();
+        let table = self.table.read();
+        if holds.get(label).is_some_and(|hold| {
+            hold.claim.instance == *instance && is_current(&table, label, &hold.claim)
+        }) {
+            return Ok(());
+        }
+        let step = table.decide(label.as_str(), instance, on_conflict, Instant::now())?;
+        let is_takeover = matches!(step, Step::Claim(_));
+        let is_held = || {
+            let is_own = holds.get(label).is_some();
+            is_own
+                || self.is_held_elsewhere(&table, label)
+                || table.told_holds(label.as_str()).next().is_some()
+        };
+        match is_takeover && self.is_away.load(Ordering::Relaxed) && is_held() {
+            true => Err(ClaimRefusal::Unavailable),
+            false => Ok(()),
+        }
+    }
+
+    pub(crate) async fn claim(
+        self: &Arc<Self>,
+        runtime: &Arc<RuntimeEntry>,
+        instance: &InstanceId,
+        on_conflict: OnConflict,
+    ) -> Result<ClaimGuard, ClaimRefusal> {
+        for _ in 0..ROUNDS {
+            let step = match self.enter(runtime, instance, on_conflict)? {
+                Entered::Joined(guard) => return Ok(guard),
+                // It has the claim: only the record of this node is missing, and follows.
+                Entered::Next(Step::Hold(_)) if self.is_away.load(Ordering::Relaxed) => {
+                    return self.claim_alone(runtime, instance);
+                }
+                Entered::Next(step) => step,
+            };
+            let (answer, answered) = oneshot::channel();
+            let request = ClaimRequest {
+                runtime: runtime.clone(),
+                instance: instance.clone(),
+                step,
+                answer,
+            };
+            if self.claims.send(request).await.is_err() {
+                return Err(ClaimRefusal::Unavailable);
+            }
+            match answered.await {
+                Ok(ClaimAnswer::Claimed(guard)) => return Ok(guard),
+                Ok(ClaimAnswer::Outdated) => {}
+                Ok(ClaimAnswer::Away) => return self.claim_alone(runtime, instance),
+                Err(_) => return Err(ClaimRefusal::Unavailable),
+            }
+        }
+        Err(ClaimRefusal::Unavailable)
+    }
+
+    /// Joins what this node holds for the instance already, or decides how it gets the runtime.
+    pub(super) fn enter(
+        self: &Arc<Self>,
+        runtime: &Arc<RuntimeEntry>,
+        instance: &InstanceId,
+        on_conflict: OnConflict,
+    ) -> Result<Entered, ClaimRefusal> {
+        let label = &runtime.label;
+        let mut holds = self.holds.lock();
+        let table = self.table.read();
+        let is_here = holds
+            .get(label)
+            .is_some_and(|hold| is_current(&table, label, &hold.claim));
+        if is_here && let Some((serial, claim, is_changed)) = holds.enter(label, instance) {
+            drop((table, holds));
+            if is_changed {
+                self.write(label);
+            }
+            return Ok(Entered::Joined(self.guard(label, claim, serial)));
+        }
+        let step = table.decide(label.as_str(), instance, on_conflict, Instant::now())?;
+        Ok(Entered::Next(step))
+    }
+
+    /// Gives an instance a runtime while etcd is away: one more session of the instance that has it, or a runtime that
+    /// nobody holds. The claim follows, and gives way to any other that was made meanwhile.
+    pub(super) fn claim_alone(
+        self: &Arc<Self>,
+        runtime: &Arc<RuntimeEntry>,
+        instance: &InstanceId,
+    ) -> Result<ClaimGuard, ClaimRefusal> {
+        let label = &runtime.label;
+        let mut holds = self.holds.lock();
+        let table = self.table.read();
+        let told = table.told_holds(label.as_str()).next();
+        let told = told.map(|(hold, _)| hold.claim.clone());
+        let current = told.or_else(|| table.claim(label.as_str()));
+        let is_own = current
+            .as_ref()
+            .is_some_and(|claim| claim.instance == *instance);
+        let is_held = holds
+            .get(label)
+            .is_some_and(|hold| hold.claim.instance != *instance)
+            || self.is_held_elsewhere(&table, label)
+            || table.told_holds(label.as_str()).next().is_some();
+        let is_refused = is_held
+            || self.node.without_directory == WithoutDirectory::Refuse
+            || self.state() == EtcdState::CutOff;
+        if is_refused && !is_own {
+            return Err(ClaimRefusal::Unavailable);
+        }
+        let claim = Claim {
+            instance: instance.clone(),
+            epoch: current.map_or_else(|| table.epoch(0), |claim| claim.epoch),
+        };
+        drop(table);
+        let names = (runtime.account.clone(), runtime.name.clone());
+        let serial = holds.insert(label, claim.clone(), names, !is_own);
+        drop(holds);
+        if !is_own {
+            self.metrics.claims(writer::PROVISIONAL).inc();
+        }
+        self.write(label);
+        Ok(self.guard(label, claim, serial))
+    }
+}
+
+/// How a claim goes on.
+pub(super) enum Entered {
+    Joined(ClaimGuard),
+    Next(Step),
+}
+
+/// Whether a claim that this node holds is not replaced by another instance's.
+fn is_current(table: &Table, label: &RuntimeLabel, held: &Claim) -> bool {
+    let current = table.claim(label.as_str());
+    current.is_none_or(|claim| claim.instance == held.instance || claim.epoch <= held.epoch)
+}

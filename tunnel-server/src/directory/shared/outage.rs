@@ -1,0 +1,108 @@
+//! What it means that etcd does not answer this node, by the word of the other nodes.
+//!
+//! ```text
+//!   etcd has answered within the life of the lease ────────────────────▶ ok
+//!   a peer is answered, and sees this node's key no more ──────────────▶ cut off
+//!   peers are there, and are not answered, or see the key ─────────────▶ outage
+//!   there are other nodes, and none of them is heard ──────────────────▶ alone
+//! ```
+//!
+//! Pure. In an outage nothing can be superseded anywhere, so what a node knows stays true. A node that is cut off, or
+//! alone, may serve what another one has taken over: its clients are to go elsewhere. No session ends because of etcd.
+
+use std::time::Duration;
+
+/// How this node stands to etcd.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub(crate) enum EtcdState {
+    /// It is answered.
+    #[default]
+    Ok,
+    /// No node is answered.
+    Outage,
+    /// Other nodes are answered.
+    CutOff,
+    /// Neither etcd nor any other node is there.
+    Alone,
+}
+
+impl EtcdState {
+    pub(crate) const ALL: [Self; 4] = [Self::Ok, Self::Outage, Self::CutOff, Self::Alone];
+
+    /// The name in the metric and in logs.
+    pub(crate) fn name(self) -> &'static str {
+        match self {
+            Self::Ok => "ok",
+            Self::Outage => "outage",
+            Self::CutOff => "cut_off",
+            Self::Alone => "alone",
+        }
+    }
+
+    /// Whether this node may serve what has been taken over, so that its clients are to go to other nodes.
+    pub(crate) fn is_behind(self) -> bool {
+        matches!(self, Self::CutOff | Self::Alone)
+    }
+}
+
+/// What another node has said lately.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct PeerWord {
+    /// Time since etcd has answered it.
+    pub(super) answered: Duration,
+    /// It knows the key of this node.
+    pub(super) sees_own: bool,
+}
+
+/// The state of a node that was answered last so long ago. `has_others` is whether it is linked to other nodes in general;
+/// `words` are those that it has heard lately.
+pub(super) fn state(
+    answered: Duration,
+    ttl: Duration,
+    has_others: bool,
+    words: impl IntoIterator<Item = PeerWord>,
+) -> EtcdState {
+    if answered <= ttl {
+        return EtcdState::Ok;
+    }
+    let mut is_heard = false;
+    for word in words {
+        is_heard = true;
+        if word.answered <= ttl && !word.sees_own {
+            return EtcdState::CutOff;
+        }
+    }
+    match is_heard || !has_others {
+        true => EtcdState::Outage,
+        false => EtcdState::Alone,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const TTL: Duration = Duration::from_secs(20);
+
+    fn word(seconds: u64, sees_own: bool) -> PeerWord {
+        PeerWord {
+            answered: Duration::from_secs(seconds),
+            sees_own,
+        }
+    }
+
+    #[test]
+    fn the_word_of_peers_decides_what_silence_of_etcd_means() {
+        let now = |words: &[PeerWord]| state(2 * TTL, TTL, true, words.iter().copied());
+        assert_eq!(now(&[]), EtcdState::Alone);
+        assert_eq!(now(&[word(40, false), word(30, true)]), EtcdState::Outage);
+        assert_eq!(now(&[word(40, true), word(1, false)]), EtcdState::CutOff);
+        assert_eq!(now(&[word(1, true)]), EtcdState::Outage, "the lease lives");
+        assert_eq!(state(TTL, TTL, true, []), EtcdState::Ok);
+        assert_eq!(
+            state(2 * TTL, TTL, false, []),
+            EtcdState::Outage,
+            "there are no others, or they are not linked"
+        );
+    }
+}

@@ -1,0 +1,405 @@
+//! What nodes tell each other on their links, beside the requests that they forward.
+//!
+//! ```text
+//!   each half second: whether etcd answers the sender, and up to which revision it knows the records
+//!   while etcd is away: what the sender holds without a record        (forgotten with the link)
+//!   to a node that lags behind: the claims by which runtimes were taken from it
+//! ```
+//!
+//! The node that has dialled a link tells, the other one hears. A told claim is applied as if the watch had reported it.
+
+use std::{
+    collections::HashMap,
+    sync::{Arc, atomic::Ordering},
+    time::Duration,
+};
+
+use serde::{Deserialize, Serialize};
+use tokio::time::{Instant, MissedTickBehavior, interval};
+use tunnel_proto::handshake::InstanceId;
+
+use super::{
+    Shared, event_now,
+    outage::{EtcdState, PeerWord, state},
+    presence::TTL,
+    record::{ClaimRecord, HeldState, encode},
+    table::Effect,
+    told::ToldHold,
+};
+use crate::{
+    directory::{Claim, Epoch, Incarnation, NodeName},
+    runtimes::{AccountName, RuntimeLabel, RuntimeName},
+};
+
+/// Time between two reports, and between two looks at the state.
+pub(crate) const EACH: Duration = Duration::from_millis(500);
+
+/// How long a word of a node counts: several reports.
+const FRESH: Duration = Duration::from_secs(3);
+
+/// Most runtimes, and most claims, in one report: their texts fit into a control message.
+const HOLDS_IN_ONE: usize = 32;
+const CLAIMS_IN_ONE: usize = 8;
+
+/// Most reports at once: fewer than may wait in a session.
+const AT_ONCE: usize = 16;
+
+/// What this node holds without a record.
+pub(super) type Soft = HashMap<RuntimeLabel, SoftHold>;
+
+/// What other nodes have said last.
+pub(super) type Words = HashMap<NodeName, Word>;
+
+/// A runtime that is held without a record.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct SoftHold {
+    claim: Claim,
+    account: AccountName,
+    name: RuntimeName,
+    is_leaving: bool,
+}
+
+/// What a node has said last.
+#[derive(Debug)]
+pub(super) struct Word {
+    incarnation: Incarnation,
+    /// The links on which it tells.
+    links: usize,
+    heard: Instant,
+    word: PeerWord,
+    revision: i64,
+    /// It has not seen what this node knew a second ago.
+    lags: bool,
+}
+
+/// What was told on one link.
+#[derive(Debug, Default)]
+pub(crate) struct Telling {
+    held: HashMap<RuntimeLabel, SoftHold>,
+    claims_up_to: i64,
+}
+
+/// What was heard on one link; forgotten when it is dropped.
+pub(crate) struct Hearing {
+    shared: Arc<Shared>,
+    node: NodeName,
+    incarnation: Option<Incarnation>,
+}
+
+#[derive(Debug, Serialize, Deserialize)]
+struct Report {
+    incarnation: String,
+    generation: u16,
+    /// The revision up to which the sender knows the records.
+    revision: i64,
+    /// Time since etcd has answered it.
+    answered_ms: u64,
+    /// It knows the key of the receiver.
+    sees_you: bool,
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    held: Vec<ReportedHold>,
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    released: Vec<String>,
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    claims: Vec<ReportedClaim>,
+}
+
+#[derive(Debug, Serialize, Deserialize)]
+struct ReportedHold {
+    label: String,
+    account: String,
+    runtime: String,
+    instance: InstanceId,
+    epoch: u64,
+    leaving: bool,
+}
+
+#[derive(Debug, Serialize, Deserialize)]
+struct ReportedClaim {
+    label: String,
+    revision: i64,
+    record: ClaimRecord,
+}
+
+/// Judges how this node stands to etcd, until it is dropped.
+pub(super) async fn judge(shared: Arc<Shared>) {
+    let mut looks = interval(EACH);
+    looks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    let mut past = [0; 2];
+    loop {
+        looks.tick().await;
+        shared.past_position.store(past[0], Ordering::Relaxed);
+        past = [past[1], shared.position.load(Ordering::Relaxed)];
+        shared.update_soft();
+        shared.update_state();
+    }
+}
+
+impl Shared {
+    /// How this node stands to etcd.
+    pub(crate) fn state(&self) -> EtcdState {
+        *self.state.borrow()
+    }
+
+    fn update_state(&self) {
+        let answered = self.answered.lock().elapsed();
+        let has_others = self.node.peer.is_some() && {
+            let table = self.table.read();
+            table.nodes().any(|(name, ..)| *name != self.node.name)
+        };
+        let words = self.words.lock();
+        let fresh = words.values().filter(|word| word.heard.elapsed() <= FRESH);
+        let aged = fresh.map(|word| PeerWord {
+            answered: word.word.answered + word.heard.elapsed(),
+            ..word.word
+        });
+        let now = state(answered, TTL, has_others, aged);
+        drop(words);
+        self.metrics.set_state(now);
+        if self.state.send_replace(now) == now {
+            return;
+        }
+        let state = now.name();
+        match now {
+            EtcdState::Ok => tracing::info!(state, "this node and etcd are connected again"),
+            EtcdState::Outage => tracing::warn!(
+                state,
+                "etcd answers no node: what is known is served on, takeovers wait"
+            ),
+            EtcdState::CutOff | EtcdState::Alone => tracing::error!(
+                state,
+                "etcd does not answer this node: it is not ready, and its clients are to go to other nodes"
+            ),
+        }
+    }
+
+    /// Finds what this node holds without a record, while etcd is away.
+    pub(super) fn update_soft(&self) {
+        let mut soft = Soft::new();
+        if self.is_away.load(Ordering::Relaxed) {
+            let holds = self.holds.lock();
+            let table = self.table.read();
+            for (label, hold) in holds.iter() {
+                let record = table.held_by(label, &self.node.name, self.incarnation);
+                if record != Some((hold.epoch(), hold.state())) {
+                    let held = SoftHold {
+                        claim: hold.claim.clone(),
+                        account: hold.account.clone(),
+                        name: hold.name.clone(),
+                        is_leaving: hold.state() == HeldState::Leaving,
+                    };
+                    soft.insert(label.clone(), held);
+                }
+            }
+        }
+        *self.soft.lock() = Arc::new(soft);
+    }
+
+    /// Tells another node what it is to know now. `send` says whether a report was sent; what was not is told later.
+    pub(crate) fn tell(
+        &self,
+        node: &NodeName,
+        incarnation: Incarnation,
+        telling: &mut Telling,
+        mut send: impl FnMut(String) -> bool,
+    ) {
+        let soft = self.soft.lock().clone();
+        for number in 0..AT_ONCE {
+            let mut report = self.report(node);
+            let held: Vec<(RuntimeLabel, SoftHold)> = soft
+                .iter()
+                .filter(|(label, hold)| telling.held.get(*label) != Some(hold))
+                .take(HOLDS_IN_ONE)
+                .map(|(label, hold)| (label.clone(), hold.clone()))
+                .collect();
+            let told = telling.held.keys();
+            let gone = told.filter(|label| !soft.contains_key(*label));
+            let released: Vec<RuntimeLabel> = gone.take(HOLDS_IN_ONE).cloned().collect();
+            let claims = self.claims_for(node, incarnation, telling.claims_up_to);
+            let last = claims.last().map(|claim| claim.revision);
+            report.held = held.iter().map(ReportedHold::of).collect();
+            report.released = released.iter().map(ToString::to_string).collect();
+            report.claims = claims;
+            let is_empty = held.is_empty() && released.is_empty() && last.is_none();
+            if is_empty && number > 0 {
+                return;
+            }
+            // Serialising these types cannot fail.
+            let text = serde_json::to_string(&report).unwrap_or_default();
+            if !send(text) {
+                return;
+            }
+            telling.held.extend(held);
+            for label in released {
+                telling.held.remove(&label);
+            }
+            telling.claims_up_to = last.unwrap_or(telling.claims_up_to);
+        }
+    }
+
+    fn report(&self, node: &NodeName) -> Report {
+        let table = self.table.read();
+        let answered = self.answered.lock().elapsed();
+        Report {
+            incarnation: self.incarnation.to_string(),
+            generation: table.generation(),
+            revision: self.position.load(Ordering::Relaxed),
+            answered_ms: u64::try_from(answered.as_millis()).unwrap_or(u64::MAX),
+            sees_you: table.node(node).is_some(),
+            held: Vec::new(),
+            released: Vec::new(),
+            claims: Vec::new(),
+        }
+    }
+
+    /// The next claims that a node has to be told, which lags behind.
+    fn claims_for(
+        &self,
+        node: &NodeName,
+        incarnation: Incarnation,
+        told: i64,
+    ) -> Vec<ReportedClaim> {
+        let words = self.words.lock();
+        let Some(revision) = words
+            .get(node)
+            .filter(|word| word.lags && word.incarnation == incarnation)
+            .map(|word| word.revision)
+        else {
+            return Vec::new();
+        };
+        drop(words);
+        let after = revision.max(told);
+        let table = self.table.read();
+        let taken = table.superseded_at(node, incarnation, after, CLAIMS_IN_ONE);
+        let claims = taken
+            .into_iter()
+            .map(|(label, revision, record)| ReportedClaim {
+                label: label.to_string(),
+                revision,
+                record,
+            });
+        claims.collect()
+    }
+
+    /// Applies what a node has told.
+    fn apply(&self, node: &NodeName, incarnation: Incarnation, report: Report) {
+        let mut table = self.table.write();
+        let mut changed = table.told.hear(node, incarnation);
+        for held in report.held {
+            if let Some((label, hold)) = held.read(node) {
+                table.told.hold(label.clone(), hold);
+                changed.push(label);
+            }
+        }
+        for label in report.released {
+            if let Ok(label) = RuntimeLabel::parse(&label) {
+                table.told.release(&label, node);
+                changed.push(label);
+            }
+        }
+        let mut effects: Vec<Effect> = changed.into_iter().map(Effect::Runtime).collect();
+        if report.generation == table.generation() {
+            for claim in report.claims {
+                if let Ok(label) = RuntimeLabel::parse(&claim.label) {
+                    let (key, value) = (self.keys.claim(&label), encode(&claim.record));
+                    let moment = event_now();
+                    effects.extend(table.put(key.as_bytes(), &value, claim.revision, moment));
+                }
+            }
+        }
+        drop(table);
+        self.on_effects(effects);
+    }
+}
+
+impl ReportedHold {
+    fn of((label, hold): &(RuntimeLabel, SoftHold)) -> Self {
+        Self {
+            label: label.to_string(),
+            account: hold.account.to_string(),
+            runtime: hold.name.to_string(),
+            instance: hold.claim.instance.clone(),
+            epoch: hold.claim.epoch.number(),
+            leaving: hold.is_leaving,
+        }
+    }
+
+    /// What it says, if it can be read.
+    fn read(self, node: &NodeName) -> Option<(RuntimeLabel, ToldHold)> {
+        let label = RuntimeLabel::parse(&self.label).ok()?;
+        let hold = ToldHold {
+            node: node.clone(),
+            claim: Claim {
+                instance: self.instance,
+                epoch: Epoch::from_number(self.epoch),
+            },
+            names: (self.account.parse().ok()?, self.runtime.parse().ok()?),
+            is_leaving: self.leaving,
+        };
+        Some((label, hold))
+    }
+}
+
+impl Hearing {
+    /// Nothing was heard of a node yet.
+    pub(crate) fn new(shared: Arc<Shared>, node: NodeName) -> Self {
+        Self {
+            shared,
+            node,
+            incarnation: None,
+        }
+    }
+
+    /// The node has sent a report. One that this version cannot read is ignored.
+    pub(crate) fn on_report(&mut self, text: &str) {
+        let Ok(report) = serde_json::from_str::<Report>(text) else {
+            return;
+        };
+        let Ok(incarnation) = report.incarnation.parse() else {
+            return;
+        };
+        let is_first = self.incarnation != Some(incarnation);
+        self.incarnation = Some(incarnation);
+        let lags = report.revision < self.shared.past_position.load(Ordering::Relaxed);
+        let word = PeerWord {
+            answered: Duration::from_millis(report.answered_ms),
+            sees_own: report.sees_you,
+        };
+        let mut words = self.shared.words.lock();
+        let known = words.get(&self.node);
+        let known = known.filter(|known| known.incarnation == incarnation);
+        let links = known.map_or(0, |known| known.links) + usize::from(is_first);
+        let said = Word {
+            incarnation,
+            links,
+            heard: Instant::now(),
+            word,
+            revision: report.revision,
+            lags,
+        };
+        words.insert(self.node.clone(), said);
+        drop(words);
+        self.shared.apply(&self.node, incarnation, report);
+    }
+}
+
+impl Drop for Hearing {
+    fn drop(&mut self) {
+        let mut words = self.shared.words.lock();
+        let Some(word) = words
+            .get_mut(&self.node)
+            .filter(|word| Some(word.incarnation) == self.incarnation)
+        else {
+            return;
+        };
+        word.links -= 1;
+        if word.links > 0 {
+            return;
+        }
+        words.remove(&self.node);
+        drop(words);
+        let forgotten = self.shared.table.write().told.forget(&self.node);
+        self.shared
+            .on_effects(forgotten.into_iter().map(Effect::Runtime));
+    }
+}

@@ -1,0 +1,106 @@
+//! Which nodes hold a runtime, by the records and by what nodes have told.
+
+use super::{
+    super::{
+        super::node::{Incarnation, NodeName},
+        record::{ClaimRecord, HeldState, NodeRecord, NodeState},
+        told::ToldHold,
+    },
+    ClaimEntry, HeldEntry, Holder, RuntimeRecords, Table,
+};
+use crate::runtimes::RuntimeLabel;
+
+impl Table {
+    /// The nodes that hold the runtime by its current claim.
+    pub(in super::super) fn holders(&self, label: &str) -> Vec<Holder> {
+        let records = self.runtimes.get(label);
+        let holders = records.into_iter().flat_map(|records| self.live(records));
+        let holder = |(held, node): (&HeldEntry, &NodeRecord)| Holder {
+            node: held.node.clone(),
+            incarnation: held.incarnation,
+            revision: held.revision,
+            peer: node.peer.clone(),
+            zone: node.zone.clone(),
+            is_leaving: held.state == HeldState::Leaving || node.state == NodeState::Leaving,
+        };
+        let mut holders: Vec<Holder> = holders.map(holder).collect();
+        for (hold, incarnation) in self.told_holds(label) {
+            let is_new = holders.iter().all(|holder| holder.node != hold.node);
+            if is_new && let Some(node) = self.node_of(&hold.node, incarnation) {
+                holders.push(Holder {
+                    node: hold.node.clone(),
+                    incarnation,
+                    revision: 0,
+                    peer: node.peer.clone(),
+                    zone: node.zone.clone(),
+                    is_leaving: hold.is_leaving || node.state == NodeState::Leaving,
+                });
+            }
+        }
+        holders
+    }
+
+    /// What other nodes hold without a record, as far as no record says otherwise: of the instance that has the claim, or of
+    /// any other while nobody holds the runtime by the claim.
+    pub(in super::super) fn told_holds(
+        &self,
+        label: &str,
+    ) -> impl Iterator<Item = (&ToldHold, Incarnation)> {
+        let records = self.runtimes.get(label);
+        let is_held = records.is_some_and(|records| self.live(records).next().is_some());
+        let claim = records.and_then(|records| records.claim.as_ref());
+        self.told.holds(label).filter(move |(hold, _)| {
+            claim.is_none_or(|claim| claim.record.instance == hold.claim.instance) || !is_held
+        })
+    }
+
+    /// What this run of a node says of itself; its key may be gone while the node is heard.
+    pub(super) fn node_of(&self, name: &NodeName, incarnation: Incarnation) -> Option<&NodeRecord> {
+        let node = self.nodes.get(name);
+        let node = node.filter(|node| node.incarnation == incarnation);
+        let keyless = || self.told.keyless(name, incarnation);
+        node.map(|node| &node.record).or_else(keyless)
+    }
+
+    /// The claims after this revision by which runtimes were taken from this node, the oldest first, at most so many.
+    pub(in super::super) fn superseded_at(
+        &self,
+        node: &NodeName,
+        incarnation: Incarnation,
+        after: i64,
+        most: usize,
+    ) -> Vec<(RuntimeLabel, i64, ClaimRecord)> {
+        let runtimes = self.runtimes.iter();
+        let mut taken: Vec<_> = runtimes
+            .filter_map(|(label, records)| {
+                let claim = records.claim.as_ref()?;
+                let is_older = |held: &HeldEntry| {
+                    held.node == *node
+                        && held.incarnation == incarnation
+                        && held.epoch != claim.revision
+                };
+                let is_taken = claim.revision > after && records.held.iter().any(is_older);
+                is_taken.then_some((label, claim))
+            })
+            .collect();
+        taken.sort_unstable_by_key(|(_, claim)| claim.revision);
+        let taken = taken.into_iter().take(most);
+        let owned = |(label, claim): (&RuntimeLabel, &ClaimEntry)| {
+            (label.clone(), claim.revision, claim.record.clone())
+        };
+        taken.map(owned).collect()
+    }
+
+    pub(super) fn live<'a>(
+        &'a self,
+        records: &'a RuntimeRecords,
+    ) -> impl Iterator<Item = (&'a HeldEntry, &'a NodeRecord)> {
+        let epoch = records.claim.as_ref().map(|claim| claim.revision);
+        let of_claim = move |held: &&HeldEntry| Some(held.epoch) == epoch;
+        records
+            .held
+            .iter()
+            .filter(of_claim)
+            .filter_map(|held| Some((held, self.node_of(&held.node, held.incarnation)?)))
+    }
+}

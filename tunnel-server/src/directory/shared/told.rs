@@ -1,0 +1,163 @@
+//! What other nodes have told this one by their links, beside the records: that they live, and what they hold while etcd
+//! cannot be written. A plain value.
+//!
+//! It is soft: what a node has told is forgotten when it is not heard any more. A record in etcd that says more counts
+//! first.
+
+use std::collections::HashMap;
+
+use super::super::{
+    Claim,
+    node::{Incarnation, NodeName},
+};
+use super::record::NodeRecord;
+use crate::runtimes::{AccountName, RuntimeLabel, RuntimeName};
+
+/// What is told.
+#[derive(Debug, Default)]
+pub(super) struct Told {
+    /// Nodes that are heard.
+    heard: HashMap<NodeName, Incarnation>,
+    /// Those of them whose key is gone: their lease has ended, and they live.
+    keyless: HashMap<NodeName, NodeRecord>,
+    holds: HashMap<RuntimeLabel, Vec<ToldHold>>,
+}
+
+/// A runtime that another node holds, and has no record of.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct ToldHold {
+    pub(super) node: NodeName,
+    pub(super) claim: Claim,
+    pub(super) names: (AccountName, RuntimeName),
+    pub(super) is_leaving: bool,
+}
+
+impl Told {
+    /// This run of a node is heard. Returns the runtimes of an earlier one.
+    pub(super) fn hear(&mut self, node: &NodeName, incarnation: Incarnation) -> Vec<RuntimeLabel> {
+        if self.heard.get(node) == Some(&incarnation) {
+            return Vec::new();
+        }
+        let earlier = self.forget(node);
+        self.heard.insert(node.clone(), incarnation);
+        earlier
+    }
+
+    /// A node is not heard any more. Returns the runtimes that it has told of.
+    pub(super) fn forget(&mut self, node: &NodeName) -> Vec<RuntimeLabel> {
+        self.heard.remove(node);
+        self.keyless.remove(node);
+        let mut changed = Vec::new();
+        self.holds.retain(|label, holds| {
+            let count = holds.len();
+            holds.retain(|hold| hold.node != *node);
+            if holds.len() < count {
+                changed.push(label.clone());
+            }
+            !holds.is_empty()
+        });
+        changed
+    }
+
+    /// Whether this run of a node is heard.
+    pub(super) fn is_heard(&self, node: &NodeName, incarnation: Incarnation) -> bool {
+        self.heard.get(node) == Some(&incarnation)
+    }
+
+    /// The key of a node is gone.
+    pub(super) fn on_key_gone(
+        &mut self,
+        node: &NodeName,
+        incarnation: Incarnation,
+        record: NodeRecord,
+    ) {
+        if self.is_heard(node, incarnation) {
+            self.keyless.insert(node.clone(), record);
+        }
+    }
+
+    /// A node has a key.
+    pub(super) fn on_key(&mut self, node: &NodeName) {
+        self.keyless.remove(node);
+    }
+
+    /// What the key of a node has said that lives without one.
+    pub(super) fn keyless(&self, node: &NodeName, incarnation: Incarnation) -> Option<&NodeRecord> {
+        let record = self.keyless.get(node)?;
+        self.is_heard(node, incarnation).then_some(record)
+    }
+
+    /// A node that is heard holds a runtime.
+    pub(super) fn hold(&mut self, label: RuntimeLabel, hold: ToldHold) {
+        let holds = self.holds.entry(label).or_default();
+        holds.retain(|known| known.node != hold.node);
+        holds.push(hold);
+    }
+
+    /// A node holds a runtime no more, or has a record of it.
+    pub(super) fn release(&mut self, label: &RuntimeLabel, node: &NodeName) {
+        if let Some(holds) = self.holds.get_mut(label) {
+            holds.retain(|known| known.node != *node);
+            if holds.is_empty() {
+                self.holds.remove(label);
+            }
+        }
+    }
+
+    /// Who holds a runtime without a record, by the newest claim that is told.
+    pub(super) fn holds(&self, label: &str) -> impl Iterator<Item = (&ToldHold, Incarnation)> {
+        let holds = self.holds.get(label).map_or(&[][..], Vec::as_slice);
+        let newest = holds.iter().map(|hold| hold.claim.epoch).max();
+        let of_newest = holds
+            .iter()
+            .filter(move |hold| Some(hold.claim.epoch) == newest);
+        of_newest.filter_map(|hold| Some((hold, *self.heard.get(&hold.node)?)))
+    }
+
+    /// The label and the names of a runtime that is told of.
+    pub(super) fn runtime(&self, label: &str) -> Option<(RuntimeLabel, AccountName, RuntimeName)> {
+        let (label, holds) = self.holds.get_key_value(label)?;
+        let (account, name) = holds.first()?.names.clone();
+        Some((label.clone(), account, name))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use tunnel_proto::handshake::InstanceSecret;
+
+    use super::{super::super::Epoch, *};
+
+    fn hold(node: &str, epoch: u64) -> ToldHold {
+        ToldHold {
+            node: node.parse().unwrap(),
+            claim: Claim {
+                instance: InstanceSecret::from_random([1; 16]).id().clone(),
+                epoch: Epoch::from_number(epoch),
+            },
+            names: ("acme".parse().unwrap(), "prod".parse().unwrap()),
+            is_leaving: false,
+        }
+    }
+
+    #[test]
+    fn what_a_node_has_told_dies_with_it_and_the_newest_claim_counts() {
+        let (n1, n2): (NodeName, NodeName) = ("n1".parse().unwrap(), "n2".parse().unwrap());
+        let label = RuntimeLabel::parse("acme-prod").unwrap();
+        let mut told = Told::default();
+        told.hear(&n1, Incarnation::new(1));
+        told.hear(&n2, Incarnation::new(2));
+        told.hold(label.clone(), hold("n1", 5));
+        told.hold(label.clone(), hold("n2", 6));
+        let nodes = |told: &Told| -> Vec<String> {
+            let holds = told.holds("acme-prod");
+            holds.map(|(hold, _)| hold.node.to_string()).collect()
+        };
+        assert_eq!(nodes(&told), ["n2"]);
+        // A node that starts again has told nothing.
+        assert_eq!(told.hear(&n2, Incarnation::new(3)), [label.clone()]);
+        assert_eq!(nodes(&told), ["n1"]);
+        told.release(&label, &n1);
+        assert!(told.runtime("acme-prod").is_none());
+    }
+}
