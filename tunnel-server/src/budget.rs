@@ -93,6 +93,8 @@ pub struct Budget {
     download: Arc<Shaper>,
     waiting: WaitingRoom,
     memory: Arc<MemoryAccount>,
+    /// The number of server nodes that share the limits.
+    holders: AtomicUsize,
     /// The source networks that are allowed; `None` means any.
     allow_from: ArcSwapOption<Vec<IpNet>>,
 }
@@ -141,6 +143,11 @@ impl NodeBudget {
         self.memory.held()
     }
 
+    /// The account of received bytes of all runtimes.
+    pub(crate) fn memory(&self) -> &Arc<MemoryAccount> {
+        &self.memory
+    }
+
     /// The number of open exchanges of all runtimes.
     #[must_use]
     pub fn open(&self) -> usize {
@@ -178,6 +185,7 @@ impl Budget {
             download: Arc::default(),
             waiting: WaitingRoom::unlimited(),
             memory,
+            holders: AtomicUsize::new(1),
             allow_from: ArcSwapOption::empty(),
         };
         budget.refresh();
@@ -194,16 +202,28 @@ impl Budget {
     pub fn refresh(&self) {
         let own = self.own.lock();
         let limits = own.or(*self.node.defaults.lock());
-        self.exchanges.limit(limits.exchanges.map(u64::from));
-        self.websockets.limit(limits.websockets.map(u64::from));
+        let holders = self.holders.load(Ordering::Relaxed) as u64;
+        let part = |limit: u64| limit.div_ceil(holders.max(1));
+        let small = |limit: u32| u32::try_from(part(limit.into())).unwrap_or(limit);
+        self.exchanges
+            .limit(limits.exchanges.map(|limit| part(limit.into())));
+        self.websockets
+            .limit(limits.websockets.map(|limit| part(limit.into())));
         self.waiting.limit(limits.waiting, limits.waiting_bytes);
         let head_bytes = limits.head_bytes.unwrap_or(usize::MAX);
         self.head_bytes.store(head_bytes, Ordering::Relaxed);
         self.memory
             .set_limit(self.node.memory.limit() / MEMORY_SHARE);
-        self.rate.set(limits.exchange_rate);
-        self.upload.set(limits.upload_rate);
-        self.download.set(limits.download_rate);
+        self.rate.set(limits.exchange_rate.map(small));
+        self.upload.set(limits.upload_rate.map(part));
+        self.download.set(limits.download_rate.map(part));
+    }
+
+    /// So many server nodes share the limits on exchanges, upgraded connections and rates; each has an equal part, rounded up.
+    pub(crate) fn share(&self, holders: usize) {
+        if self.holders.swap(holders, Ordering::Relaxed) != holders {
+            self.refresh();
+        }
     }
 
     /// The account of bytes that the runtime's sessions have received and platform clients have not taken yet.
@@ -611,6 +631,26 @@ mod tests {
         refused(enter(&budget, false), Reason::ExchangeLimit, "4");
         drop(open);
         assert_eq!(budget.open(), 1);
+    }
+
+    #[tokio::test]
+    async fn nodes_that_hold_a_runtime_have_an_equal_part_of_its_limits() {
+        let (_node, budget) = limited(RuntimeLimits {
+            exchanges: Some(10),
+            websockets: Some(0),
+            ..RuntimeLimits::default()
+        });
+        for (holders, most) in [(1, 10), (2, 5), (3, 4), (20, 1), (1, 10)] {
+            budget.share(holders);
+            let open: Vec<_> = (0..most).map(|_| enter(&budget, false).unwrap()).collect();
+            refused(
+                enter(&budget, false),
+                Reason::ExchangeLimit,
+                &most.to_string(),
+            );
+            drop(open);
+            refused(enter(&budget, true), Reason::WebsocketLimit, "0");
+        }
     }
 
     #[tokio::test]

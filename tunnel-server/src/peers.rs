@@ -30,7 +30,7 @@ use tokio::{
     time::{Instant, MissedTickBehavior, interval},
 };
 use tunnel_ops::tls_files::LiveServerConfig;
-use tunnel_proto::session::Session;
+use tunnel_proto::{memory::MemoryAccount, session::Session};
 
 use self::link::{Link, Target};
 pub(crate) use self::note::Note;
@@ -71,6 +71,7 @@ pub(crate) struct Peers {
     metrics: Arc<Metrics>,
     /// Notified when a link has opened.
     linked: Arc<Notify>,
+    memory: Arc<MemoryAccount>,
     /// Whether this shard's links tell other nodes what they are to know; those of one shard do.
     tells: bool,
     links: Mutex<HashMap<NodeName, Link>>,
@@ -108,7 +109,7 @@ impl Peers {
         nodes: Arc<Shared>,
         tls: PeerTls,
         metrics: Arc<Metrics>,
-        linked: Arc<Notify>,
+        registry: &Registry,
         tells: bool,
     ) -> Arc<Self> {
         nodes.expect_links();
@@ -116,7 +117,8 @@ impl Peers {
             nodes,
             tls,
             metrics,
-            linked,
+            linked: registry.linked().clone(),
+            memory: registry.link_memory().clone(),
             tells,
             links: Mutex::default(),
             turn: AtomicUsize::new(0),
@@ -212,6 +214,7 @@ impl Peers {
             open: self.metrics.peers.links(),
             linked: self.linked.clone(),
             teller: self.tells.then(|| self.nodes.clone()),
+            memory: self.memory.clone(),
         }
     }
 }

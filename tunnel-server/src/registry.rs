@@ -4,6 +4,7 @@
 //! of its tunnel only if it is still its own, so that a late one does not remove its successor's. Nothing here awaits
 //! under a lock.
 
+mod nodes;
 mod observer;
 
 use std::{
@@ -30,7 +31,7 @@ use crate::{
     events::{Event, EventKind, Events},
     lock::{Mutex, RwLock},
     metrics::Metrics,
-    runtimes::{RuntimeEntry, RuntimeLabel, RuntimeLimits},
+    runtimes::{RuntimeEntry, RuntimeLabel},
     tunnel::{Directive, Member, Peer, Tunnel},
 };
 
@@ -197,20 +198,6 @@ impl Registry {
         &self.directory
     }
 
-    /// The slot of a runtime that only other nodes know, which is made if it is held anywhere or was.
-    pub(crate) fn slot_of_other(&self, label: &str) -> Option<Arc<Slot>> {
-        let (label, account, name) = self.directory.nodes()?.runtime(label)?;
-        let entry = Arc::new(RuntimeEntry {
-            account,
-            name,
-            label,
-            hosts: Vec::new(),
-            limits: RuntimeLimits::default(),
-            allow_from: None,
-        });
-        Some(self.slot_of(&mut self.slots.write(), &entry))
-    }
-
     fn slot_of(
         &self,
         slots: &mut HashMap<RuntimeLabel, Arc<Slot>>,
@@ -234,11 +221,6 @@ impl Registry {
             })
         });
         slot.clone()
-    }
-
-    /// To be notified when a link to another node has opened, for which requests may wait.
-    pub(crate) fn linked(&self) -> &Arc<Notify> {
-        &self.linked
     }
 
     /// The number of runtimes that an instance holds.
@@ -311,16 +293,6 @@ impl Registry {
             tunnel.suspect();
         }
         precheck
-    }
-
-    /// Has the sessions of so many runtimes moved to other nodes, those included that are moving already, and at most
-    /// `at_once` more. Returns the number of runtimes that begin to move.
-    pub(crate) fn move_away(&self, runtimes: usize, at_once: usize) -> usize {
-        let tunnels = self.slots().into_iter().filter_map(|slot| slot.tunnel());
-        let (moving, staying): (Vec<_>, Vec<_>) = tunnels.partition(|tunnel| tunnel.is_moving());
-        let next = runtimes.saturating_sub(moving.len()).min(at_once);
-        let next = staying.into_iter().take(next);
-        next.map(|tunnel| tunnel.direct(Directive::Move)).count()
     }
 
     /// The instance that holds a runtime, on this node or on another that shares the directory.
@@ -406,6 +378,7 @@ impl Registry {
                 .report(tunnel_event(&slot.label, older.as_deref()));
         }
         self.check_newer(&slot.label, guard.claim());
+        self.share_limits(&slot);
         self.metrics.sessions.inc();
         slot.joined.notify_waiters();
         Ok(Membership {

@@ -16,6 +16,7 @@ use tunnel_ops::{socket::set_user_timeout, task::Owned};
 use tunnel_proto::{
     control::Control,
     limits,
+    memory::MemoryAccount,
     session::{Session, SessionEvent, SessionSettings, Side, SilenceLimits},
 };
 
@@ -53,6 +54,8 @@ pub(super) struct Dialling {
     pub(super) linked: Arc<Notify>,
     /// What is told to the other node; `None` on links that only forward.
     pub(super) teller: Option<Arc<Shared>>,
+    /// Counts what is received and not sent on yet.
+    pub(super) memory: Arc<MemoryAccount>,
 }
 
 /// A link, which ends when it is dropped.
@@ -144,6 +147,7 @@ async fn carry(
         open,
         linked,
         teller,
+        memory,
         ..
     }: &Dialling,
     current: &ArcSwapOption<Session>,
@@ -154,6 +158,7 @@ async fn carry(
         silence: SilenceLimits::DATA_CENTRE,
     };
     let (session, mut events, driver) = Session::new(stream, Bytes::new(), Side::Server, settings);
+    session.account_to(memory);
     current.store(Some(Arc::new(session.clone())));
     open.inc();
     linked.notify_waiters();

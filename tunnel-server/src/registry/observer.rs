@@ -45,6 +45,7 @@ impl Observer for Registry {
             // Requests wait for it as for a runtime whose last session was here.
             slot.state.lock().last_online = Instant::now();
             slot.joined.notify_waiters();
+            self.share_limits(&slot);
         }
     }
 }

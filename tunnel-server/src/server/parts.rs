@@ -131,9 +131,9 @@ impl Parts {
     fn links(&self, tells: bool) -> Option<Arc<Peers>> {
         let nodes = self.registry.directory().nodes()?.clone();
         let (tls, _) = self.peer_tls.as_ref()?;
-        let linked = self.registry.linked().clone();
         let metrics = self.metrics.clone();
-        Some(Peers::new(nodes, tls.clone(), metrics, linked, tells))
+        let peers = Peers::new(nodes, tls.clone(), metrics, &self.registry, tells);
+        Some(peers)
     }
 
     /// The parts that the connections of the public listener use.

@@ -15,7 +15,7 @@ use tunnel_etcd::{
 
 use super::{
     Shared, event_now,
-    record::{ClusterRecord, FORMAT, encode},
+    record::{ClusterRecord, FORMAT, decode, encode},
     table::{Effect, Moment},
     wall_ms,
 };
@@ -70,9 +70,16 @@ pub(super) async fn feed(shared: Arc<Shared>) {
 
 /// Reads all keys at one revision, which is returned.
 async fn list(shared: &Shared) -> Result<i64, EtcdError> {
-    ensure_cluster(shared).await?;
+    let now = ensure_cluster(shared).await?;
     let (first, range_end) = shared.keys.all();
-    shared.table.write().begin_listing();
+    let is_restored = now < shared.position.load(Ordering::Relaxed);
+    if is_restored {
+        tracing::warn!(
+            "the revisions of etcd have gone backwards, as after a restore: raising the generation of epochs"
+        );
+        raise_generation(shared).await?;
+    }
+    begin(shared, is_restored);
     let (mut key, mut revision) = (first, 0);
     loop {
         let request = RangeRequest {
@@ -96,11 +103,25 @@ async fn list(shared: &Shared) -> Result<i64, EtcdError> {
             _ => break,
         }
     }
+    end(shared, revision);
+    Ok(revision)
+}
+
+/// Begins a listing.
+pub(super) fn begin(shared: &Shared, is_restored: bool) {
+    let mut table = shared.table.write();
+    table.begin_listing();
+    if is_restored {
+        table.on_restored();
+    }
+}
+
+/// Ends a listing of this revision.
+pub(super) fn end(shared: &Shared, revision: i64) {
     let gone = shared.table.write().end_listing(revision);
     shared.on_effects(gone);
     shared.settle_all();
     shared.set_position(revision);
-    Ok(revision)
 }
 
 pub(super) fn apply_page(shared: &Shared, page: &[KeyValue]) -> Vec<Effect> {
@@ -115,8 +136,50 @@ pub(super) fn apply_page(shared: &Shared, page: &[KeyValue]) -> Vec<Effect> {
     effects.collect()
 }
 
-/// Makes the record of the cluster if this is its first node.
-async fn ensure_cluster(shared: &Shared) -> Result<(), EtcdError> {
+/// Raises the generation above the one that this node knows, so that new claims have a greater epoch than those that it has
+/// seen although their revisions are smaller. Of several nodes that do so, one does.
+async fn raise_generation(shared: &Shared) -> Result<(), EtcdError> {
+    let generation = shared.table.read().generation().saturating_add(1);
+    let key = shared.keys.cluster();
+    loop {
+        let read = TxnRequest {
+            success: vec![RequestOp::get(key.clone())],
+            ..TxnRequest::default()
+        };
+        let answer = shared.client.txn(read).await?;
+        let stands = answer.first_read();
+        let record: Option<ClusterRecord> = stands.and_then(|kv| decode(&kv.value));
+        if record.is_some_and(|record| record.generation >= generation) {
+            return Ok(());
+        }
+        let raised = ClusterRecord {
+            format: record.map_or(FORMAT, |record| record.format),
+            generation,
+        };
+        let seen = stands.map_or(0, |kv| kv.mod_revision);
+        let raise = TxnRequest {
+            compare: vec![Compare::mod_revision(key.clone(), seen)],
+            success: vec![RequestOp::put(key.clone(), encode(&raised), 0)],
+            failure: Vec::new(),
+        };
+        if shared.client.txn(raise).await?.succeeded {
+            return Ok(());
+        }
+    }
+}
+
+/// Whether etcd's revision is before this one, by a read that no member answers from an old state.
+async fn is_before(shared: &Shared, position: i64) -> bool {
+    let read = TxnRequest {
+        success: vec![RequestOp::get(shared.keys.cluster())],
+        ..TxnRequest::default()
+    };
+    let answer = shared.client.txn(read).await;
+    answer.is_ok_and(|answer| answer.revision() < position)
+}
+
+/// Makes the record of the cluster if this is its first node. Returns the revision of etcd.
+async fn ensure_cluster(shared: &Shared) -> Result<i64, EtcdError> {
     let key = shared.keys.cluster();
     let first = ClusterRecord {
         format: FORMAT,
@@ -127,7 +190,7 @@ async fn ensure_cluster(shared: &Shared) -> Result<(), EtcdError> {
         success: vec![RequestOp::put(key, encode(&first), 0)],
         failure: Vec::new(),
     };
-    shared.client.txn(txn).await.map(drop)
+    Ok(shared.client.txn(txn).await?.revision())
 }
 
 /// Follows the changes after this revision, member after member, until they have to be listed again.
@@ -187,7 +250,12 @@ async fn follow(shared: &Shared, mut watch: Watch, position: &mut i64) -> Ended 
                         *position = up_to.max(*position);
                         shared.set_position(*position);
                     }
-                    Ok(WatchReport::Alive { .. }) => {}
+                    Ok(WatchReport::Alive { revision }) => {
+                        // The member may only be behind.
+                        if revision < *position && is_before(shared, *position).await {
+                            return Ended::Stale;
+                        }
+                    }
                     Err(error) => return Ended::Lost(error),
                 }
             }

@@ -45,6 +45,8 @@ pub(super) struct Table {
     pub(super) told: Told,
     /// The number of the listing that is being read, or was last.
     round: u32,
+    /// The first listing since etcd was restored: revisions of records that were seen before say nothing any more.
+    restored_in: u32,
 }
 
 #[derive(Debug)]
@@ -158,7 +160,13 @@ impl Table {
             runtimes: HashMap::new(),
             told: Told::default(),
             round: 0,
+            restored_in: 0,
         }
+    }
+
+    /// Whether a record is known that is not older than this revision.
+    fn is_known(&self, (known, seen_in): (i64, u32), revision: i64) -> bool {
+        known >= revision && seen_in >= self.restored_in
     }
 
     /// Applies a write. Returns what it was about, if it changes anything.
@@ -206,10 +214,14 @@ impl Table {
     }
 
     fn put_node(&mut self, name: NodeName, record: NodeRecord, revision: i64) -> Option<Effect> {
-        if let Some(known) = self.nodes.get_mut(&name)
-            && known.revision >= revision
-        {
-            known.round = self.round;
+        let seen = self
+            .nodes
+            .get(&name)
+            .map(|known| (known.revision, known.round));
+        if seen.is_some_and(|seen| self.is_known(seen, revision)) {
+            self.nodes
+                .entry(name)
+                .and_modify(|known| known.round = self.round);
             return None;
         }
         let entry = NodeEntry {
@@ -230,18 +242,20 @@ impl Table {
         revision: i64,
         Moment { now, listed_at_ms }: Moment,
     ) -> Option<Effect> {
+        let (round, restored_in) = (self.round, self.restored_in);
         let records = self.runtimes.entry(label.clone()).or_default();
         if let Some(known) = &mut records.claim
             && known.revision >= revision
+            && known.round >= restored_in
         {
-            known.round = self.round;
+            known.round = round;
             return None;
         }
         let age_ms = listed_at_ms.map_or(0, |listed| listed.saturating_sub(record.at_ms));
         let age = Duration::from_millis(age_ms.saturating_add(record.row_age_ms));
         records.claim = Some(ClaimEntry {
             revision,
-            round: self.round,
+            round,
             record,
             last_takeover: now.checked_sub(age).unwrap_or(now),
         });
@@ -249,12 +263,13 @@ impl Table {
     }
 
     fn put_held(&mut self, label: RuntimeLabel, held: HeldEntry) -> Option<Effect> {
+        let restored_in = self.restored_in;
         let records = self.runtimes.entry(label.clone()).or_default();
         let is_key =
             |known: &HeldEntry| known.node == held.node && known.incarnation == held.incarnation;
         match records.held.iter_mut().find(|known| is_key(known)) {
-            Some(known) if known.revision >= held.revision => {
-                known.round = self.round;
+            Some(known) if known.revision >= held.revision && known.round >= restored_in => {
+                known.round = held.round;
                 return None;
             }
             Some(known) => *known = held,
@@ -312,10 +327,19 @@ impl Table {
         self.round = self.round.wrapping_add(1);
     }
 
+    /// The listing that has begun is the first one since etcd was restored from a snapshot, or was emptied.
+    pub(super) fn on_restored(&mut self) {
+        self.restored_in = self.round;
+        self.cluster_revision = 0;
+    }
+
     /// Ends a listing of this revision: what it had not got and is not younger is gone.
     pub(super) fn end_listing(&mut self, revision: i64) -> Vec<Effect> {
         let round = self.round;
-        let stays = |seen_in: u32, changed: i64| seen_in == round || changed > revision;
+        let restored_in = self.restored_in;
+        let stays = |seen_in: u32, changed: i64| {
+            seen_in == round || changed > revision && seen_in >= restored_in
+        };
         let mut effects = Vec::new();
         let told = &mut self.told;
         self.nodes.retain(|name, node| {
@@ -409,19 +433,22 @@ impl Table {
         (self.format > 0).then_some(self.format)
     }
 
-    /// The epoch of a claim of this revision.
+    /// The epoch of a claim of this revision. One from before the last raise of the generation is of the generation before:
+    /// it may be what a snapshot has brought back, and supersedes nothing.
     pub(super) fn epoch(&self, revision: i64) -> Epoch {
-        let generation = u64::from(self.generation) << GENERATION_SHIFT;
+        let generation = match revision < self.cluster_revision {
+            true => self.generation.saturating_sub(1),
+            false => self.generation,
+        };
+        let generation = u64::from(generation) << GENERATION_SHIFT;
         Epoch(generation | u64::try_from(revision).unwrap_or(0))
     }
 
-    /// The revision of a claim of the current generation.
+    /// The revision of a claim of this epoch, if it can be in etcd.
     pub(super) fn revision(&self, epoch: Epoch) -> Option<i64> {
-        let generation = epoch.0 >> GENERATION_SHIFT;
         let revision = epoch.0 & ((1 << GENERATION_SHIFT) - 1);
-        (generation == u64::from(self.generation))
-            .then_some(revision)
-            .and_then(|revision| i64::try_from(revision).ok())
+        let revision = i64::try_from(revision).ok()?;
+        (self.epoch(revision) == epoch).then_some(revision)
     }
 
     /// The claim of a runtime, held or not.

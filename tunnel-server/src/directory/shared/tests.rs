@@ -16,7 +16,7 @@ use tunnel_proto::handshake::{InstanceId, InstanceSecret};
 use super::{
     super::{ClaimRefusal, OnConflict, claims::Claims},
     claiming::{Entered, ROUNDS},
-    record::encode,
+    record::{ClusterRecord, encode},
     writer::ClaimAnswer,
     *,
 };
@@ -323,6 +323,50 @@ fn paused<T>(future: impl Future<Output = T>) -> T {
         .start_paused(true)
         .build();
     runtime.unwrap().block_on(future)
+}
+
+/// etcd is restored from a snapshot in which an older instance has the runtime: what is live stays, by a greater epoch.
+#[tokio::test]
+async fn after_a_restore_live_sessions_stay_and_their_claims_have_a_greater_epoch() {
+    let mut nodes = Nodes::new(2);
+    let label = entry().label.clone();
+    let cluster = |generation| {
+        encode(&ClusterRecord {
+            format: record::FORMAT,
+            generation,
+        })
+    };
+    nodes.store.revision += 1;
+    nodes.store.put(b"/t/cluster", &cluster(0));
+    nodes.deliver();
+    let _older = nodes.claim(0, &instance(1), OnConflict::Supersede).unwrap();
+    let snapshot = (nodes.store.keys.clone(), nodes.store.revision);
+    let newer = nodes.claim(1, &instance(2), OnConflict::Supersede).unwrap();
+    nodes.write_all();
+    (nodes.store.keys, nodes.store.revision) = snapshot;
+    nodes.store.revision += 1;
+    nodes.store.put(b"/t/cluster", &cluster(1));
+    nodes.store.events.clear();
+    let records: Vec<KeyValue> = nodes.store.keys.values().cloned().collect();
+    for node in nodes.nodes.clone() {
+        feed::begin(&node, true);
+        let effects = feed::apply_page(&node, &records);
+        node.on_effects(effects);
+        feed::end(&node, nodes.store.revision);
+    }
+    nodes.write_all();
+    assert!(nodes.nodes[1].holds.lock().get(&label).is_some());
+    for node in &nodes.nodes {
+        let claim = node.current(label.as_str()).unwrap();
+        assert_eq!(claim.instance, instance(2));
+        assert!(claim.epoch > newer.claim().epoch);
+        let holders = node.table.read().holders(label.as_str());
+        let holders: Vec<String> = holders
+            .iter()
+            .map(|holder| holder.node.to_string())
+            .collect();
+        assert_eq!(holders, ["n1"]);
+    }
 }
 
 /// What one node tells another on their link.

@@ -1,0 +1,65 @@
+//! What a registry does because there are other server nodes.
+
+use std::sync::Arc;
+
+use tokio::sync::Notify;
+use tunnel_proto::memory::MemoryAccount;
+
+use super::{Registry, Slot};
+use crate::{
+    runtimes::{RuntimeEntry, RuntimeLimits},
+    tunnel::Directive,
+};
+
+impl Registry {
+    /// The slot of a runtime that only other nodes know, which is made if it is held anywhere or was.
+    pub(crate) fn slot_of_other(&self, label: &str) -> Option<Arc<Slot>> {
+        let (label, account, name) = self.directory.nodes()?.runtime(label)?;
+        let entry = Arc::new(RuntimeEntry {
+            account,
+            name,
+            label,
+            hosts: Vec::new(),
+            limits: RuntimeLimits::default(),
+            allow_from: None,
+        });
+        Some(self.slot_of(&mut self.slots.write(), &entry))
+    }
+
+    /// Has the sessions of so many runtimes moved to other nodes, those included that are moving already, and at most
+    /// `at_once` more. Returns the number of runtimes that begin to move.
+    pub(crate) fn move_away(&self, runtimes: usize, at_once: usize) -> usize {
+        let tunnels = self.slots().into_iter().filter_map(|slot| slot.tunnel());
+        let (moving, staying): (Vec<_>, Vec<_>) = tunnels.partition(|tunnel| tunnel.is_moving());
+        let next = runtimes.saturating_sub(moving.len()).min(at_once);
+        let next = staying.into_iter().take(next);
+        next.map(|tunnel| tunnel.direct(Directive::Move)).count()
+    }
+
+    /// To be notified when a link to another node has opened, for which requests may wait.
+    pub(crate) fn linked(&self) -> &Arc<Notify> {
+        &self.linked
+    }
+
+    /// The account of bytes that are received from other nodes and not sent on yet.
+    pub(crate) fn link_memory(&self) -> &Arc<MemoryAccount> {
+        self.budget.memory()
+    }
+
+    /// Divides the limits of a runtime among the nodes that have sessions of it, of which this is one: all of its exchanges
+    /// pass through one of them. A node without a session has the whole limits, which the others keep.
+    pub(super) fn share_limits(&self, slot: &Slot) {
+        let Some(nodes) = self.directory.nodes() else {
+            return;
+        };
+        let others = nodes.holders(slot.label.as_str());
+        let others = others.map_or(0, |(_, holders)| {
+            holders.iter().filter(|holder| !holder.is_leaving).count()
+        });
+        let holders = match slot.tunnel() {
+            Some(_) => 1 + others,
+            None => 1,
+        };
+        slot.budget.share(holders);
+    }
+}
