@@ -45,7 +45,7 @@ fn program(name: &str) -> Command {
 pub struct Etcd {
     members: Vec<Member>,
     tls: Option<TlsFiles>,
-    _directory: TempDir,
+    directory: TempDir,
 }
 
 #[derive(Debug)]
@@ -96,7 +96,7 @@ impl Etcd {
             let mut etcd = Self {
                 members: members(directory.path(), count, tls.as_ref()),
                 tls,
-                _directory: directory,
+                directory,
             };
             for member in &mut etcd.members {
                 let flags = flags.iter().map(|flag| (*flag).to_owned());
@@ -211,6 +211,16 @@ impl Etcd {
             .as_ref()
             .unwrap()
             .signal(signal);
+    }
+
+    /// Ends a member as a crash would, and removes all that it had stored.
+    ///
+    /// # Panics
+    /// When that cannot be removed.
+    pub fn wipe(&mut self, member: usize) {
+        self.kill(member);
+        let folder = self.directory.path().join(format!("m{member}"));
+        fs::remove_dir_all(folder).unwrap();
     }
 
     /// Starts a member that was killed, with what it had stored, and does not wait for it: it needs others to answer.

@@ -219,6 +219,29 @@ async fn an_instance_is_sent_to_another_node_than_those_that_it_names() {
     .await;
 }
 
+/// etcd comes back without anything that it had stored, and with smaller revisions.
+#[tokio::test]
+async fn live_sessions_outlive_what_etcd_has_stored() {
+    let mut etcd = Etcd::start(1).await;
+    let (one, two) = (node(&etcd, "n1").await, node(&etcd, "n2").await);
+    let _older = client(&one, Instance::new()).await;
+    let mut held = client(&two, Instance::new()).await;
+    let before = epoch(&two).await;
+    etcd.wipe(0);
+    etcd.start_again(0).await;
+    eventually(SOON, "a greater epoch", async || {
+        (epoch(&two).await > before).then_some(())
+    })
+    .await;
+    assert!(!held.session.is_closed());
+    eventually(SOON, "the keys of both nodes", async || {
+        (keys(&etcd, "/tunnel/v1/node/").await.len() == 2).then_some(())
+    })
+    .await;
+    let _newest = client(&one, Instance::new()).await;
+    superseded(&mut held).await;
+}
+
 /// Two instances that dial two nodes at one moment: one of them has the runtime in the end, everywhere.
 #[tokio::test]
 async fn of_claims_at_one_moment_one_wins_everywhere() {
