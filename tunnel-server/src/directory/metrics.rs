@@ -5,8 +5,6 @@ use std::time::Duration;
 use prometheus::{IntCounter, IntCounterVec, IntGauge, IntGaugeVec};
 use tunnel_ops::metrics::Families;
 
-use super::shared::EtcdState;
-
 /// What the node sees of the shared directory. Clones count together.
 #[derive(Debug, Clone)]
 pub struct DirectoryMetrics {
@@ -69,11 +67,10 @@ impl DirectoryMetrics {
         self.lease_left.set(seconds);
     }
 
-    pub(crate) fn set_state(&self, state: EtcdState) {
-        for each in EtcdState::ALL {
-            let gauge = self.state.with_label_values(&[each.name()]);
-            gauge.set(i64::from(each == state));
-        }
+    /// Whether the node is in the state of this name.
+    pub(crate) fn set_state(&self, name: &str, is_in: bool) {
+        let gauge = self.state.with_label_values(&[name]);
+        gauge.set(i64::from(is_in));
     }
 
     pub(crate) fn on_relisted(&self) {

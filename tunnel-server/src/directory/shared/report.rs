@@ -155,7 +155,9 @@ impl Shared {
         });
         let now = state(answered, TTL, has_others, aged);
         drop(words);
-        self.metrics.set_state(now);
+        for each in EtcdState::ALL {
+            self.metrics.set_state(each.name(), each == now);
+        }
         if self.state.send_replace(now) == now {
             return;
         }
