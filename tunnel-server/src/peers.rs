@@ -125,8 +125,8 @@ impl Peers {
         })
     }
 
-    /// The node that a request for this runtime is forwarded to: one that does not leave, in the zone of this one, with
-    /// the fewest open exchanges, in this order.
+    /// The node that a request for this runtime is forwarded to: one that is not silent, does not leave, in the zone of
+    /// this one, with the fewest open exchanges, in this order.
     pub(crate) fn choose(&self, label: &RuntimeLabel, tried: &Tried) -> Option<Forward> {
         if tried.0.len() >= FORWARDS {
             return None;
@@ -144,7 +144,8 @@ impl Peers {
         });
         let rank = |(holder, session): &(Holder, Session)| {
             let is_far = holder.zone.as_ref() != own_zone;
-            (holder.is_leaving, is_far, session.outstanding())
+            let is_silent = session.is_suspect();
+            (is_silent, holder.is_leaving, is_far, session.outstanding())
         };
         let (holder, session) = open.min_by_key(rank)?;
         Some(Forward {

@@ -1,6 +1,6 @@
 //! Server nodes that are replaced one after another, under load through each of them: nobody notices.
 
-use std::{net::SocketAddr, process::Command};
+use std::{net::SocketAddr, process::Command, time::Duration};
 
 use e2e::{
     ca::Ca,
@@ -8,12 +8,14 @@ use e2e::{
     deadline::SOON,
     entry::Entry,
     load::{Kind, Load, Plan},
+    platform::PlatformClient,
     program::{Signal, built},
     server::{Server, ServerFiles, ServerOptions},
     upstream::Upstream,
 };
 use tempfile::TempDir;
 use testkit::etcd::Etcd;
+use tokio::time::Instant;
 
 const HOST: &str = "demo-app.tunnels.localhost";
 
@@ -109,6 +111,44 @@ impl Rollout {
             .await;
         client
     }
+}
+
+/// A node that stops in the middle of everything: requests at another one wait for it no longer than its silence takes to
+/// be noticed.
+#[tokio::test]
+async fn a_node_that_stands_still_costs_a_moment_only() {
+    let (rollout, upstream) = (Rollout::new().await, Upstream::start().await);
+    let mut servers = Vec::new();
+    for name in NODES {
+        servers.push(rollout.start(name, None).await);
+    }
+    let _client = rollout.client(&servers, &upstream).await;
+    let mut holds = Vec::new();
+    for server in &servers {
+        let view = server.admin().get("/api/v1/runtimes/demo-app").await;
+        let view: serde_json::Value = serde_json::from_slice(&view.body).unwrap();
+        holds.push(view["online"] == true);
+    }
+    assert_eq!(holds.iter().filter(|holds| **holds).count(), 2, "two nodes");
+    let held = holds.iter().position(|holds| *holds).unwrap();
+    let free = holds.iter().position(|holds| !*holds).unwrap();
+    let ask = async || {
+        let asked = Instant::now();
+        let mut platform = PlatformClient::http1(&entry(&servers[free])).await;
+        assert_eq!(platform.get("/").await.status, 200);
+        asked.elapsed()
+    };
+    ask().await;
+    servers[held].program().signal(Signal::STOP);
+    let stopped = Instant::now();
+    let mut longest = Duration::ZERO;
+    while stopped.elapsed() < Duration::from_secs(3) {
+        longest = longest.max(ask().await);
+    }
+    servers[held].program().signal(Signal::CONT);
+    println!("the longest request took {longest:?}");
+    // 0.7 s of silence, and the request again, on a machine that may be busy.
+    assert!(longest < Duration::from_secs(2), "{longest:?}");
 }
 
 fn entry(server: &Server) -> Entry {

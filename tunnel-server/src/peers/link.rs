@@ -96,9 +96,7 @@ impl Link {
     pub(super) fn session(&self, holder: &Holder) -> Option<Session> {
         let session = self.session.load();
         let session = session.as_deref()?;
-        let is_good = self.target.incarnation == holder.incarnation
-            && session.is_open()
-            && !session.is_suspect();
+        let is_good = self.target.incarnation == holder.incarnation && session.is_open();
         is_good.then(|| session.clone())
     }
 }

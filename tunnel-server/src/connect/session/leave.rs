@@ -93,6 +93,8 @@ async fn follow(
             // The session takes exchanges until there is another one, so that none has to wait.
             tokio::select! {
                 _ = timeout(grace, membership.replaced()) => finish(lifecycle, session, grace).await,
+                // The other one is at another node.
+                () = membership.moved() => finish(lifecycle, session, grace).await,
                 () = lifecycle.draining() => return drained(lifecycle, session).await,
             }
             CloseReason::Drained
