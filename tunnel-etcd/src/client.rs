@@ -70,6 +70,8 @@ struct Shared {
     members: Vec<Member>,
     /// The member of the next call.
     preferred: AtomicUsize,
+    /// For the next connections.
+    tls: Arc<Mutex<Arc<ClientConfig>>>,
     user: Option<User>,
     /// What the user's password was exchanged for.
     token: Mutex<Option<MetadataValue<Ascii>>>,
@@ -90,11 +92,11 @@ impl Client {
     #[must_use]
     pub fn new(settings: Settings) -> Self {
         let members = settings.members.into_iter();
+        let tls = Arc::new(Mutex::new(settings.tls));
         let shared = Shared {
-            members: members
-                .map(|url| Member::new(url, settings.tls.clone()))
-                .collect(),
+            members: members.map(|url| Member::new(url, tls.clone())).collect(),
             preferred: AtomicUsize::new(0),
+            tls,
             user: settings.user,
             token: Mutex::default(),
             timeout: settings.timeout,
@@ -102,6 +104,11 @@ impl Client {
         Self {
             shared: Arc::new(shared),
         }
+    }
+
+    /// Uses this for the connections that are made from now on; open ones stay.
+    pub fn set_tls(&self, tls: Arc<ClientConfig>) {
+        *self.shared.tls.lock() = tls;
     }
 
     /// The number of members.

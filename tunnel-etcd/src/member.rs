@@ -101,7 +101,8 @@ impl fmt::Display for MemberUrl {
 /// One member, with its connection while there is one.
 pub(crate) struct Member {
     url: MemberUrl,
-    tls: Arc<ClientConfig>,
+    /// Shared by all members.
+    tls: Arc<Mutex<Arc<ClientConfig>>>,
     connection: tokio::sync::Mutex<Option<Connection>>,
 }
 
@@ -113,7 +114,7 @@ pub(crate) struct Connection {
 }
 
 impl Member {
-    pub(crate) fn new(url: MemberUrl, tls: Arc<ClientConfig>) -> Self {
+    pub(crate) fn new(url: MemberUrl, tls: Arc<Mutex<Arc<ClientConfig>>>) -> Self {
         Self {
             url,
             tls,
@@ -171,7 +172,8 @@ impl Member {
             return self.begin(socket).await;
         }
         let name = tls::server_name(host).map_err(|error| self.unreachable(error))?;
-        let socket = tls::handshake(socket, &self.tls, name).await;
+        let config = self.tls.lock().clone();
+        let socket = tls::handshake(socket, &config, name).await;
         self.begin(socket.map_err(|error| self.unreachable(error))?)
             .await
     }

@@ -24,6 +24,7 @@ use std::{
     time::Duration,
 };
 
+use arc_swap::ArcSwap;
 use parking_lot::Mutex;
 use tokio::{
     sync::Notify,
@@ -67,7 +68,7 @@ pub(crate) struct PeerListener {
 /// The links of one shard to all other nodes.
 pub(crate) struct Peers {
     nodes: Arc<Shared>,
-    tls: PeerTls,
+    tls: Arc<ArcSwap<PeerTls>>,
     metrics: Arc<Metrics>,
     /// Notified when a link has opened.
     linked: Arc<Notify>,
@@ -107,7 +108,7 @@ impl Tried {
 impl Peers {
     pub(crate) fn new(
         nodes: Arc<Shared>,
-        tls: PeerTls,
+        tls: Arc<ArcSwap<PeerTls>>,
         metrics: Arc<Metrics>,
         registry: &Registry,
         tells: bool,

@@ -146,7 +146,6 @@ async fn a_node_that_stands_still_costs_a_moment_only() {
         longest = longest.max(ask().await);
     }
     servers[held].program().signal(Signal::CONT);
-    println!("the longest request took {longest:?}");
     // 0.7 s of silence, and the request again, on a machine that may be busy.
     assert!(longest < Duration::from_secs(2), "{longest:?}");
 }

@@ -125,11 +125,11 @@ settings! {
         /// With several addresses, separated by commas, the next one is used when one fails
         etcd: Vec<EtcdUrl> = Vec::new(), "URL", Restart;
         /// CA certificates of the members, PEM
-        etcd_ca: PathBuf, else "those of the system", "FILE", Restart;
+        etcd_ca: PathBuf, else "those of the system", "FILE", AtOnce;
         /// Certificate chain that this node shows to etcd, PEM
-        etcd_cert: PathBuf, else "", "FILE", Restart;
+        etcd_cert: PathBuf, else "", "FILE", AtOnce;
         /// Key of --etcd-cert, PEM
-        etcd_key: PathBuf, else "", "FILE", Restart;
+        etcd_key: PathBuf, else "", "FILE", AtOnce;
         /// User of etcd
         etcd_user: String, else "", "NAME", Restart;
         /// File with the password of --etcd-user
@@ -149,11 +149,11 @@ settings! {
         /// HOST:PORT by which other nodes reach --peer-listen
         peer_advertise: String, else "that of --peer-listen", "HOST:PORT", Restart;
         /// CA of the nodes' certificates, PEM; use it for nothing else
-        peer_ca: PathBuf, else "required with --peer-listen", "FILE", Restart;
+        peer_ca: PathBuf, else "required with --peer-listen", "FILE", AtOnce;
         /// Certificate of this node for the others, PEM; `tunnel-server certs --peer NAME` makes one
-        peer_cert: PathBuf, else "required with --peer-listen", "FILE", Restart;
+        peer_cert: PathBuf, else "required with --peer-listen", "FILE", AtOnce;
         /// Key of --peer-cert, PEM
-        peer_key: PathBuf, else "required with --peer-listen", "FILE", Restart;
+        peer_key: PathBuf, else "required with --peer-listen", "FILE", AtOnce;
     }
     "Requests" {
         /// Add Via to requests; nginx as an upstream compresses nothing for those that have it

@@ -57,6 +57,7 @@ use tokio::{
     sync::{Notify, mpsc, watch},
     time::Instant,
 };
+use tokio_rustls::rustls::ClientConfig;
 use tunnel_etcd::{Client, EtcdError};
 use tunnel_ops::task::Owned;
 
@@ -277,6 +278,11 @@ impl Shared {
     /// Other nodes prefer other holders from now on.
     pub(crate) fn leave(&self) {
         self.is_leaving.send_replace(true);
+    }
+
+    /// Dials etcd by this from now on.
+    pub(crate) fn set_etcd_tls(&self, tls: Arc<ClientConfig>) {
+        self.client.set_tls(tls);
     }
 
     pub(crate) fn node(&self) -> &Node {

@@ -2,7 +2,7 @@
 
 use std::{future::pending, io, sync::Arc, time::Duration};
 
-use arc_swap::ArcSwapOption;
+use arc_swap::{ArcSwap, ArcSwapOption};
 use bytes::Bytes;
 use prometheus::IntGauge;
 use rustls_pki_types::ServerName;
@@ -47,7 +47,7 @@ pub(super) struct Target {
 
 /// What a dial needs.
 pub(super) struct Dialling {
-    pub(super) tls: PeerTls,
+    pub(super) tls: Arc<ArcSwap<PeerTls>>,
     /// Counts open links.
     pub(super) open: IntGauge,
     /// Notified when the link has opened.
@@ -105,7 +105,7 @@ async fn keep(target: Target, dialling: Dialling, current: Arc<ArcSwapOption<Ses
     let (shortest, longest) = PAUSE;
     let mut pause = shortest;
     loop {
-        match timeout(DIAL, dial(&target, &dialling.tls)).await {
+        match timeout(DIAL, dial(&target, &dialling.tls.load_full())).await {
             Ok(Ok(stream)) => {
                 pause = shortest;
                 let node = &target.name;

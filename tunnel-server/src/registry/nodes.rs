@@ -32,8 +32,11 @@ impl Registry {
         let tunnels = self.slots().into_iter().filter_map(|slot| slot.tunnel());
         let (moving, staying): (Vec<_>, Vec<_>) = tunnels.partition(|tunnel| tunnel.is_moving());
         let next = runtimes.saturating_sub(moving.len()).min(at_once);
-        let next = staying.into_iter().take(next);
-        next.map(|tunnel| tunnel.direct(Directive::Move)).count()
+        let next: Vec<_> = staying.into_iter().take(next).collect();
+        for tunnel in &next {
+            tunnel.direct(Directive::Move);
+        }
+        next.len()
     }
 
     /// To be notified when a link to another node has opened, for which requests may wait.

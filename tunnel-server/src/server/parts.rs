@@ -12,7 +12,6 @@ use tunnel_ops::{
     admin::{BearerFileError, BearerGuard},
     descriptors,
     telemetry::RequestId,
-    tls_files::{LiveServerConfig, TlsFilesError},
 };
 
 use super::{BindError, moving, shard::Listeners, tls::ListenerTls};
@@ -28,7 +27,6 @@ use crate::{
     gauges::{Gauges, Threads},
     lifecycle::Lifecycle,
     metrics::Metrics,
-    peer_tls::{ALPN, PeerTls},
     peers::{PeerListener, Peers},
     public::{PublicListener, answer::Cors},
     registry::Registry,
@@ -57,8 +55,6 @@ pub(crate) struct Parts {
     pub(super) cors: Arc<ArcSwap<Cors>>,
     pub(super) admin_guard: Arc<ArcSwapOption<BearerGuard>>,
     pub(super) threads: Threads,
-    /// For links to other nodes, and from them.
-    peer_tls: Option<(PeerTls, Arc<LiveServerConfig>)>,
 }
 
 impl Parts {
@@ -97,7 +93,6 @@ impl Parts {
             cors: Arc::new(ArcSwap::from_pointee(Cors::of(&settings.cors_origin))),
             admin_guard: Arc::new(ArcSwapOption::from_pointee(admin_guard(&config)?)),
             threads: Threads::default(),
-            peer_tls: peer_tls(&config)?,
             config: Arc::new(LiveConfig::new(config)),
         })
     }
@@ -111,12 +106,12 @@ impl Parts {
     pub(super) fn listeners(&self, shards: usize) -> Vec<Listeners> {
         let tunnel = self.tunnel_listener();
         let via = ViaName::new(&RequestId::new().as_str()[..12]);
-        let peer = self.peer_tls.as_ref().map(|(_, tls)| {
+        let peer = self.tls.links.as_ref().map(|links| {
             Arc::new(PeerListener {
                 registry: self.registry.clone(),
                 metrics: self.metrics.clone(),
                 lifecycle: self.lifecycle.clone(),
-                tls: tls.clone(),
+                tls: links.listener.clone(),
             })
         });
         let listeners = (0..shards).map(|number| Listeners {
@@ -130,9 +125,9 @@ impl Parts {
     /// The links of one shard to other nodes.
     fn links(&self, tells: bool) -> Option<Arc<Peers>> {
         let nodes = self.registry.directory().nodes()?.clone();
-        let (tls, _) = self.peer_tls.as_ref()?;
+        let tls = self.tls.links.as_ref()?.dialling.clone();
         let metrics = self.metrics.clone();
-        let peers = Peers::new(nodes, tls.clone(), metrics, &self.registry, tells);
+        let peers = Peers::new(nodes, tls, metrics, &self.registry, tells);
         Some(peers)
     }
 
@@ -222,24 +217,6 @@ impl Parts {
             ],
         }
     }
-}
-
-/// The TLS of links to other nodes, and of the listener where they connect.
-fn peer_tls(config: &Config) -> Result<Option<(PeerTls, Arc<LiveServerConfig>)>, TlsFilesError> {
-    let Some(links) = config
-        .shared_directory
-        .as_ref()
-        .and_then(|shared| shared.links.as_ref())
-    else {
-        return Ok(None);
-    };
-    let auth = links.ca.client_auth();
-    let listener = LiveServerConfig::new(links.identity.clone(), &[ALPN], Some(auth))?;
-    let dialling = PeerTls {
-        ca: links.ca.clone(),
-        identity: links.identity.clone(),
-    };
-    Ok(Some((dialling, Arc::new(listener))))
 }
 
 /// The claims: in memory, or shared with other nodes.
