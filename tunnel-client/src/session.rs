@@ -85,8 +85,8 @@ pub(crate) struct Session {
     offers: Offers,
     /// Counts the session as live until it leaves.
     live: Option<LiveSession>,
-    /// The last value of [`Handle::is_suspect`] that was reported to the tunnel.
-    is_suspect: bool,
+    /// The last value of [`Handle::is_silent`] that was reported to the tunnel.
+    is_silent: bool,
 }
 
 /// The server's welcome.
@@ -199,7 +199,7 @@ impl Session {
                 welcome,
                 offers: Offers::new(credential),
                 live: Some(LiveSession::begin(&parts.live)),
-                is_suspect: false,
+                is_silent: false,
             }),
             Ok(None) => Err(NotWelcome::Ended(ended(task.await, began))),
             Err(_) => {
@@ -234,9 +234,9 @@ impl Session {
                     Some(Notice::Welcome(_)) => None,
                     None => return Event::Ended(ended((&mut self.task).await, self.began)),
                 },
-                is_suspect = self.handle.suspicion(self.is_suspect) => {
-                    self.is_suspect = is_suspect;
-                    return match is_suspect {
+                is_silent = self.handle.silence_changed(self.is_silent) => {
+                    self.is_silent = is_silent;
+                    return match is_silent {
                         true => Event::Silent,
                         false => Event::HeardAgain,
                     };
@@ -291,8 +291,8 @@ impl Session {
     }
 
     /// Probes the session: it is replaced and ends, unless the server is heard within seconds.
-    pub(crate) fn suspect(&self) {
-        self.handle.suspect();
+    pub(crate) fn ping_now(&self) {
+        self.handle.ping_now();
     }
 
     /// Notifies the server, which drains this session, that another one has replaced it. The server then closes it when its

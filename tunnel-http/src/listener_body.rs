@@ -25,10 +25,10 @@ use crate::upgraded::{UpgradeSender, UpgradedBytes};
 /// the problem that the platform client gets.
 pub struct ListenerBody<R> {
     hop: Hop,
-    kind: Kind<R>,
+    source: BodySource<R>,
 }
 
-enum Kind<R> {
+enum BodySource<R> {
     Received(R),
     /// An upgrade's bytes, once there is an upgraded connection.
     Awaited(oneshot::Receiver<UpgradedBytes>),
@@ -84,7 +84,7 @@ impl<R> ListenerBody<R> {
     ) -> (Self, ListenerInformational) {
         let mut informational = ListenerInformational::new(options);
         if incoming.is_end_stream() {
-            return (Self::new(options, Kind::Empty), informational);
+            return (Self::new(options, BodySource::Empty), informational);
         }
         let gate = options.expect_wait.map(|limit| {
             let (gate, open) = Gate::new(limit);
@@ -103,26 +103,26 @@ impl<R> ListenerBody<R> {
             silence,
             guard: options.guard.cloned(),
         };
-        let kind = Kind::Received(hold(received));
-        (Self::new(options, kind), informational)
+        let source = BodySource::Received(hold(received));
+        (Self::new(options, source), informational)
     }
 
     /// The body of a request without content.
     pub fn empty(options: &BodyOptions<'_>) -> (Self, ListenerInformational) {
         let informational = ListenerInformational::new(options);
-        (Self::new(options, Kind::Empty), informational)
+        (Self::new(options, BodySource::Empty), informational)
     }
 
     /// The bytes of an upgraded connection that does not exist yet.
     pub fn upgrade(options: &BodyOptions<'_>) -> (Self, UpgradeSender, ListenerInformational) {
         let (sender, receiver) = oneshot::channel();
-        let body = Self::new(options, Kind::Awaited(receiver));
+        let body = Self::new(options, BodySource::Awaited(receiver));
         (body, sender, ListenerInformational::new(options))
     }
 
-    fn new(options: &BodyOptions<'_>, kind: Kind<R>) -> Self {
+    fn new(options: &BodyOptions<'_>, source: BodySource<R>) -> Self {
         let hop = options.hop;
-        Self { hop, kind }
+        Self { hop, source }
     }
 }
 
@@ -136,13 +136,13 @@ impl<R: Body<Data = Bytes, Error = Problem> + Unpin> Body for ListenerBody<R> {
     ) -> Poll<Option<Result<Frame<Bytes>, Problem>>> {
         let hop = self.hop;
         loop {
-            match &mut self.kind {
-                Kind::Received(received) => return Pin::new(received).poll_frame(cx),
-                Kind::Awaited(receiver) => {
+            match &mut self.source {
+                BodySource::Received(received) => return Pin::new(received).poll_frame(cx),
+                BodySource::Awaited(receiver) => {
                     let bytes = ready!(Pin::new(receiver).poll(cx));
-                    self.kind = bytes.map_or(Kind::Empty, Kind::Upgraded);
+                    self.source = bytes.map_or(BodySource::Empty, BodySource::Upgraded);
                 }
-                Kind::Upgraded(bytes) => {
+                BodySource::Upgraded(bytes) => {
                     let frame = ready!(Pin::new(bytes).poll_frame(cx));
                     return Poll::Ready(frame.map(|frame| {
                         frame.map_err(|error| {
@@ -151,24 +151,24 @@ impl<R: Body<Data = Bytes, Error = Problem> + Unpin> Body for ListenerBody<R> {
                         })
                     }));
                 }
-                Kind::Empty => return Poll::Ready(None),
+                BodySource::Empty => return Poll::Ready(None),
             }
         }
     }
 
     fn is_end_stream(&self) -> bool {
-        match &self.kind {
-            Kind::Received(received) => received.is_end_stream(),
-            Kind::Awaited(_) | Kind::Upgraded(_) => false,
-            Kind::Empty => true,
+        match &self.source {
+            BodySource::Received(received) => received.is_end_stream(),
+            BodySource::Awaited(_) | BodySource::Upgraded(_) => false,
+            BodySource::Empty => true,
         }
     }
 
     fn size_hint(&self) -> SizeHint {
-        match &self.kind {
-            Kind::Received(received) => received.size_hint(),
-            Kind::Awaited(_) | Kind::Upgraded(_) => SizeHint::default(),
-            Kind::Empty => SizeHint::with_exact(0),
+        match &self.source {
+            BodySource::Received(received) => received.size_hint(),
+            BodySource::Awaited(_) | BodySource::Upgraded(_) => SizeHint::default(),
+            BodySource::Empty => SizeHint::with_exact(0),
         }
     }
 }

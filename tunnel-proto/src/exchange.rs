@@ -185,10 +185,10 @@ impl Wire {
         }
     }
 
-    /// Whether the exchange is open on a session that is suspect.
-    fn is_suspect(&self) -> bool {
+    /// Whether the exchange is open on a session that is silent.
+    fn is_silent(&self) -> bool {
         let outstanding = self.outstanding.as_ref();
-        outstanding.is_some_and(|outstanding| outstanding.session().is_suspect())
+        outstanding.is_some_and(|outstanding| outstanding.session().is_silent())
     }
 
     /// Resets the stream because this end's message has failed.

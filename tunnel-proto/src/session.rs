@@ -63,7 +63,7 @@ pub enum Side {
 #[derive(Debug, Clone, Copy)]
 pub struct SessionSettings {
     /// Time between pings. A session on which nothing is received is dead after two intervals. If something
-    /// was sent on it, it is suspect and dead after the times of `silence`: usually 3 s and 15 s.
+    /// was sent on it, it is silent and dead after the times of `silence`: usually 3 s and 15 s.
     pub ping_interval: Duration,
     /// Exchanges open at once, at most [`limits::EXCHANGES_MAX`].
     pub exchanges: usize,
@@ -131,9 +131,9 @@ pub(crate) struct Shared {
     /// The driver has to send a ping at once.
     is_asked_to_probe: AtomicBool,
     /// The other end has not answered a ping in time.
-    is_suspect: AtomicBool,
-    /// Notified when `is_suspect` changes.
-    suspicion_changed: Notify,
+    is_silent: AtomicBool,
+    /// Notified when `is_silent` changes.
+    silence_changed: Notify,
     has_ended: AtomicBool,
     /// In microseconds, as is the next; zero before the first measurement.
     round_trip: AtomicU64,
@@ -170,8 +170,8 @@ impl Session {
             is_closing: AtomicBool::new(false),
             is_cut: AtomicBool::new(false),
             is_asked_to_probe: AtomicBool::new(false),
-            is_suspect: AtomicBool::new(false),
-            suspicion_changed: Notify::new(),
+            is_silent: AtomicBool::new(false),
+            silence_changed: Notify::new(),
             has_ended: AtomicBool::new(false),
             round_trip: AtomicU64::new(0),
             smoothed_round_trip: AtomicU64::new(0),
@@ -234,28 +234,28 @@ impl Session {
         ended.or_else(|| *self.shared.close.lock())
     }
 
-    /// Pings the other end now. If nothing is received within about 2 s the session is suspect, and 12 s
+    /// Pings the other end now. If nothing is received within about 2 s the session is silent, and 12 s
     /// later it ends as dead. For callers with evidence that the path is lost, such as a changed network
     /// address. Before the first round trip is measured, only the ping intervals count.
-    pub fn suspect(&self) {
+    pub fn ping_now(&self) {
         self.shared.is_asked_to_probe.store(true, Ordering::SeqCst);
         self.shared.mux.wake_driver();
     }
 
-    /// Whether the other end is suspect: a ping was not answered in time. Open exchanges continue and may
+    /// Whether the other end is silent: a ping was not answered in time. Open exchanges continue and may
     /// still complete; new ones should use another session if there is one.
     #[must_use]
-    pub fn is_suspect(&self) -> bool {
-        self.shared.is_suspect.load(Ordering::SeqCst)
+    pub fn is_silent(&self) -> bool {
+        self.shared.is_silent.load(Ordering::SeqCst)
     }
 
-    /// Resolves with the value of [`Self::is_suspect`] once it differs from `known`.
-    pub async fn suspicion(&self, known: bool) -> bool {
+    /// Resolves with the value of [`Self::is_silent`] once it differs from `known`.
+    pub async fn silence_changed(&self, known: bool) -> bool {
         loop {
-            let changed = self.shared.suspicion_changed.notified();
-            let is_suspect = self.is_suspect();
-            if is_suspect != known {
-                return is_suspect;
+            let changed = self.shared.silence_changed.notified();
+            let is_silent = self.is_silent();
+            if is_silent != known {
+                return is_silent;
             }
             changed.await;
         }
@@ -350,12 +350,12 @@ impl Session {
         Ok(entered)
     }
 
-    /// Publishes whether the other end is suspect. When it has become so, wakes the exchanges that wait for
+    /// Publishes whether the other end is silent. When it has become so, wakes the exchanges that wait for
     /// a response, so that they need no watcher of their own.
-    fn set_suspect(&self, is_suspect: bool) {
-        self.shared.is_suspect.store(is_suspect, Ordering::SeqCst);
-        self.shared.suspicion_changed.notify_waiters();
-        if is_suspect {
+    fn set_silent(&self, is_silent: bool) {
+        self.shared.is_silent.store(is_silent, Ordering::SeqCst);
+        self.shared.silence_changed.notify_waiters();
+        if is_silent {
             self.shared.mux.wake_readers();
         }
     }

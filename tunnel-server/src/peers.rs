@@ -145,7 +145,7 @@ impl Peers {
         });
         let rank = |(holder, session): &(Holder, Session)| {
             let is_far = holder.zone.as_ref() != own_zone;
-            let is_silent = session.is_suspect();
+            let is_silent = session.is_silent();
             (is_silent, holder.is_leaving, is_far, session.outstanding())
         };
         let (holder, session) = open.min_by_key(rank)?;

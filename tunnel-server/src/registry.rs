@@ -290,7 +290,7 @@ impl Registry {
         if precheck.is_err()
             && let Some(tunnel) = self.slot(runtime.as_str()).and_then(|slot| slot.tunnel())
         {
-            tunnel.suspect();
+            tunnel.ping_now();
         }
         precheck
     }
@@ -352,7 +352,7 @@ impl Registry {
         let added = tunnel.add(session.clone(), peer);
         let Some(member) = added else {
             // Probes them all, since some may be dead without it being known.
-            tunnel.suspect();
+            tunnel.ping_now();
             return Err(JoinRefusal::TooMany);
         };
         state.newest = Some(guard.claim().epoch);
@@ -482,7 +482,7 @@ impl Slot {
         self.entry.store(entry.clone());
     }
 
-    /// The tunnel and the session that takes the next exchange, if the runtime has one that is not suspect.
+    /// The tunnel and the session that takes the next exchange, if the runtime has one that is not silent.
     #[must_use]
     pub fn online(&self) -> Option<(Arc<Tunnel>, Session)> {
         let tunnel = self.tunnel()?;
@@ -490,7 +490,7 @@ impl Slot {
         Some((tunnel, session))
     }
 
-    /// The tunnel and a session that takes exchanges, suspect or not.
+    /// The tunnel and a session that takes exchanges, silent or not.
     pub(crate) fn last_resort(&self) -> Option<(Arc<Tunnel>, Session)> {
         let tunnel = self.tunnel()?;
         let session = tunnel.last_resort()?;
@@ -498,10 +498,10 @@ impl Slot {
     }
 
     /// Waits up to `wait` for what `find` looks for, in a runtime that was online recently, or whose sessions are all
-    /// suspect: it is called whenever a session joins or recovers, another node has come to hold the runtime, or a link to
-    /// another node has opened. After that
-    /// time `last_resort` finds a suspect session, if there is one, since that may recover. `weight` is the caller's memory
-    /// in bytes while it waits, computed only then; it counts for the address of `usage`.
+    /// silent: it is called whenever a session joins or recovers, another node has come to hold the runtime, or a link to
+    /// another node has opened. After that time `last_resort` finds a silent session, if there is one, since that may
+    /// recover. `weight` is the caller's memory in bytes while it waits, computed only then; it counts for the address of
+    /// `usage`.
     ///
     /// # Errors
     /// When too many requests wait already, or hold too much memory, and there is no last resort.
@@ -600,7 +600,7 @@ impl Membership {
         self.tunnel.moved(&self.member).await;
     }
 
-    /// The session is not suspect any more.
+    /// The session is not silent any more.
     pub fn on_recovery(&self) {
         self.tunnel.on_recovery();
         self.slot.joined.notify_waiters();

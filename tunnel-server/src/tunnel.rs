@@ -165,14 +165,14 @@ impl Tunnel {
         self.allow_from.as_deref()
     }
 
-    /// The session for the next exchange: of those that take exchanges and are not suspect, the one with the fewest open
+    /// The session for the next exchange: of those that take exchanges and are not silent, the one with the fewest open
     /// exchanges, and among equals the one with the shortest round trip.
     #[must_use]
     pub fn session(&self) -> Option<Session> {
-        self.pick(|session| !session.is_suspect())
+        self.pick(|session| !session.is_silent())
     }
 
-    /// The session for an exchange that has waited for a better one without success: it may be suspect.
+    /// The session for an exchange that has waited for a better one without success: it may be silent.
     #[must_use]
     pub fn last_resort(&self) -> Option<Session> {
         self.pick(|_| true)
@@ -195,12 +195,12 @@ impl Tunnel {
         open.min_by_key(rank).cloned()
     }
 
-    /// Resolves when this session is suspect, and another one is not and takes exchanges.
+    /// Resolves when this session is silent, and another one is not and takes exchanges.
     pub async fn better_than(&self, session: &Session) {
-        session.suspicion(false).await;
+        session.silence_changed(false).await;
         let is_better = |other: &Member| {
             let other = &other.session;
-            !other.is_same(session) && other.is_open() && !other.is_suspect()
+            !other.is_same(session) && other.is_open() && !other.is_silent()
         };
         self.until(|members| members.sessions.iter().any(is_better).then_some(()))
             .await;
@@ -283,10 +283,10 @@ impl Tunnel {
         members.sessions.is_empty()
     }
 
-    /// Makes every session suspect, so that it is probed at once.
-    pub fn suspect(&self) {
+    /// Pings every session at once.
+    pub fn ping_now(&self) {
         for member in &self.members.lock().sessions {
-            member.session.suspect();
+            member.session.ping_now();
         }
     }
 
@@ -520,7 +520,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_suspect_session_takes_an_exchange_only_if_there_is_no_other() {
+    async fn a_silent_session_takes_an_exchange_only_if_there_is_no_other() {
         let silent = Carried::over(Duration::from_millis(5));
         let other = Carried::over(Duration::from_millis(80));
         silent.measured().await;
@@ -529,8 +529,8 @@ mod tests {
         tunnel.add(silent.server.clone(), peer(1)).unwrap();
         assert!(now(tunnel.better_than(&silent.server)).is_none());
         silent.is_held.store(true, Ordering::SeqCst);
-        silent.server.suspect();
-        assert!(silent.server.suspicion(false).await);
+        silent.server.ping_now();
+        assert!(silent.server.silence_changed(false).await);
         assert!(tunnel.session().is_none());
         assert!(tunnel.last_resort().unwrap().is_same(&silent.server));
         {
@@ -542,7 +542,7 @@ mod tests {
         let _opened = open(&other.server).await.unwrap();
         assert!(tunnel.session().unwrap().is_same(&other.server));
         silent.is_held.store(false, Ordering::SeqCst);
-        assert!(!silent.server.suspicion(true).await);
+        assert!(!silent.server.silence_changed(true).await);
         assert!(tunnel.session().unwrap().is_same(&silent.server));
     }
 

@@ -18,7 +18,7 @@ use crate::{entry::Entry, platform::empty};
 const GOING_AWAY: u16 = 1001;
 
 /// How long the other side may take to end a connection after its close was answered.
-const FAREWELL: Duration = Duration::from_secs(5);
+const CLOSE_LIMIT: Duration = Duration::from_secs(5);
 
 pub(super) async fn events(worker: &mut Worker, entry: &Entry) -> End {
     let target = format!("/events?every_ms={}", worker.pace.as_millis());
@@ -116,7 +116,7 @@ async fn closed<S>(mut socket: WebSocketStream<S>, frame: Option<CloseFrame>) ->
 where
     S: tokio::io::AsyncRead + tokio::io::AsyncWrite + Unpin,
 {
-    let rest = timeout(FAREWELL, async {
+    let rest = timeout(CLOSE_LIMIT, async {
         while let Some(Ok(_)) = socket.next().await {}
     });
     drop(rest.await);

@@ -285,7 +285,7 @@ async fn a_client_that_time_has_jumped_for_replaces_its_sessions_before_anybody_
     let sessions = "tunnel_server_sessions";
     admin.wait_metric(sessions, &[], |count| count == 2.0).await;
     let before = system.relay().wait_connections(2).await;
-    // Whatever was said at the beginning is answered by then, or suspected after a second: a client that
+    // Whatever was said at the beginning is answered by then, or pinged for after a second: a client that
     // stands still with a word outstanding is given up, and rightly so.
     sleep(Duration::from_millis(2_500)).await;
     let client = system.client().program();

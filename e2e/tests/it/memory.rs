@@ -26,12 +26,12 @@ const SERVER: u64 = 416 * MIB;
 const CLIENT: u64 = 192 * MIB;
 
 /// Time for the limits to be reached, with programs built for debugging.
-const PATIENCE: Duration = Duration::from_secs(120);
+const FULL_LIMIT: Duration = Duration::from_secs(120);
 
 /// A program's memory when it holds at least this much, and has not grown for two seconds.
 async fn full(program: &Program, least: u64) -> Memory {
     let mut last = (0, Instant::now());
-    eventually(PATIENCE, "the program holds what it may", async || {
+    eventually(FULL_LIMIT, "the program holds what it may", async || {
         let memory = program.memory();
         if memory.peak_bytes != last.0 {
             last = (memory.peak_bytes, Instant::now());

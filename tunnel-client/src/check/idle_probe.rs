@@ -245,7 +245,7 @@ async fn keep_idle(session: &Session, idle: Duration, timing: Timing) -> IdleOut
         () = session.closed() => return ended(session, began.elapsed()),
     }
     let (_, heard) = session.bytes();
-    session.suspect();
+    session.ping_now();
     let answered = async {
         while session.bytes().1 == heard {
             tokio::select! {

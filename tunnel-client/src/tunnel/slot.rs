@@ -196,7 +196,7 @@ impl Slot {
                 Ok(()) = self.renewals.changed() => {
                     let renewal = self.renewals.borrow_and_update().unwrap_or_default();
                     // Probes the session, so that a dead one is detected soon.
-                    self.current.iter().for_each(Session::suspect);
+                    self.current.iter().for_each(Session::ping_now);
                     return Ok(self.renewal(renewal));
                 }
                 Ok(()) = self.credentials.changed() => {

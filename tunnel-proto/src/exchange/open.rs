@@ -104,7 +104,7 @@ pub async fn open(session: &Session) -> Result<Opened, OpenError> {
 impl Opened {
     /// Sends a request as [`exchange`] does, with a head that the caller has encoded and can send again.
     ///
-    /// `elsewhere` is polled only while the session is suspect and nothing was received for the exchange.
+    /// `elsewhere` is polled only while the session is silent and nothing was received for the exchange.
     /// When it resolves, the exchange is cancelled and fails with [`Reason::SessionLost`] and `is_heard`
     /// false, so that the caller can retry it on another session. For a request that may not be retried,
     /// pass a future that never resolves.
@@ -208,10 +208,10 @@ where
             let mut wire = wire.lock();
             let polled = wire.poll_event(cx);
             is_heard |= wire.accepted && !is_used;
-            let is_in_doubt = polled.is_pending() && !is_heard && wire.is_suspect();
+            let is_in_doubt = polled.is_pending() && !is_heard && wire.is_silent();
             drop(wire);
             let Poll::Ready(event) = polled else {
-                // The driver wakes this task when the session becomes suspect.
+                // The driver wakes this task when the session becomes silent.
                 if is_in_doubt && elsewhere.as_mut().poll(cx).is_ready() {
                     return Poll::Ready(Err(abandoned()));
                 }
@@ -260,7 +260,7 @@ fn failed<E>(error: &WireError, is_heard: bool) -> ExchangeError<E> {
     }
 }
 
-/// The failure of an exchange without any answer on a suspect session, which is to be retried on another.
+/// The failure of an exchange without any answer on a silent session, which is to be retried on another.
 fn abandoned<E>() -> ExchangeError<E> {
     let detail = "nothing is received on the session";
     ExchangeError::Failed {

@@ -91,12 +91,12 @@ pub struct Driver<IO> {
     /// `None` once the session ends.
     owner: Option<EventSender>,
     liveness: Liveness,
-    /// The value of [`Liveness::is_suspect`] that the other end was last notified of.
-    is_silent: bool,
+    /// The value of [`Liveness::is_silent`] that the other end was last notified of.
+    hears_nothing: bool,
     /// Whether the other end has reported that it receives nothing from this one.
     is_unheard: bool,
     /// The value last published to the session's users.
-    is_suspect: bool,
+    is_silent: bool,
     acceptance: Acceptance,
     /// A probe of the tunnel client that is not accepted yet.
     probe: Option<Probe>,
@@ -134,9 +134,9 @@ impl<IO: AsyncRead + AsyncWrite + Unpin> Driver<IO> {
                 session.shared.settings.silence,
                 now,
             ),
-            is_silent: false,
+            hears_nothing: false,
             is_unheard: false,
-            is_suspect: false,
+            is_silent: false,
             acceptance: Acceptance::new(now),
             probe: None,
             session,
@@ -205,7 +205,7 @@ impl<IO: AsyncRead + AsyncWrite + Unpin> Driver<IO> {
         let is_asked = &self.session.shared.is_asked_to_probe;
         if is_asked.load(Ordering::SeqCst) && is_asked.swap(false, Ordering::SeqCst) {
             let now = Instant::now();
-            self.liveness.suspect(now);
+            self.liveness.ping_now(now);
             self.timer.as_mut().reset(now);
         }
         while self.timer.as_mut().poll(cx).is_ready() {
@@ -218,10 +218,11 @@ impl<IO: AsyncRead + AsyncWrite + Unpin> Driver<IO> {
     /// Performs the due action and returns the next deadline.
     fn on_time(&mut self, cx: &mut Context<'_>) -> Result<Instant, SessionEnd> {
         let mut now = Instant::now();
-        self.suspect_if_response_awaited();
+        self.check_awaited_response();
         let mut action = self.liveness.on_time(now);
-        // Bytes that arrived or left while this thread was busy are processed before the session is suspected or ended.
-        if matches!(action, LivenessAction::Suspect | LivenessAction::Dead)
+        // Bytes that arrived or left while this thread was busy are processed before the session is taken for silent or
+        // ended.
+        if matches!(action, LivenessAction::Silent | LivenessAction::Dead)
             && (self.receive(cx)? | self.flush(cx).1)
         {
             now = Instant::now();
@@ -229,7 +230,7 @@ impl<IO: AsyncRead + AsyncWrite + Unpin> Driver<IO> {
         }
         match action {
             LivenessAction::Nothing => {}
-            LivenessAction::Suspect => self.liveness.become_suspect(now),
+            LivenessAction::Silent => self.liveness.become_silent(now),
             LivenessAction::Probe(number) => self.send_ping(number)?,
             LivenessAction::Ping(number) => {
                 self.send_ping(number)?;
@@ -239,28 +240,28 @@ impl<IO: AsyncRead + AsyncWrite + Unpin> Driver<IO> {
             }
             LivenessAction::Dead => return Err(SessionEnd::Dead),
         }
-        self.publish_suspicion();
+        self.publish_silence();
         let next = self.liveness.deadline();
         let check = self.check_acceptance(cx, now)?;
         Ok(check.map_or(next, |check| check.min(next)))
     }
 
-    /// Publishes whether the session is suspect, if that has changed: because this end receives nothing, or
+    /// Publishes whether the session is silent, if that has changed: because this end receives nothing, or
     /// because the other end reports so. The other end is notified of the former, since only one direction
     /// may be lost.
-    fn publish_suspicion(&mut self) {
-        let is_silent = self.liveness.is_suspect();
-        if is_silent != self.is_silent {
-            self.is_silent = is_silent;
+    fn publish_silence(&mut self) {
+        let hears_nothing = self.liveness.is_silent();
+        if hears_nothing != self.hears_nothing {
+            self.hears_nothing = hears_nothing;
             // Fails only when too many messages wait, and the session is then about to end.
             let _ = self.session.send(Control::Unheard {
-                is_over: !is_silent,
+                is_over: !hears_nothing,
             });
         }
-        let is_suspect = is_silent || self.is_unheard;
-        if is_suspect != self.is_suspect {
-            self.is_suspect = is_suspect;
-            self.session.set_suspect(is_suspect);
+        let is_silent = hears_nothing || self.is_unheard;
+        if is_silent != self.is_silent {
+            self.is_silent = is_silent;
+            self.session.set_silent(is_silent);
         }
     }
 
@@ -281,9 +282,9 @@ impl<IO: AsyncRead + AsyncWrite + Unpin> Driver<IO> {
             .map_err(SessionEnd::WebSocket)
     }
 
-    /// While an exchange waits for its response, silence alone raises suspicion. Called when a timer fires
+    /// While an exchange waits for its response, silence alone causes a ping. Called when a timer fires
     /// or bytes arrive, never once for each exchange; sending a request has set the timer.
-    fn suspect_if_response_awaited(&mut self) {
+    fn check_awaited_response(&mut self) {
         if self.session.shared.side == Side::Server && self.session.has_unanswered() {
             self.liveness.on_response_awaited();
         }
@@ -351,10 +352,10 @@ impl<IO: AsyncRead + AsyncWrite + Unpin> Driver<IO> {
             if received_at.is_none() {
                 let now = Instant::now();
                 if self.liveness.on_received(now) {
-                    self.suspect_if_response_awaited();
+                    self.check_awaited_response();
                     self.advance_timer();
                 }
-                self.publish_suspicion();
+                self.publish_silence();
                 received_at = Some(now);
             }
             work += MESSAGE_BYTES;
@@ -417,7 +418,7 @@ impl<IO: AsyncRead + AsyncWrite + Unpin> Driver<IO> {
         }
         if let Control::Unheard { is_over } = control {
             self.is_unheard = !is_over;
-            self.publish_suspicion();
+            self.publish_silence();
             return Ok(());
         }
         let Some(owner) = &self.owner else {

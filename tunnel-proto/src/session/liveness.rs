@@ -3,20 +3,20 @@
 //!
 //! ```text
 //!                 sent, then silence        silence for as long as the path needs
-//!   no suspicion ───── 1 s ─────▶ ping ────── at least 2 s ──────▶ suspect ── 12 s more ──▶ dead
+//!     heard   ─────── 1 s ─────▶ ping ────── at least 2 s ──────▶ silent ─── 12 s more ──▶ dead
 //!        ▲                          │                                 │
 //!        └────────────────── anything received ───────────────────────┘
 //! ```
 //! (the times are those for any path; [`SilenceLimits`] has shorter ones)
 //!
-//! These are two separate decisions. A suspect session gets no new exchange; a false suspicion costs
+//! These are two separate decisions. A silent session gets no new exchange; a false alarm costs
 //! nothing, so it is raised early. A dead session is closed and all its open exchanges are lost, so that
 //! decision waits until TCP has had time to retransmit what a short interruption of the path has lost.
 //!
-//! While an exchange waits for its response, silence alone raises suspicion, whatever was received before:
+//! While an exchange waits for its response, silence alone causes a ping, whatever was received before:
 //! an end that takes long to respond is pinged about once a second.
 //!
-//! Pure: takes the time as an argument and returns what to do. A session is dead when it is suspect and
+//! Pure: takes the time as an argument and returns what to do. A session is dead when it is silent and
 //! stays silent; when nothing was received for two ping intervals; or when no pong was received for four
 //! although other bytes were, which happens when a proxy on the path answers for a peer that is gone. A
 //! slow path is not declared dead, as far as measurements show how slow it is.
@@ -34,11 +34,11 @@ const UNANSWERED_INTERVALS: u32 = 4;
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct SilenceLimits {
     /// Silence after something was sent, after which a ping is sent.
-    suspicion_after: Duration,
+    ping_after: Duration,
     /// Least time allowed for the answer to that ping.
     answer: Duration,
-    /// Silence of a suspect session after which it is dead.
-    suspect: Duration,
+    /// Further silence of a silent session after which it is dead.
+    silent: Duration,
     /// Least time allowed for the answer to a ping that is queued behind [`HEAVY_BYTES`].
     heavy_answer: Duration,
     /// A timer that fires this much too late shows that this end itself was delayed, and may not have read what
@@ -50,9 +50,9 @@ impl SilenceLimits {
     /// For any path. Its first three times make 15 s: a TCP sender with a short round trip retransmits about 0.2, 0.7, 1.6,
     /// 3.4, 7 and 14 s after the first loss, so a path that is back within 14 s has delivered something by then.
     pub const ANY_PATH: Self = Self {
-        suspicion_after: Duration::from_secs(1),
+        ping_after: Duration::from_secs(1),
         answer: Duration::from_secs(2),
-        suspect: Duration::from_secs(12),
+        silent: Duration::from_secs(12),
         heavy_answer: Duration::from_secs(5),
         late: Duration::from_millis(500),
     };
@@ -60,9 +60,9 @@ impl SilenceLimits {
     /// For a path within a data centre, where it is better to go another way than to wait: dead 0.7 s after the first
     /// silence.
     pub const DATA_CENTRE: Self = Self {
-        suspicion_after: Duration::from_millis(200),
+        ping_after: Duration::from_millis(200),
         answer: Duration::from_millis(300),
-        suspect: Duration::from_millis(200),
+        silent: Duration::from_millis(200),
         heavy_answer: Duration::from_secs(1),
         late: Duration::from_millis(100),
     };
@@ -96,8 +96,8 @@ pub(super) enum LivenessAction {
     Ping(u64),
     /// Send the ping with this number: the other end is silent, or sent bytes are to be confirmed.
     Probe(u64),
-    /// Process what has arrived; if nothing has, call [`Liveness::become_suspect`].
-    Suspect,
+    /// Process what has arrived; if nothing has, call [`Liveness::become_silent`].
+    Silent,
     /// End the session.
     Dead,
 }
@@ -111,16 +111,16 @@ struct Ping {
     bytes: u64,
 }
 
-/// How far the suspicion that the other end is gone has progressed. Received bytes end or restart it.
+/// The steps of a silence of the other end. Received bytes end or restart it.
 #[derive(Debug, Clone, Copy)]
-enum Suspicion {
+enum Silence {
     None,
     /// Something was sent, or a response is awaited: a ping follows at this moment.
     PingAt(Instant),
-    /// The ping was sent: the other end is suspect at this moment. `None` before the first measured round
+    /// The ping was sent: the other end is silent at this moment. `None` before the first measured round
     /// trip.
-    SuspectAt(Option<Instant>),
-    /// The other end is suspect, and dead at this moment.
+    SilentAt(Option<Instant>),
+    /// The other end is silent, and dead at this moment.
     DeadAt(Instant),
 }
 
@@ -149,7 +149,7 @@ pub(super) struct Liveness {
     /// The last ping that was answered.
     answered: Option<Ping>,
     round_trips: Option<RoundTrips>,
-    suspicion: Suspicion,
+    silence: Silence,
     last_sent: Option<Instant>,
     /// Bytes sent in all.
     bytes: u64,
@@ -170,7 +170,7 @@ impl Liveness {
             number: 0,
             answered: None,
             round_trips: None,
-            suspicion: Suspicion::None,
+            silence: Silence::None,
             last_sent: None,
             bytes: 0,
             rate: 0,
@@ -182,69 +182,66 @@ impl Liveness {
     pub(super) fn on_sent(&mut self, bytes: usize, now: Instant) -> bool {
         self.bytes += bytes as u64;
         self.last_sent = Some(now);
-        let is_new = matches!(self.suspicion, Suspicion::None);
+        let is_new = matches!(self.silence, Silence::None);
         if is_new {
-            self.suspicion = Suspicion::PingAt(now + self.limits.suspicion_after);
+            self.silence = Silence::PingAt(now + self.limits.ping_after);
         }
         is_new
     }
 
     /// Records that a full socket has taken more bytes: something on the path works, though not necessarily
-    /// the other end. Postpones the next step of a suspicion, and does not end it.
+    /// the other end. Postpones the next step, and does not end the silence.
     pub(super) fn on_socket_resumed(&mut self, now: Instant) -> bool {
-        match &mut self.suspicion {
-            Suspicion::None => false,
-            Suspicion::DeadAt(at) => {
-                *at = now + self.limits.suspect;
+        match &mut self.silence {
+            Silence::None => false,
+            Silence::DeadAt(at) => {
+                *at = now + self.limits.silent;
                 false
             }
-            Suspicion::PingAt(_) | Suspicion::SuspectAt(_) => self.wait_from(now),
+            Silence::PingAt(_) | Silence::SilentAt(_) => self.wait_from(now),
         }
     }
 
     /// Records that something was received.
     pub(super) fn on_received(&mut self, now: Instant) -> bool {
         self.last_received = now;
-        if matches!(self.suspicion, Suspicion::None) {
+        if matches!(self.silence, Silence::None) {
             return false;
         }
-        // Bytes sent less than a round trip ago cannot have been answered yet: the suspicion restarts.
+        // Bytes sent less than a round trip ago cannot have been answered yet: the silence restarts.
         let round_trip = self.round_trips.map_or(Duration::ZERO, |all| all.last);
         match self.last_sent {
             Some(sent) if now < sent + round_trip => self.wait_from(sent),
             _ => {
                 let had_pinged = self.has_pinged();
-                self.suspicion = Suspicion::None;
+                self.silence = Silence::None;
                 had_pinged
             }
         }
     }
 
     /// Records that a response is awaited: a ping follows once the other end has been silent for
-    /// [`SilenceLimits::suspicion_after`], whatever it sent before.
+    /// [`SilenceLimits::ping_after`], whatever it sent before.
     pub(super) fn on_response_awaited(&mut self) {
-        if matches!(self.suspicion, Suspicion::None) {
-            self.suspicion = Suspicion::PingAt(self.last_received + self.limits.suspicion_after);
+        if matches!(self.silence, Silence::None) {
+            self.silence = Silence::PingAt(self.last_received + self.limits.ping_after);
         }
     }
 
-    /// Whether a suspicion has caused a ping.
+    /// Whether the silence has caused a ping.
     fn has_pinged(&self) -> bool {
-        matches!(
-            self.suspicion,
-            Suspicion::SuspectAt(_) | Suspicion::DeadAt(_)
-        )
+        matches!(self.silence, Silence::SilentAt(_) | Silence::DeadAt(_))
     }
 
-    /// Whether the other end is suspect.
-    pub(super) fn is_suspect(&self) -> bool {
-        matches!(self.suspicion, Suspicion::DeadAt(_))
+    /// Whether the other end is silent.
+    pub(super) fn is_silent(&self) -> bool {
+        matches!(self.silence, Silence::DeadAt(_))
     }
 
-    /// Restarts the suspicion from a moment at which something was sent; whether a ping was already out.
+    /// Restarts the silence from a moment at which something was sent; whether a ping was already out.
     fn wait_from(&mut self, sent: Instant) -> bool {
         let had_pinged = self.has_pinged();
-        self.suspicion = Suspicion::PingAt(sent + self.limits.suspicion_after);
+        self.silence = Silence::PingAt(sent + self.limits.ping_after);
         had_pinged
     }
 
@@ -290,10 +287,10 @@ impl Liveness {
         }
     }
 
-    /// Raises suspicion without anything having been sent: a ping is due now.
-    pub(super) fn suspect(&mut self, now: Instant) {
+    /// Makes a ping due now, without anything having been sent.
+    pub(super) fn ping_now(&mut self, now: Instant) {
         if !self.has_pinged() {
-            self.suspicion = Suspicion::PingAt(now);
+            self.silence = Silence::PingAt(now);
         }
     }
 
@@ -302,15 +299,13 @@ impl Liveness {
         if now >= self.silent_until() {
             return LivenessAction::Dead;
         }
-        match self.suspicion {
-            Suspicion::SuspectAt(Some(at)) | Suspicion::DeadAt(at)
-                if now >= at + self.limits.late =>
-            {
+        match self.silence {
+            Silence::SilentAt(Some(at)) | Silence::DeadAt(at) if now >= at + self.limits.late => {
                 return LivenessAction::Probe(self.probe(now));
             }
-            Suspicion::SuspectAt(Some(at)) if now >= at => return LivenessAction::Suspect,
-            Suspicion::DeadAt(at) if now >= at => return LivenessAction::Dead,
-            Suspicion::PingAt(at) if now >= at => return LivenessAction::Probe(self.probe(now)),
+            Silence::SilentAt(Some(at)) if now >= at => return LivenessAction::Silent,
+            Silence::DeadAt(at) if now >= at => return LivenessAction::Dead,
+            Silence::PingAt(at) if now >= at => return LivenessAction::Probe(self.probe(now)),
             _ => {}
         }
         if self.pings.is_empty() && self.unconfirmed_bytes() > UNCONFIRMED_BYTES {
@@ -323,13 +318,13 @@ impl Liveness {
         LivenessAction::Ping(self.ping(now))
     }
 
-    /// Makes the other end suspect until something is received from it.
-    pub(super) fn become_suspect(&mut self, now: Instant) {
-        self.suspicion = Suspicion::DeadAt(now + self.limits.suspect);
+    /// Takes the other end for silent until something is received from it.
+    pub(super) fn become_silent(&mut self, now: Instant) {
+        self.silence = Silence::DeadAt(now + self.limits.silent);
     }
 
     fn probe(&mut self, now: Instant) -> u64 {
-        self.suspicion = Suspicion::SuspectAt(self.answer_time().map(|time| now + time));
+        self.silence = Silence::SilentAt(self.answer_time().map(|time| now + time));
         self.ping(now)
     }
 
@@ -366,11 +361,9 @@ impl Liveness {
     /// When to call [`Self::on_time`] next.
     pub(super) fn deadline(&self) -> Instant {
         let next = self.next_ping.min(self.silent_until());
-        match self.suspicion {
-            Suspicion::PingAt(at) | Suspicion::SuspectAt(Some(at)) | Suspicion::DeadAt(at) => {
-                next.min(at)
-            }
-            Suspicion::None | Suspicion::SuspectAt(None) => next,
+        match self.silence {
+            Silence::PingAt(at) | Silence::SilentAt(Some(at)) | Silence::DeadAt(at) => next.min(at),
+            Silence::None | Silence::SilentAt(None) => next,
         }
     }
 

@@ -50,19 +50,19 @@ enum Answer {
     Never,
 }
 
-/// Time until each of the two is suspect.
-async fn suspicions(pair: &Pair) -> [Duration; 2] {
+/// Time until each of the two is silent.
+async fn silences(pair: &Pair) -> [Duration; 2] {
     let start = Instant::now();
-    let suspect = async |session: &Session| {
-        assert!(session.suspicion(false).await);
+    let silent = async |session: &Session| {
+        assert!(session.silence_changed(false).await);
         start.elapsed()
     };
-    let (server, client) = tokio::join!(suspect(&pair.server), suspect(&pair.client));
+    let (server, client) = tokio::join!(silent(&pair.server), silent(&pair.client));
     [server, client]
 }
 
-/// Time from suspect to dead.
-const SUSPECT_TIME: Duration = Duration::from_secs(12);
+/// Time from silent to dead.
+const SILENT_TIME: Duration = Duration::from_secs(12);
 
 /// Time until each of the two is dead.
 async fn deaths(pair: &mut Pair) -> Vec<(Side, Duration)> {
@@ -104,7 +104,7 @@ async fn ping_payloads_are_unpredictable() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn under_traffic_a_black_hole_is_suspect_within_three_seconds_and_dead_within_fifteen() {
+async fn under_traffic_a_black_hole_is_silent_within_three_seconds_and_dead_within_fifteen() {
     for delay in [MS, 20 * MS, 150 * MS] {
         for rest in [0, 3, 60, 200] {
             let (relay, mut pair) = over_relay(delay, Answer::AtOnce).await;
@@ -119,14 +119,14 @@ async fn under_traffic_a_black_hole_is_suspect_within_three_seconds_and_dead_wit
             tokio::time::sleep(20 * SECOND + rest * MS).await;
             assert!(!pair.server.is_closed() && !pair.client.is_closed());
             relay.stop();
-            for time in suspicions(&pair).await {
+            for time in silences(&pair).await {
                 // Detection starts with the next request that is sent.
                 let most = 3 * SECOND + 100 * MS;
                 assert!(time <= most, "{delay:?}: {time:?}");
             }
             assert!(!pair.server.is_closed() && !pair.client.is_closed());
             for (side, time) in deaths(&mut pair).await {
-                assert!(time <= SUSPECT_TIME, "{side:?}, {delay:?}: {time:?}");
+                assert!(time <= SILENT_TIME, "{side:?}, {delay:?}: {time:?}");
             }
         }
     }
@@ -142,7 +142,7 @@ async fn a_single_waiting_exchange_is_enough_to_detect_a_black_hole() {
         assert!(!pair.server.is_closed(), "slow to answer is not dead");
         relay.stop();
         let start = Instant::now();
-        assert!(pair.server.suspicion(false).await);
+        assert!(pair.server.silence_changed(false).await);
         let took = start.elapsed();
         assert!(took <= 3 * SECOND + 50 * MS, "after {waited} ms: {took:?}");
         // The client may have sent something a moment before, and detect it too.
@@ -154,7 +154,7 @@ async fn a_single_waiting_exchange_is_enough_to_detect_a_black_hole() {
             }
         }
         assert!(
-            start.elapsed() - took <= SUSPECT_TIME,
+            start.elapsed() - took <= SILENT_TIME,
             "{:?}",
             start.elapsed()
         );
@@ -194,23 +194,23 @@ async fn an_idle_session_detects_a_black_hole_within_two_intervals() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn an_external_suspicion_pings_at_once() {
+async fn a_requested_ping_is_sent_at_once() {
     let (relay, mut pair) = over_relay(20 * MS, Answer::AtOnce).await;
     tokio::time::sleep(20 * SECOND).await;
     for session in [&pair.server, &pair.client] {
-        session.suspect();
+        session.ping_now();
     }
     tokio::time::sleep(5 * SECOND).await;
     assert!(!pair.server.is_closed() && !pair.client.is_closed());
     relay.stop();
     for session in [&pair.server, &pair.client] {
-        session.suspect();
+        session.ping_now();
     }
-    for time in suspicions(&pair).await {
+    for time in silences(&pair).await {
         assert!(time <= 2 * SECOND + MS, "{time:?}");
     }
     for (side, time) in deaths(&mut pair).await {
-        assert!(time <= SUSPECT_TIME, "{side:?}: {time:?}");
+        assert!(time <= SILENT_TIME, "{side:?}: {time:?}");
     }
 }
 
@@ -224,9 +224,9 @@ async fn no_exchange_is_lost_on_a_path_that_recovers_in_time() {
             start(&mut exchanges, &pair.server, "/");
         }
         tokio::time::sleep(blackout * SECOND).await;
-        assert_eq!(pair.server.is_suspect(), blackout > 3);
+        assert_eq!(pair.server.is_silent(), blackout > 3);
         relay.hold(false);
-        assert!(!pair.server.suspicion(true).await);
+        assert!(!pair.server.silence_changed(true).await);
         while let Some(done) = within(exchanges.join_next()).await {
             assert_ne!(done.unwrap().unwrap(), "failed", "{blackout} s");
         }
@@ -235,14 +235,14 @@ async fn no_exchange_is_lost_on_a_path_that_recovers_in_time() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_path_of_which_one_direction_is_lost_is_suspect_at_both_ends_within_three_seconds() {
+async fn a_path_of_which_one_direction_is_lost_is_silent_at_both_ends_within_three_seconds() {
     for side in [Side::Server, Side::Client] {
         let (relay, pair) = over_relay(20 * MS, Answer::AtOnce).await;
         let (mut traffic, session) = (JoinSet::new(), pair.server.clone());
         traffic.spawn(async move {
             let mut exchanges = JoinSet::new();
-            // Sends nothing new while the session is suspect, as a caller with another session does.
-            while !session.is_suspect() {
+            // Sends nothing new while the session is silent, as a caller with another session does.
+            while !session.is_silent() {
                 start(&mut exchanges, &session, "/");
                 tokio::time::sleep(100 * MS).await;
             }
@@ -250,20 +250,20 @@ async fn a_path_of_which_one_direction_is_lost_is_suspect_at_both_ends_within_th
         });
         tokio::time::sleep(20 * SECOND).await;
         relay.hold_from(side, true);
-        for time in suspicions(&pair).await {
+        for time in silences(&pair).await {
             assert!(time <= 3 * SECOND + 200 * MS, "{side:?}: {time:?}");
         }
         tokio::time::sleep(SECOND).await;
         relay.hold_from(side, false);
         tokio::time::sleep(SECOND).await;
         for session in [&pair.server, &pair.client] {
-            assert!(!session.is_suspect() && !session.is_closed(), "{side:?}");
+            assert!(!session.is_silent() && !session.is_closed(), "{side:?}");
         }
     }
 }
 
 #[tokio::test(start_paused = true)]
-async fn an_unanswered_exchange_on_a_suspect_session_fails_once_there_is_another_session() {
+async fn an_unanswered_exchange_on_a_silent_session_fails_once_there_is_another_session() {
     let (relay, pair) = over_relay(20 * MS, Answer::Never).await;
     // A reused stream, on which nothing is received before the response.
     within(pair.server.probe()).await.unwrap();
@@ -395,10 +395,10 @@ async fn a_resumed_socket_is_noticed_before_the_session_is_declared_dead() {
     peer.read_exact(&mut [0; 512]).await.unwrap();
     tokio::time::sleep(200 * MS).await;
     assert!(drive(500 * MS).await.is_some());
-    assert!(!server.is_suspect());
-    assert!(drive(3 * SECOND).await.is_some() && server.is_suspect());
+    assert!(!server.is_silent());
+    assert!(drive(3 * SECOND).await.is_some() && server.is_silent());
     assert!(
-        drive(SUSPECT_TIME).await.is_none(),
+        drive(SILENT_TIME).await.is_none(),
         "the loss is never detected"
     );
 }

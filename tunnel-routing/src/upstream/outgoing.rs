@@ -29,7 +29,7 @@ pub(super) type Http2Content = MapErr<OutgoingBody, fn(BodyError) -> h2::Error>;
 
 /// What `TE` and `Content-Length` contain, which are not forwarded as they are.
 #[derive(Default)]
-pub(super) struct Found {
+pub(super) struct ReplacedFields {
     accepts_trailers: bool,
     has_length: bool,
 }
@@ -153,9 +153,9 @@ pub(super) fn expects_continue(head: &Parts) -> bool {
 pub(super) fn for_each_field(
     head: &Parts,
     mut show: impl FnMut(&HeaderName, &HeaderValue),
-) -> Found {
+) -> ReplacedFields {
     let nominated = fields::nominated(&head.headers);
-    let mut found = Found::default();
+    let mut found = ReplacedFields::default();
     for (name, value) in &head.headers {
         if name == TE {
             found.accepts_trailers |= value == TRAILERS;

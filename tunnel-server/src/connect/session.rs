@@ -42,8 +42,8 @@ const READY: Duration = Duration::from_secs(10);
 
 /// Log lines about the silence of one session: the first 20 at once, then one per minute, since a client can report
 /// silence as often as it likes.
-const SUSPICION_LINES: u32 = 20;
-const SUSPICION_LINE_EACH: Duration = Duration::from_secs(60);
+const SILENCE_LINES: u32 = 20;
+const SILENCE_LINE_EACH: Duration = Duration::from_secs(60);
 
 /// A session that has begun. However it ends, its entry in the registry is removed with it.
 pub(super) struct LiveSession {
@@ -239,8 +239,8 @@ impl LiveSession {
             membership
         ));
         let mut round_trip = tokio::time::interval(shared.config.load().settings.ping_interval);
-        let mut is_suspect = false;
-        let lines = Allowance::new(SUSPICION_LINES, SUSPICION_LINE_EACH);
+        let mut is_silent = false;
+        let lines = Allowance::new(SILENCE_LINES, SILENCE_LINE_EACH);
         loop {
             tokio::select! {
                 end = &mut *driver => {
@@ -265,13 +265,13 @@ impl LiveSession {
                         shared.metrics.observe_round_trip(time);
                     }
                 }
-                now = session.suspicion(is_suspect) => {
-                    is_suspect = now;
-                    if !is_suspect {
+                now = session.silence_changed(is_silent) => {
+                    is_silent = now;
+                    if !is_silent {
                         membership.on_recovery();
                     }
                     if let Some(left_out) = lines.take() {
-                        log_suspicion(is_suspect, left_out, (&*greeting, *peer));
+                        log_silence(is_silent, left_out, (&*greeting, *peer));
                     }
                 }
                 due = credential.due() => {
@@ -299,9 +299,9 @@ impl LiveSession {
 }
 
 /// Logs that a session has become silent or is heard again.
-fn log_suspicion(is_suspect: bool, left_out: u64, (greeting, peer): (&Greeting, SocketAddr)) {
+fn log_silence(is_silent: bool, left_out: u64, (greeting, peer): (&Greeting, SocketAddr)) {
     let (instance, number) = (greeting.instance.id(), greeting.session_number);
-    if is_suspect {
+    if is_silent {
         tracing::warn!(%instance, number, %peer, left_out, "a session is silent: new requests go to other sessions");
     } else {
         tracing::info!(%instance, number, %peer, left_out, "a session that was silent is heard again");

@@ -2,7 +2,7 @@
 //!
 //! A request whose session ends before anything of the response was received is sent once more, if that is safe
 //! (RFC 9110 section 9.2.2), so that a change of sessions loses few requests; so is a request that waits on a session that
-//! has become suspect, as soon as there is another one. A request whose body has begun cannot be sent twice; one of which
+//! has become silent, as soon as there is another one. A request whose body has begun cannot be sent twice; one of which
 //! nothing has been sent can always use another session.
 
 use std::{future::pending, sync::Arc};
@@ -145,7 +145,7 @@ async fn send(
     let opened = tokio::select! {
         biased;
         opened = open(&session) => opened,
-        // The session has become suspect while the exchange waits to be opened.
+        // The session has become silent while the exchange waits to be opened.
         () = elsewhere(Some(&tunnel), &session, true) => Err(OpenError::Closed),
     };
     let opened = opened.map_err(|error| match error {
@@ -174,7 +174,7 @@ async fn send(
     }
 }
 
-/// Resolves when the session is suspect and another one can have the request; never if it may not be sent twice.
+/// Resolves when the session is silent and another one can have the request; never if it may not be sent twice.
 /// Boxed when it is first polled, which few requests see.
 async fn elsewhere(tunnel: Option<&Tunnel>, session: &Session, may_repeat: bool) {
     match tunnel.filter(|_| may_repeat) {

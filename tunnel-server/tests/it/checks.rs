@@ -179,7 +179,7 @@ async fn nothing_is_sent_on_a_check_that_rests() {
             None => panic!("the session has ended"),
         }
     }
-    // The first pings, and those that a suspicion calls for, are over when nothing moves for so long.
+    // The first pings, and those that a silence calls for, are over when nothing moves for so long.
     let mut seen = session.bytes();
     eventually(SOON, "silence", async || {
         sleep(Duration::from_millis(1_500)).await;

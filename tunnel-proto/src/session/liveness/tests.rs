@@ -27,12 +27,12 @@ fn pong(liveness: &mut Liveness, number: u64, now: Instant) -> bool {
     liveness.on_pong(number, now)
 }
 
-/// Checks that the answer is overdue, and makes the other end suspect.
-fn becomes_suspect(liveness: &mut Liveness, now: Instant) {
-    assert_eq!(liveness.on_time(now), LivenessAction::Suspect);
-    assert!(!liveness.is_suspect(), "unread bytes may have arrived");
-    liveness.become_suspect(now);
-    assert!(liveness.is_suspect());
+/// Checks that the answer is overdue, and takes the other end for silent.
+fn becomes_silent(liveness: &mut Liveness, now: Instant) {
+    assert_eq!(liveness.on_time(now), LivenessAction::Silent);
+    assert!(!liveness.is_silent(), "unread bytes may have arrived");
+    liveness.become_silent(now);
+    assert!(liveness.is_silent());
 }
 
 #[test]
@@ -58,7 +58,7 @@ fn within_a_data_centre_silence_is_death_after_less_than_a_second() {
     let asked = now + 210 * MS;
     assert_eq!(liveness.deadline(), asked);
     assert_eq!(liveness.on_time(asked), LivenessAction::Probe(2));
-    becomes_suspect(&mut liveness, asked + 300 * MS);
+    becomes_silent(&mut liveness, asked + 300 * MS);
     assert_eq!(liveness.on_time(asked + 500 * MS), LivenessAction::Dead);
 }
 
@@ -119,7 +119,7 @@ fn an_unsolicited_pong_confirms_nothing() {
 }
 
 #[test]
-fn a_silent_end_is_pinged_then_suspect_then_dead() {
+fn a_silent_end_is_pinged_then_silent_then_dead() {
     let (mut liveness, now) = measured(MS);
     assert!(liveness.on_sent(100, now));
     // Sending more does not postpone the ping.
@@ -132,7 +132,7 @@ fn a_silent_end_is_pinged_then_suspect_then_dead() {
         liveness.on_time(now + 3 * SECOND - MS),
         LivenessAction::Nothing
     );
-    becomes_suspect(&mut liveness, now + 3 * SECOND);
+    becomes_silent(&mut liveness, now + 3 * SECOND);
     liveness.on_sent(100, now + 4 * SECOND);
     assert_eq!(
         liveness.on_time(now + 15 * SECOND - 2 * MS),
@@ -146,38 +146,38 @@ fn a_silent_end_is_pinged_then_suspect_then_dead() {
 }
 
 #[test]
-fn received_bytes_end_the_suspect_state() {
+fn received_bytes_make_a_silent_end_alive() {
     let (mut liveness, now) = measured(MS);
     liveness.on_sent(100, now);
     assert_eq!(liveness.on_time(now + SECOND), LivenessAction::Probe(2));
-    becomes_suspect(&mut liveness, now + 3 * SECOND);
+    becomes_silent(&mut liveness, now + 3 * SECOND);
     assert!(liveness.on_received(now + 14 * SECOND));
-    assert!(!liveness.is_suspect());
+    assert!(!liveness.is_silent());
     assert_eq!(liveness.on_time(now + 14 * SECOND), LivenessAction::Nothing);
     assert_eq!(liveness.on_time(now + 15 * SECOND), LivenessAction::Ping(3));
-    // The next silence raises a new suspicion.
+    // The next silence causes a ping again.
     liveness.on_sent(100, now + 20 * SECOND);
     assert_eq!(
         liveness.on_time(now + 21 * SECOND),
         LivenessAction::Probe(4)
     );
-    becomes_suspect(&mut liveness, now + 23 * SECOND);
+    becomes_silent(&mut liveness, now + 23 * SECOND);
 }
 
 #[test]
-fn a_resumed_socket_postpones_death_and_does_not_end_the_suspicion() {
+fn a_resumed_socket_postpones_death_and_does_not_end_the_silence() {
     let (mut liveness, now) = measured(MS);
     liveness.on_sent(100, now);
     assert_eq!(liveness.on_time(now + SECOND), LivenessAction::Probe(2));
-    becomes_suspect(&mut liveness, now + 3 * SECOND);
+    becomes_silent(&mut liveness, now + 3 * SECOND);
     liveness.on_socket_resumed(now + 12 * SECOND);
-    assert!(liveness.is_suspect());
+    assert!(liveness.is_silent());
     assert_eq!(liveness.on_time(now + 15 * SECOND), LivenessAction::Ping(3));
     assert_eq!(liveness.on_time(now + 24 * SECOND), LivenessAction::Dead);
 }
 
 #[test]
-fn received_bytes_end_the_suspicion() {
+fn received_bytes_end_the_silence() {
     let (mut liveness, now) = measured(MS);
     liveness.on_sent(100, now);
     liveness.on_received(now + 500 * MS);
@@ -189,7 +189,7 @@ fn received_bytes_end_the_suspicion() {
 }
 
 #[test]
-fn bytes_received_too_soon_to_be_an_answer_only_restart_the_suspicion() {
+fn bytes_received_too_soon_to_be_an_answer_only_restart_the_silence() {
     let (mut liveness, now) = measured(100 * MS);
     liveness.on_sent(100, now);
     liveness.on_sent(100, now + 300 * MS);
@@ -210,7 +210,7 @@ fn a_path_measured_as_slow_has_more_time() {
     assert_eq!(liveness.on_time(now + SECOND), LivenessAction::Probe(2));
     assert_eq!(liveness.deadline(), now + 12 * SECOND, "the next ping");
     liveness.on_time(now + 12 * SECOND);
-    becomes_suspect(&mut liveness, now + 13 * SECOND);
+    becomes_silent(&mut liveness, now + 13 * SECOND);
 }
 
 #[test]
@@ -242,7 +242,7 @@ fn bytes_queued_before_a_ping_extend_its_time() {
 fn a_measured_high_rate_shortens_the_time() {
     let (mut liveness, mut now) = measured(MS);
     let sent = 8 * SLOWEST_RATE as usize;
-    // Bytes are received all the time, so there is no suspicion; pings are sent to confirm what was sent.
+    // Bytes are received all the time, so there is no silence; pings are sent to confirm what was sent.
     for number in 2..10 {
         liveness.on_sent(sent, now);
         liveness.on_received(now + 10 * MS);
@@ -305,26 +305,26 @@ fn a_timer_that_fires_much_too_late_sends_another_ping() {
     liveness.on_sent(100, now);
     assert_eq!(liveness.on_time(now + SECOND), LivenessAction::Probe(2));
     assert_eq!(liveness.on_time(now + 5 * SECOND), LivenessAction::Probe(3));
-    becomes_suspect(&mut liveness, now + 7 * SECOND);
+    becomes_silent(&mut liveness, now + 7 * SECOND);
     // What arrived in between was not read.
     assert_eq!(
         liveness.on_time(now + 28 * SECOND),
         LivenessAction::Probe(4)
     );
-    assert!(!liveness.is_suspect());
+    assert!(!liveness.is_silent());
 }
 
 #[test]
-fn an_external_suspicion_sends_a_ping_at_once() {
+fn a_requested_ping_is_sent_at_once() {
     let (mut liveness, now) = measured(MS);
     let now = now + 3 * SECOND;
-    liveness.suspect(now);
+    liveness.ping_now(now);
     assert_eq!(liveness.deadline(), now);
     assert_eq!(liveness.on_time(now), LivenessAction::Probe(2));
-    liveness.suspect(now + SECOND);
-    becomes_suspect(&mut liveness, now + 2 * SECOND);
-    liveness.suspect(now + 3 * SECOND);
-    assert!(liveness.is_suspect());
+    liveness.ping_now(now + SECOND);
+    becomes_silent(&mut liveness, now + 2 * SECOND);
+    liveness.ping_now(now + 3 * SECOND);
+    assert!(liveness.is_silent());
 }
 
 /// Bytes sent at once on a [`Path`]: so few that even the slowest assumed path carries them within a
@@ -351,7 +351,7 @@ impl Path {
         }
     }
 
-    /// Runs the check until `until`; false as soon as the other end becomes suspect or dead.
+    /// Runs the check until `until`; false as soon as the other end becomes silent or dead.
     fn live(&mut self, until: Instant, delay: &mut impl FnMut() -> Duration) -> bool {
         loop {
             let pong = self.pongs.front().map(|(at, _)| *at);
@@ -376,8 +376,8 @@ impl Path {
                     let at = (self.now + delay()).max(last);
                     self.pongs.push_back((at, number));
                 }
-                LivenessAction::Suspect => {
-                    self.liveness.become_suspect(self.now);
+                LivenessAction::Silent => {
+                    self.liveness.become_silent(self.now);
                     return false;
                 }
                 LivenessAction::Dead => return false,
@@ -392,7 +392,7 @@ fn pong_at(liveness: &mut Liveness, number: u64, now: Instant) {
 
 proptest! {
     #[test]
-    fn a_path_is_suspect_and_dead_once_it_is_lost_and_never_before(
+    fn a_path_is_silent_and_dead_once_it_is_lost_and_never_before(
         base in 1_u32..3_000,
         delays in proptest::collection::vec(0.0..1.0_f64, 1..100),
         gaps in proptest::collection::vec(1_u32..6_000, 1..200),
@@ -400,7 +400,7 @@ proptest! {
     ) {
         let mut path = Path::new();
         let begin = path.now;
-        // The shortest round trip, and the longest that never raises suspicion.
+        // The shortest round trip, and the longest that never makes the other end silent.
         let limits = (base, (base * 7 / 2).max(1_900));
         let mut number = 0;
         let mut delay = move || {
@@ -431,16 +431,16 @@ proptest! {
         if let Some(slowest) = slowest.filter(|_| !is_idle) {
             let gap = MS * longest_gap_after;
             let limits = SilenceLimits::ANY_PATH;
-            let most = gap + limits.suspicion_after + limits.answer.max(slowest * ROUND_TRIPS);
+            let most = gap + limits.ping_after + limits.answer.max(slowest * ROUND_TRIPS);
             prop_assert!(found_after <= most, "{found_after:?}, at most {most:?}");
         }
-        if path.liveness.is_suspect() {
+        if path.liveness.is_silent() {
             let found_at = path.now;
             while path.live(path.now + MS * longest_gap_after, &mut delay) {
                 path.liveness.on_sent(SENT, path.now);
             }
             let is_over = path.now == path.liveness.silent_until();
-            prop_assert!(is_over || path.now - found_at == SilenceLimits::ANY_PATH.suspect);
+            prop_assert!(is_over || path.now - found_at == SilenceLimits::ANY_PATH.silent);
         }
     }
 }
