@@ -118,9 +118,9 @@ fn what_is_cut_or_too_short_is_no_transfer() {
 
 #[test]
 fn what_began_in_the_warm_up_and_breaks_in_the_window_is_counted() {
-    let address = breaking(Duration::from_millis(500));
+    let address = breaking(Duration::from_millis(900));
     let measured = loadtest(&format!(
-        "bulk --url http://{address}/file --warm-up 200ms --duration 700ms"
+        "bulk --url http://{address}/file --warm-up 200ms --duration 1200ms"
     ));
     // The second transfer would break after the window.
     assert_eq!(measured.errors("body_short"), 1, "{measured:#?}");

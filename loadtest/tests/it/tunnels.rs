@@ -43,7 +43,7 @@ fn is_clean(run: &Value) -> bool {
 fn idle_tunnels_are_counted_and_carry_requests() {
     let measured = crowd(
         "tunnels --tunnels 30 --settle 200ms --idle 500ms --real-client --spread-load \
-         --spread-duration 500ms --rounds 1 --connections 4 --fleet-threads 2",
+         --spread-duration 1s --rounds 1 --connections 4 --fleet-threads 2",
     );
     assert_eq!(measured.code, 0, "{measured:#?}");
     let connecting = run(&measured, "tunnels connect");
