@@ -27,11 +27,7 @@ use tunnel_server::{
     token::Token,
 };
 
-use crate::{
-    cli::Cli,
-    display::Display,
-    probe::{self, FIRST_REQUEST},
-};
+use crate::{cli::Cli, display::Display, probe};
 
 /// The only runtime, reached at `demo-app.<domain>`.
 const ACCOUNT: &str = "demo";
@@ -75,7 +71,7 @@ pub(crate) async fn run(cli: &Cli, display: &Display) -> anyhow::Result<()> {
     let addresses = server.addresses();
     let welcome = async {
         tokio::select! {
-            result = probe::until_answered(addresses.public, FIRST_REQUEST) => result?,
+            result = probe::first_request(addresses.public, &host()) => result?,
             () = shutdown.requested() => return Ok(()),
         }
         display.welcome(&host(), addresses.public, cli.upstream.as_deref());

@@ -30,7 +30,7 @@ use crate::{
     cli::Cli,
     display::Display,
     etcd::Etcd,
-    probe::{self, FIRST_REQUEST, ask, is_from_upstream},
+    probe::{self, ask, is_from_upstream},
 };
 
 /// Time between a node's return and the next death.
@@ -107,7 +107,7 @@ pub(crate) async fn run(cli: &Cli, display: &Display) -> anyhow::Result<()> {
     let result = {
         let show = async {
             tokio::select! {
-                result = probe::until_answered(public, FIRST_REQUEST) => result?,
+                result = probe::first_request(public, &host()) => result?,
                 () = shutdown.requested() => return Ok(()),
             }
             display.welcome(&host(), public, cli.upstream.as_deref());

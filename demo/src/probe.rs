@@ -1,6 +1,10 @@
 //! Requests that the demo sends through the tunnel itself.
 
-use std::{io, net::SocketAddr, time::Duration};
+use std::{
+    io,
+    net::{Ipv4Addr, SocketAddr},
+    time::Duration,
+};
 
 use anyhow::{Context, bail};
 use tokio::{
@@ -9,21 +13,18 @@ use tokio::{
     time::timeout,
 };
 
-use crate::assembly::{FREE, host};
-
 /// Time-out of the first request through the tunnel.
-pub(crate) const FIRST_REQUEST: Duration = Duration::from_secs(10);
+const FIRST_REQUEST: Duration = Duration::from_secs(10);
 
 /// Sends a request through the tunnel, which proves that the tunnel is up.
 ///
 /// # Errors
 /// When no response of the upstream comes in time.
-pub(crate) async fn until_answered(public: SocketAddr, limit: Duration) -> anyhow::Result<()> {
-    let mut public = public;
+pub(crate) async fn first_request(mut public: SocketAddr, host: &str) -> anyhow::Result<()> {
     if public.ip().is_unspecified() {
-        public.set_ip(FREE.ip());
+        public.set_ip(Ipv4Addr::LOCALHOST.into());
     }
-    let answer = timeout(limit, ask(public, &host(), "HEAD /")).await;
+    let answer = timeout(FIRST_REQUEST, ask(public, host, "HEAD /")).await;
     let answer = answer.context("the tunnel did not come up in time")??;
     if !is_from_upstream(&answer) {
         let status = answer

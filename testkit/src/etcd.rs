@@ -12,6 +12,7 @@ use std::{
     time::Duration,
 };
 
+use socket2::{Domain, Socket, Type};
 use tempfile::TempDir;
 
 use crate::{
@@ -53,6 +54,8 @@ struct Member {
     /// `None` while it does not run.
     program: Option<Program>,
     address: SocketAddr,
+    /// Keeps its port from other programs while it does not run: their members would answer for it.
+    reserved: Option<Socket>,
     arguments: Vec<String>,
 }
 
@@ -195,6 +198,7 @@ impl Etcd {
     /// Ends a member as a crash would.
     pub fn kill(&mut self, member: usize) {
         self.members[member].program = None;
+        self.members[member].reserve();
     }
 
     /// Asks a member to stop, and waits until it has ended.
@@ -202,6 +206,7 @@ impl Etcd {
         if let Some(mut program) = self.members[member].program.take() {
             program.stop().await;
         }
+        self.members[member].reserve();
     }
 
     /// Sends a signal to a member that runs.
@@ -241,7 +246,18 @@ impl Etcd {
     fn launch(&mut self, member: usize) {
         let member = &mut self.members[member];
         let mut command = program("etcd");
+        member.reserved = None;
         member.program = Some(Program::start("etcd", command.args(&member.arguments)));
+    }
+}
+
+impl Member {
+    /// Binds its port without listening, so that connections are refused.
+    fn reserve(&mut self) {
+        let socket = Socket::new(Domain::IPV4, Type::STREAM, None).unwrap();
+        socket.set_reuse_address(true).unwrap();
+        socket.bind(&self.address.into()).unwrap();
+        self.reserved = Some(socket);
     }
 }
 
@@ -314,6 +330,7 @@ fn members(directory: &Path, count: usize, tls: Option<&TlsFiles>) -> Vec<Member
     let member = |index: usize| Member {
         program: None,
         address: clients[index],
+        reserved: None,
         arguments: arguments(index),
     };
     (0..count).map(member).collect()

@@ -525,6 +525,8 @@ async fn a_full_database_ends_no_session_and_keeps_none_out() {
         (nodes.len() == 2 && held.len() == 3).then_some(())
     })
     .await;
+    one.metric_becomes("tunnel_server_directory_away", 0.0)
+        .await;
     for client in [&first, &second, &free] {
         assert!(!client.session.is_closed());
         assert_eq!(client.controls().len(), 1, "nothing after the welcome");
