@@ -68,13 +68,13 @@ pub(crate) async fn run(cli: &Cli, display: &Display) -> anyhow::Result<()> {
         client,
         _credentials,
     } = Parts::start(cli, display.access_log()).await?;
-    let addresses = server.addresses();
+    let (addresses, host) = (server.addresses(), host());
     let welcome = async {
         tokio::select! {
-            result = probe::first_request(addresses.public, &host()) => result?,
+            result = probe::first_request(addresses.public, &host) => result?,
             () = shutdown.requested() => return Ok(()),
         }
-        display.welcome(&host(), addresses.public, cli.upstream.as_deref());
+        display.welcome(&host, addresses.public, cli.upstream.as_deref());
         anyhow::Ok(())
     };
     let (tunnel_ended, end) = oneshot::channel::<()>();

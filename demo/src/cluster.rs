@@ -103,14 +103,14 @@ pub(crate) async fn run(cli: &Cli, display: &Display) -> anyhow::Result<()> {
         &upstream,
     )?;
     let client = Client::new(config, AccessLog::off())?;
-    let public = cluster.public.address();
+    let (public, host) = (cluster.public.address(), host());
     let result = {
         let show = async {
             tokio::select! {
-                result = probe::first_request(public, &host()) => result?,
+                result = probe::first_request(public, &host) => result?,
                 () = shutdown.requested() => return Ok(()),
             }
-            display.welcome(&host(), public, cli.upstream.as_deref());
+            display.welcome(&host, public, cli.upstream.as_deref());
             cluster.show_off().await
         };
         // Boxed, since the client's future is large.
