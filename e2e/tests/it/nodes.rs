@@ -6,7 +6,6 @@
 mod death;
 mod etcd;
 mod links;
-mod many;
 mod slow;
 
 use std::time::Duration;

@@ -72,7 +72,6 @@ const ARROWS: [(&str, &[&str]); 12] = [
             "tunnel-server",
             "tunnel-client",
             "tunnel-http",
-            "tunnel-etcd",
             "tunnel-ops",
             "testkit",
         ],
