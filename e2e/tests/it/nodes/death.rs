@@ -150,9 +150,3 @@ async fn stands_still(pause: Duration) {
 async fn a_node_that_stands_still_for_seconds_is_left_and_comes_back() {
     stands_still(Duration::from_secs(5)).await;
 }
-
-#[tokio::test]
-#[ignore = "takes more than a minute: e2e/run-cluster runs it"]
-async fn a_node_that_stands_still_for_longer_than_its_lease_comes_back() {
-    stands_still(Duration::from_secs(60)).await;
-}
