@@ -41,7 +41,8 @@ const QUIET: Duration = Duration::from_millis(100);
 /// Connections open at once, those before their handshake included: for each shard of more nodes than there will be.
 const CONNECTIONS: usize = 4_096;
 
-/// Serves other nodes until this node has no clients any more, then drains their links.
+/// Serves other nodes until this node has no clients any more, then drains their links; closes them when what is still
+/// open has to end.
 pub(crate) async fn serve_all(
     shared: Arc<PeerListener>,
     listener: TcpListener,
@@ -52,6 +53,7 @@ pub(crate) async fn serve_all(
         let (socket, peer) = tokio::select! {
             accepted = accept(&listener) => accepted,
             () = clients_end.requested() => break,
+            () = shared.lifecycle.ending().requested() => break,
         };
         while connections.try_join_next().is_some() {}
         if connections.len() >= CONNECTIONS {
@@ -128,15 +130,22 @@ async fn serve_node(
             }
         }
     };
-    let drain = async {
+    let rest = async {
         clients_end.requested().await;
         let _ = session.send(Control::Drain { spread_ms: None });
         loop {
             session.at_rest().await;
             sleep(QUIET).await;
             if session.outstanding() == 0 {
-                break;
+                return;
             }
+        }
+    };
+    let drain = async {
+        tokio::select! {
+            () = rest => {}
+            // Long streams: by this reason the other node ends them as their protocol knows.
+            () = shared.lifecycle.ending().requested() => {}
         }
         session.close(CloseReason::Drained);
         pending().await
