@@ -205,7 +205,7 @@ fn is_installed(name: &str) -> bool {
 fn our_tunnel_and_all_that_is_installed_are_started() {
     let mut only = vec!["hop", "ours"];
     only.extend(
-        ["nginx", "envoy", "rathole"]
+        ["nginx", "envoy", "rathole", "wstunnel"]
             .into_iter()
             .filter(|name| is_installed(name)),
     );
@@ -256,7 +256,10 @@ fn what_is_not_installed_is_named() {
     let note = text
         .lines()
         .find(|line| line.contains("not installed, so not measured: "));
-    assert!(note.unwrap().ends_with("envoy, rathole"), "{text}");
+    assert!(
+        note.unwrap().ends_with("envoy, rathole, wstunnel"),
+        "{text}"
+    );
 }
 
 #[test]

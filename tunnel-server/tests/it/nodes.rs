@@ -195,6 +195,11 @@ async fn an_instance_is_sent_to_another_node_than_those_that_it_names() {
         .control(|control| matches!(control, Control::Welcome { .. }))
         .await;
     assert!(matches!(welcome, Control::Welcome { node, .. } if node.as_deref() == Some("n1")));
+    eventually(SOON, "a node to hear that the other serves", async || {
+        let (_, status) = one.admin("/api/v1/status").await;
+        (status.matches("\"serving\"").count() >= 2).then_some(())
+    })
+    .await;
     for attempt in ["1", "2"] {
         let refused = asked(&one, "n0,n1", attempt).await;
         assert_eq!(

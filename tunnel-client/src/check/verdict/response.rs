@@ -284,7 +284,7 @@ fn by_server(evidence: &Evidence, response: &ResponseEvidence, refusal: &Refusal
             "version_unsupported" "the server says: {said}"
             "the server is of another version, or too old for checks: install programs that match"
         Some(R::HandshakeQueue | R::ServerDraining | R::AuthUnavailable | R::AuthUnclear | R::AuthBusy | R::CheckLimit
-            | R::DirectoryUnavailable | R::RefreshTooOften) =>
+            | R::DirectoryUnavailable | R::Elsewhere | R::RefreshTooOften) =>
             "server_busy" "the server says: {said}"
             "the server is there and has no capacity now: try again in a minute"
         Some(R::TokenExpired) =>
