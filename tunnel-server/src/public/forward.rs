@@ -32,8 +32,10 @@ use super::{
     observe::Observation,
 };
 use crate::{
+    directory::Epoch,
     metrics::Forwarding,
     peers::{Forward, HELD, Note},
+    runtimes::RuntimeLabel,
 };
 
 /// A content that is not touched before the other node asks for it.
@@ -63,12 +65,7 @@ pub(super) async fn send(
     let opened = open(&session).await;
     // Another node may be less busy.
     let opened = opened.map_err(|error| AttemptError::NotSent(not_opened(error)))?;
-    let note = Note {
-        label: label.to_string(),
-        epoch,
-        address: connection.origin.address,
-    };
-    let head = head.forwarded(&note.text());
+    let head = head.forwarded(&note(connection, label, epoch).text());
     let runtime = observation.runtime_elsewhere(label);
     let is_received = content.is_received();
     let Prepared {
@@ -125,11 +122,17 @@ pub(super) async fn send(
         true => Forwarding::Lost,
         false => Forwarding::Failed,
     });
-    Err(AttemptError::Sent(sent(
-        failure,
-        is_link_lost,
-        is_passed_on,
-    )))
+    let failure = sent(failure, is_link_lost, is_passed_on);
+    Err(AttemptError::Sent(failure))
+}
+
+/// What the other node has to know beside the request.
+fn note(connection: &Connection, label: &RuntimeLabel, epoch: Epoch) -> Note {
+    Note {
+        label: label.to_string(),
+        epoch,
+        address: connection.origin.address,
+    }
 }
 
 /// The failure of a request that was sent to another node. That the node holds the runtime is no part of a response: a
