@@ -47,7 +47,7 @@ pub struct Nodes {
     directory: TempDir,
 }
 
-/// One node, the program behind it for now, and its network.
+/// One node: the program that runs it, and its network.
 struct Node {
     server: Option<Server>,
     /// One for each member, in their order.

@@ -1,7 +1,8 @@
 //! A connection that is read in large pieces while it is busy.
 //!
 //! In: reads of any size, such as those of a TLS library, which asks for one record at a time. Out: their bytes, of which
-//! several such reads are answered by one system call. A connection holds a buffer only while it is busy.
+//! several such reads are answered by one system call. A connection holds a buffer only while it is busy, unlike one in
+//! `tokio::io::BufReader`, which would cost each idle session 64 KiB.
 
 use std::future::Future;
 use std::io::{self, IoSlice};

@@ -379,7 +379,7 @@ impl Upstream {
         result
     }
 
-    /// Asks for an upgrade. NotSent of the content is touched before the upstream has agreed.
+    /// Asks for an upgrade. None of the content is touched before the upstream has agreed.
     async fn forward_upgrade(
         &self,
         request: &mut RoutedRequest,
@@ -397,7 +397,7 @@ impl Upstream {
         let dialled = RoutedRequest::wait(&mut request.waited, self.dial(Offer::Http1)).await;
         let (socket, peer) = match dialled {
             Ok(dialled) => dialled,
-            // Unknown it speaks HTTP/2 alone.
+            // Perhaps it speaks HTTP/2 alone.
             Err(problem) if problem.reason() == Reason::TlsProtocolError => {
                 return self.forward_upgrade_any(request, protocol).await;
             }
