@@ -394,7 +394,7 @@ impl Drop for Hearing {
         else {
             return;
         };
-        word.links -= 1;
+        word.links = word.links.saturating_sub(1);
         if word.links > 0 {
             return;
         }
