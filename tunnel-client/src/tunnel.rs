@@ -5,7 +5,7 @@
 //!           │      dial ─▶ serve ─▶ drain, renewal ─▶ dial the next, then leave ─┐
 //!           │       ▲         └─▶ lost ──────────────────────┐                   │
 //!           │       └────────────────────────────────────────┴───────────────────┘
-//!           ├─ dialling (dialling.rs): one slot at a time; when (redial.rs, path.rs), where (servers.rs, places.rs)
+//!           ├─ dialling (dialling.rs): one slot at a time; when (redial.rs, path.rs), where (servers.rs, locations.rs)
 //!           ├─ the clock (clock.rs): after a jump each slot renews its session
 //!           ├─ ages (age.rs): with a bound, one slot after the other does
 //!           └─ end: shutdown, superseded, refused with no session left: all slots leave
@@ -18,8 +18,8 @@ mod age;
 mod clock;
 mod dialling;
 mod leaving;
+mod locations;
 mod path;
-mod places;
 mod redial;
 mod servers;
 mod slot;

@@ -36,7 +36,10 @@ pub use self::{
 };
 pub(crate) use self::{
     node::Incarnation,
-    shared::{EtcdState, Hearing, Holder, NodeState, Observer, REPORT_EACH, Shared, Telling},
+    shared::{
+        EtcdState, Holder, NodeState, Observer, REPORT_INTERVAL, ReceivedReports, SentReports,
+        Shared,
+    },
 };
 use crate::{
     lock::Mutex,

@@ -51,8 +51,8 @@ pub(crate) const HELD: u16 = 199;
 /// Most nodes that one request is forwarded to, one after another.
 const FORWARDS: usize = 2;
 
-/// Time between two looks at which nodes there are.
-const LOOK_EACH: Duration = Duration::from_millis(250);
+/// Time between two checks of which nodes there are.
+const CHECK_INTERVAL: Duration = Duration::from_millis(250);
 
 /// How long a node that has started is not ready because it is not linked to another one, which may be dead.
 const LINKING: Duration = Duration::from_secs(3);
@@ -158,13 +158,13 @@ impl Peers {
 
     /// Keeps links to all other nodes, until it is dropped.
     pub(crate) async fn run(self: Arc<Self>) {
-        let mut look = interval(LOOK_EACH);
-        look.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        let mut ticks = interval(CHECK_INTERVAL);
+        ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
         let began = Instant::now();
         let mut is_linking = true;
         loop {
             tokio::select! {
-                _ = look.tick() => {}
+                _ = ticks.tick() => {}
                 () = self.linked.notified(), if is_linking => {}
             }
             self.update();
@@ -215,7 +215,7 @@ impl Peers {
             tls: self.tls.clone(),
             open: self.metrics.peers.links(),
             linked: self.linked.clone(),
-            teller: self.tells.then(|| self.nodes.clone()),
+            reporter: self.tells.then(|| self.nodes.clone()),
             memory: self.memory.clone(),
         }
     }

@@ -15,8 +15,8 @@ use tunnel_proto::close::{AfterClose, CloseReason};
 use tunnel_proto::handshake::{Greeting, InstanceSecret};
 use tunnel_proto::refusal::Finality;
 
+use super::locations::{LocationGuard, LocationId, Search, SessionLocation, SessionLocations};
 use super::path;
-use super::places::{Place, PlaceId, PlacedSession, Places, Search};
 use super::redial::{NextDial, PENDING_LIMIT, Redial, RedialSettings, Refusals};
 use super::servers::Servers;
 use super::starting::StartingSession;
@@ -50,7 +50,7 @@ pub(super) struct Dialling {
     parts: DiallingParts,
     state: Queue<DialState>,
     servers: Mutex<Servers>,
-    places: Arc<Places>,
+    locations: Arc<SessionLocations>,
     refusals: Mutex<Refusals>,
     /// Since when this client holds the runtime: the first welcome since the slots began.
     held_since: Mutex<Option<Instant>>,
@@ -86,7 +86,7 @@ impl Dialling {
         Self {
             state: Queue::default(),
             servers: Mutex::new(Servers::new(parts.diallers.len(), &parts.redial, random())),
-            places: Arc::default(),
+            locations: Arc::default(),
             refusals: Mutex::new(Refusals::new(parts.refusal_wait)),
             held_since: Mutex::default(),
             has_hinted: AtomicBool::new(false),
@@ -107,17 +107,17 @@ impl Dialling {
     pub(super) async fn session(
         &self,
         starting: &StartingSession,
-        own: Option<PlaceId>,
-    ) -> Result<(Session, PlacedSession), EndReason> {
+        own: Option<LocationId>,
+    ) -> Result<(Session, LocationGuard), EndReason> {
         let mut search = Search::default();
         loop {
             // Fair: a slot that has failed waits behind the others.
             let mut state = self.state.lock().await;
             let server = self.wait(state.peer, own, &search).await;
             match self.dial(&mut state, starting, server, own, &search).await {
-                Ok((session, place)) => {
+                Ok((session, location)) => {
                     self.on_welcome(&session, server, state.number);
-                    return Ok((session, self.places.add(place)));
+                    return Ok((session, self.locations.add(location)));
                 }
                 Err(DialFailure::Dial(error)) if search.goes_on_after(server, &error) => {
                     self.parts.sessions.metrics.on_dial("elsewhere");
@@ -213,10 +213,15 @@ impl Dialling {
 
     /// Waits until the next dial is due, or a change of the network path or the credential ends the wait. Returns the
     /// server that is dialled.
-    async fn wait(&self, peer: Option<SocketAddr>, own: Option<PlaceId>, search: &Search) -> usize {
+    async fn wait(
+        &self,
+        peer: Option<SocketAddr>,
+        own: Option<LocationId>,
+        search: &Search,
+    ) -> usize {
         loop {
             let now = Instant::now();
-            let load = |server| self.places.load(server, own);
+            let load = |server| self.locations.load(server, own);
             let (server, due) = self.servers.lock().next(now, load, &search.servers);
             match due {
                 NextDial::Now => return server,
@@ -263,9 +268,9 @@ impl Dialling {
         state: &mut DialState,
         starting: &StartingSession,
         server: usize,
-        own: Option<PlaceId>,
+        own: Option<LocationId>,
         search: &Search,
-    ) -> Result<(Session, Place), DialFailure> {
+    ) -> Result<(Session, SessionLocation), DialFailure> {
         state.number = state.number.saturating_add(1);
         let greeting = Greeting {
             instance: self.parts.instance.clone(),
@@ -273,10 +278,10 @@ impl Dialling {
             session_number: state.number,
             allow_from: self.parts.allow_from.clone(),
             is_check: false,
-            placement: Some(self.places.placement(own, search)),
+            placement: Some(self.locations.placement(own, search)),
         };
         self.servers.lock().on_dial(server);
-        let last = self.places.addresses(own, search);
+        let last = self.locations.addresses(own, search);
         let dialled = self.dialler(server).dial(&greeting, &last).await;
         let connected = dialled.map_err(DialFailure::Dial)?;
         let peer = connected.peer;
@@ -287,7 +292,7 @@ impl Dialling {
             .await
             .map_err(|error| DialFailure::NotWelcome(error, credential))?;
         let node = session.welcome().node.clone();
-        Ok((session, Place { server, peer, node }))
+        Ok((session, SessionLocation { server, peer, node }))
     }
 
     fn dialler(&self, server: usize) -> &Dialler {

@@ -21,7 +21,7 @@ use tokio::time::{Instant, sleep};
 use super::age::AgePermit;
 use super::clock::Renewal;
 use super::leaving::{ClosedBy, Leaving};
-use super::places::PlacedSession;
+use super::locations::LocationGuard;
 use super::redial::fraction;
 use super::starting::StartingSession;
 use super::{EndReason, Shared, random};
@@ -36,7 +36,7 @@ pub(super) struct Slot {
     shared: Arc<Shared>,
     current: Option<Session>,
     /// Where the current session is.
-    place: Option<PlacedSession>,
+    location: Option<LocationGuard>,
     /// Whether the server drains the current session. The server closes it then.
     is_drained: bool,
     /// When the current session is to be replaced for its age (`--max-session-age`).
@@ -70,7 +70,7 @@ impl Slot {
     pub(super) fn new(shared: Arc<Shared>) -> Self {
         Self {
             current: None,
-            place: None,
+            location: None,
             is_drained: false,
             due: None,
             aged: None,
@@ -102,7 +102,7 @@ impl Slot {
         let mut is_only_silent = false;
         loop {
             match self.next_session(is_only_silent).await {
-                Ok(Some((session, place))) => self.replace(session, place),
+                Ok(Some((session, location))) => self.replace(session, location),
                 Ok(None) => {}
                 Err(ending) => return ending,
             }
@@ -118,9 +118,9 @@ impl Slot {
     async fn next_session(
         &mut self,
         mut is_only_silent: bool,
-    ) -> Result<Option<(Session, PlacedSession)>, EndReason> {
+    ) -> Result<Option<(Session, LocationGuard)>, EndReason> {
         let (shared, starting) = (Arc::clone(&self.shared), Arc::clone(&self.starting));
-        let own = self.place.as_ref().map(PlacedSession::id);
+        let own = self.location.as_ref().map(LocationGuard::id);
         // Boxed, since its state is large, and a dial is rare.
         let dial = || {
             let dialling = shared.dialling.session(&starting, own);
@@ -210,9 +210,9 @@ impl Slot {
                 Event::Drain { spread } => {
                     tracing::info!("the server drains a session, dialling another");
                     self.is_drained = true;
-                    if let (Some(session), Some(place)) = (&self.current, &self.place) {
-                        place.set_left(true);
-                        self.shared.dialling.after_drain(place.server(), session);
+                    if let (Some(session), Some(location)) = (&self.current, &self.location) {
+                        location.set_left(true);
+                        self.shared.dialling.after_drain(location.server(), session);
                     }
                     return Ok(SlotEvent::Drained(spread));
                 }
@@ -236,7 +236,7 @@ impl Slot {
                 }
                 Event::Ended(ended) => {
                     self.is_drained = false;
-                    let server = self.place.take().map_or(0, |place| place.server());
+                    let server = self.location.take().map_or(0, |location| location.server());
                     if let Some(session) = self.current.take() {
                         let by = session.credential();
                         self.shared.dialling.after_session(server, &ended, by)?;
@@ -262,22 +262,22 @@ impl Slot {
     }
 
     fn renewal(&self, renewal: Renewal) -> SlotEvent {
-        if let (Some(session), Some(place)) = (&self.current, &self.place) {
-            self.shared.dialling.on_renewal(place.server(), session);
+        if let (Some(session), Some(location)) = (&self.current, &self.location) {
+            self.shared.dialling.on_renewal(location.server(), session);
         }
         SlotEvent::Renewal(renewal)
     }
 
-    /// Whether the next session is to be at another place than the current one.
+    /// Whether the next session is to be at another location than the current one.
     fn set_left(&self, is_left: bool) {
-        if let Some(place) = &self.place {
-            place.set_left(is_left);
+        if let Some(location) = &self.location {
+            location.set_left(is_left);
         }
     }
 
     /// Makes this session the current one; the previous one leaves without loss.
-    fn replace(&mut self, session: Session, place: PlacedSession) {
-        self.place = Some(place);
+    fn replace(&mut self, session: Session, location: LocationGuard) {
+        self.location = Some(location);
         // The session's credential may have been read before a newer one was announced.
         self.credentials.mark_changed();
         self.due = self.shared.ages.due(Instant::now(), random());

@@ -12,8 +12,8 @@ use super::{
 };
 use crate::{admin::view::ServerView, cli::DrainArgs};
 
-/// Time between two looks at whether the server has ended.
-const LOOK_EACH: Duration = Duration::from_millis(200);
+/// Time between two checks of whether the server has ended.
+const CHECK_INTERVAL: Duration = Duration::from_millis(200);
 
 pub(super) async fn drain(args: &DrainArgs) -> Result<(), Failure> {
     let client = AdminClient::new(&args.admin)?;
@@ -28,7 +28,7 @@ pub(super) async fn drain(args: &DrainArgs) -> Result<(), Failure> {
             // It may close in the middle of a response, or be busy: the next look tells.
             Err(_) => {}
         }
-        sleep(LOOK_EACH).await;
+        sleep(CHECK_INTERVAL).await;
     }
     let (sessions, exchanges) = (last.sessions, last.open_exchanges);
     Err(Failure::running(format_args!(

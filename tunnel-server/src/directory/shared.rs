@@ -14,12 +14,12 @@ mod claiming;
 mod feed;
 mod holds;
 mod outage;
+mod peer_reports;
 mod presence;
 mod record;
 mod report;
 mod sweep;
 mod table;
-mod told;
 mod writer;
 
 use std::{
@@ -34,14 +34,14 @@ use std::{
 use self::{
     holds::{Action, Holds},
     record::{Keys, NodeRecord},
-    report::{Soft, Words},
+    report::{LastReports, Soft},
     table::{Effect, Moment, Table},
     writer::ClaimRequest,
 };
 pub(crate) use self::{
     outage::EtcdState,
     record::NodeState,
-    report::{EACH as REPORT_EACH, Hearing, Telling},
+    report::{REPORT_INTERVAL, ReceivedReports, SentReports},
     table::Holder,
 };
 use super::{
@@ -137,7 +137,7 @@ pub(crate) struct Shared {
     past_position: AtomicI64,
     state: watch::Sender<EtcdState>,
     /// What other nodes have said lately.
-    words: Mutex<Words>,
+    last_reports: Mutex<LastReports>,
     /// What this node holds without a record.
     soft: Mutex<Arc<Soft>>,
     has_listed: watch::Sender<bool>,
@@ -178,7 +178,7 @@ impl Shared {
             position: AtomicI64::new(0),
             past_position: AtomicI64::new(0),
             state: watch::Sender::default(),
-            words: Mutex::default(),
+            last_reports: Mutex::default(),
             soft: Mutex::default(),
             has_listed: watch::Sender::new(false),
             is_present: watch::Sender::new(false),
@@ -359,7 +359,7 @@ impl Shared {
     /// The other nodes that hold a runtime by its current claim, and that claim's epoch.
     pub(crate) fn holders(&self, label: &str) -> Option<(Epoch, Vec<Holder>)> {
         let table = self.table.read();
-        let told = || table.told_holds(label).next().map(|(hold, _)| &hold.claim);
+        let told = || table.peer_holds(label).next().map(|(hold, _)| &hold.claim);
         let epoch = match table.claim(label) {
             Some(claim) => claim.epoch,
             None => told()?.epoch,

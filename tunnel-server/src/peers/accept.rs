@@ -21,7 +21,7 @@ use tunnel_proto::{
 
 use super::{PeerListener, link::PING_INTERVAL};
 use crate::{
-    directory::{Hearing, NodeName},
+    directory::{NodeName, ReceivedReports},
     peer_tls::{ALPN, node_of},
 };
 
@@ -109,7 +109,7 @@ async fn serve_node(
     session.account_to(shared.registry.link_memory());
     tracing::debug!(%node, "another node has linked to this one");
     let nodes = shared.registry.directory().nodes();
-    let mut hearing = nodes.map(|nodes| Hearing::new(nodes.clone(), node));
+    let mut hearing = nodes.map(|nodes| ReceivedReports::new(nodes.clone(), node));
     let exchanges = async {
         let mut streams = JoinSet::new();
         while let Some(event) = events.next(&session).await {

@@ -21,7 +21,7 @@ use tunnel_proto::{
 };
 
 use crate::{
-    directory::{Holder, Incarnation, NodeName, REPORT_EACH, Shared, Telling},
+    directory::{Holder, Incarnation, NodeName, REPORT_INTERVAL, SentReports, Shared},
     peer_tls::{ALPN, PeerTls},
 };
 
@@ -53,7 +53,7 @@ pub(super) struct Dialling {
     /// Notified when the link has opened.
     pub(super) linked: Arc<Notify>,
     /// What is told to the other node; `None` on links that only forward.
-    pub(super) teller: Option<Arc<Shared>>,
+    pub(super) reporter: Option<Arc<Shared>>,
     /// Counts what is received and not sent on yet.
     pub(super) memory: Arc<MemoryAccount>,
 }
@@ -144,7 +144,7 @@ async fn carry(
     Dialling {
         open,
         linked,
-        teller,
+        reporter,
         memory,
         ..
     }: &Dialling,
@@ -173,7 +173,7 @@ async fn carry(
         }
     };
     let telling = async {
-        match teller {
+        match reporter {
             Some(nodes) => tell(nodes, target, &session).await,
             None => pending().await,
         }
@@ -188,9 +188,9 @@ async fn carry(
 
 /// Tells the other node what it is to know; never ends.
 async fn tell(nodes: &Shared, target: &Target, session: &Session) {
-    let mut each = interval(REPORT_EACH);
+    let mut each = interval(REPORT_INTERVAL);
     each.set_missed_tick_behavior(MissedTickBehavior::Delay);
-    let mut telling = Telling::default();
+    let mut telling = SentReports::default();
     loop {
         each.tick().await;
         nodes.tell(&target.name, target.incarnation, &mut telling, |report| {

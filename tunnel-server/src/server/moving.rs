@@ -13,8 +13,8 @@ use crate::{
     registry::Registry,
 };
 
-/// Time between two looks at the load of the nodes.
-const LOOK_EACH: Duration = Duration::from_secs(1);
+/// Time between two checks of the load of the nodes.
+const CHECK_INTERVAL: Duration = Duration::from_secs(1);
 
 /// How long the nodes have to be the same ones before their load is evened out.
 const CALM: Duration = Duration::from_secs(60);
@@ -74,11 +74,11 @@ pub(super) async fn move_sessions(
     let Some(nodes) = registry.directory().nodes().cloned() else {
         return;
     };
-    let mut looks = interval(LOOK_EACH);
-    looks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    let mut ticks = interval(CHECK_INTERVAL);
+    ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
     let mut balance = Balance::new(Instant::now());
     loop {
-        looks.tick().await;
+        ticks.tick().await;
         if lifecycle.is_leaving() {
             return;
         }

@@ -36,7 +36,7 @@ impl Shared {
             let is_own = holds.get(label).is_some();
             is_own
                 || self.is_held_elsewhere(&table, label)
-                || table.told_holds(label.as_str()).next().is_some()
+                || table.peer_holds(label.as_str()).next().is_some()
         };
         match is_takeover && self.is_away.load(Ordering::Relaxed) && is_held() {
             true => Err(ClaimRefusal::Unavailable),
@@ -113,7 +113,7 @@ impl Shared {
         let label = &runtime.label;
         let mut holds = self.holds.lock();
         let table = self.table.read();
-        let told = table.told_holds(label.as_str()).next();
+        let told = table.peer_holds(label.as_str()).next();
         let told = told.map(|(hold, _)| hold.claim.clone());
         let current = told.or_else(|| table.claim(label.as_str()));
         let is_own = current
@@ -123,7 +123,7 @@ impl Shared {
             .get(label)
             .is_some_and(|hold| hold.claim.instance != *instance)
             || self.is_held_elsewhere(&table, label)
-            || table.told_holds(label.as_str()).next().is_some();
+            || table.peer_holds(label.as_str()).next().is_some();
         let is_refused = is_held
             || self.node.without_directory == WithoutDirectory::Refuse
             || self.state() == EtcdState::CutOff;

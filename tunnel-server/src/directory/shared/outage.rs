@@ -1,4 +1,4 @@
-//! What it means that etcd does not answer this node, by the word of the other nodes.
+//! What it means that etcd does not answer this node, by the reports of the other nodes.
 //!
 //! ```text
 //!   etcd has answered within the life of the lease ────────────────────▶ ok
@@ -47,7 +47,7 @@ impl EtcdState {
 
 /// What another node has said lately.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct PeerWord {
+pub(super) struct PeerReport {
     /// Time since etcd has answered it.
     pub(super) answered: Duration,
     /// It knows the key of this node.
@@ -55,20 +55,20 @@ pub(super) struct PeerWord {
 }
 
 /// The state of a node that was answered last so long ago. `has_others` is whether it is linked to other nodes in general;
-/// `words` are those that it has heard lately.
+/// `reports` are those that it has heard lately.
 pub(super) fn state(
     answered: Duration,
     ttl: Duration,
     has_others: bool,
-    words: impl IntoIterator<Item = PeerWord>,
+    reports: impl IntoIterator<Item = PeerReport>,
 ) -> EtcdState {
     if answered <= ttl {
         return EtcdState::Ok;
     }
     let mut is_heard = false;
-    for word in words {
+    for report in reports {
         is_heard = true;
-        if word.answered <= ttl && !word.sees_own {
+        if report.answered <= ttl && !report.sees_own {
             return EtcdState::CutOff;
         }
     }
@@ -84,20 +84,30 @@ mod tests {
 
     const TTL: Duration = Duration::from_secs(20);
 
-    fn word(seconds: u64, sees_own: bool) -> PeerWord {
-        PeerWord {
+    fn report(seconds: u64, sees_own: bool) -> PeerReport {
+        PeerReport {
             answered: Duration::from_secs(seconds),
             sees_own,
         }
     }
 
     #[test]
-    fn the_word_of_peers_decides_what_silence_of_etcd_means() {
-        let now = |words: &[PeerWord]| state(2 * TTL, TTL, true, words.iter().copied());
+    fn the_reports_of_peers_decide_what_silence_of_etcd_means() {
+        let now = |reports: &[PeerReport]| state(2 * TTL, TTL, true, reports.iter().copied());
         assert_eq!(now(&[]), EtcdState::Alone);
-        assert_eq!(now(&[word(40, false), word(30, true)]), EtcdState::Outage);
-        assert_eq!(now(&[word(40, true), word(1, false)]), EtcdState::CutOff);
-        assert_eq!(now(&[word(1, true)]), EtcdState::Outage, "the lease lives");
+        assert_eq!(
+            now(&[report(40, false), report(30, true)]),
+            EtcdState::Outage
+        );
+        assert_eq!(
+            now(&[report(40, true), report(1, false)]),
+            EtcdState::CutOff
+        );
+        assert_eq!(
+            now(&[report(1, true)]),
+            EtcdState::Outage,
+            "the lease lives"
+        );
         assert_eq!(state(TTL, TTL, true, []), EtcdState::Ok);
         assert_eq!(
             state(2 * TTL, TTL, false, []),

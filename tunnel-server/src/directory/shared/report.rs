@@ -20,21 +20,21 @@ use tunnel_proto::handshake::InstanceId;
 
 use super::{
     Shared, event_now,
-    outage::{EtcdState, PeerWord, state},
+    outage::{EtcdState, PeerReport, state},
+    peer_reports::PeerHold,
     presence::TTL,
     record::{ClaimRecord, HeldState, encode},
     table::Effect,
-    told::ToldHold,
 };
 use crate::{
     directory::{Claim, Epoch, Incarnation, NodeName},
     runtimes::{AccountName, RuntimeLabel, RuntimeName},
 };
 
-/// Time between two reports, and between two looks at the state.
-pub(crate) const EACH: Duration = Duration::from_millis(500);
+/// Time between two reports, and between two ticks at the state.
+pub(crate) const REPORT_INTERVAL: Duration = Duration::from_millis(500);
 
-/// How long a word of a node counts: several reports.
+/// How long the report of a node counts: several reports.
 const FRESH: Duration = Duration::from_secs(3);
 
 /// Most runtimes, and most claims, in one report: their texts fit into a control message.
@@ -48,7 +48,7 @@ const AT_ONCE: usize = 16;
 pub(super) type Soft = HashMap<RuntimeLabel, SoftHold>;
 
 /// What other nodes have said last.
-pub(super) type Words = HashMap<NodeName, Word>;
+pub(super) type LastReports = HashMap<NodeName, LastReport>;
 
 /// A runtime that is held without a record.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -61,12 +61,12 @@ pub(super) struct SoftHold {
 
 /// What a node has said last.
 #[derive(Debug)]
-pub(super) struct Word {
+pub(super) struct LastReport {
     incarnation: Incarnation,
     /// The links on which it tells.
     links: usize,
     heard: Instant,
-    word: PeerWord,
+    report: PeerReport,
     revision: i64,
     /// It has not seen what this node knew a second ago.
     lags: bool,
@@ -74,13 +74,13 @@ pub(super) struct Word {
 
 /// What was told on one link.
 #[derive(Debug, Default)]
-pub(crate) struct Telling {
+pub(crate) struct SentReports {
     held: HashMap<RuntimeLabel, SoftHold>,
     claims_up_to: i64,
 }
 
 /// What was heard on one link; forgotten when it is dropped.
-pub(crate) struct Hearing {
+pub(crate) struct ReceivedReports {
     shared: Arc<Shared>,
     node: NodeName,
     incarnation: Option<Incarnation>,
@@ -123,11 +123,11 @@ struct ReportedClaim {
 
 /// Judges how this node stands to etcd, until it is dropped.
 pub(super) async fn judge(shared: Arc<Shared>) {
-    let mut looks = interval(EACH);
-    looks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    let mut ticks = interval(REPORT_INTERVAL);
+    ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
     let mut past = [0; 2];
     loop {
-        looks.tick().await;
+        ticks.tick().await;
         shared.past_position.store(past[0], Ordering::Relaxed);
         past = [past[1], shared.position.load(Ordering::Relaxed)];
         shared.update_soft();
@@ -147,14 +147,16 @@ impl Shared {
             let table = self.table.read();
             table.nodes().any(|(name, ..)| *name != self.node.name)
         };
-        let words = self.words.lock();
-        let fresh = words.values().filter(|word| word.heard.elapsed() <= FRESH);
-        let aged = fresh.map(|word| PeerWord {
-            answered: word.word.answered + word.heard.elapsed(),
-            ..word.word
+        let reports = self.last_reports.lock();
+        let fresh = reports
+            .values()
+            .filter(|last| last.heard.elapsed() <= FRESH);
+        let aged = fresh.map(|last| PeerReport {
+            answered: last.report.answered + last.heard.elapsed(),
+            ..last.report
         });
         let now = state(answered, TTL, has_others, aged);
-        drop(words);
+        drop(reports);
         for each in EtcdState::ALL {
             self.metrics.set_state(each.name(), each == now);
         }
@@ -202,7 +204,7 @@ impl Shared {
         &self,
         node: &NodeName,
         incarnation: Incarnation,
-        telling: &mut Telling,
+        telling: &mut SentReports,
         mut send: impl FnMut(String) -> bool,
     ) {
         let soft = self.soft.lock().clone();
@@ -261,15 +263,15 @@ impl Shared {
         incarnation: Incarnation,
         told: i64,
     ) -> Vec<ReportedClaim> {
-        let words = self.words.lock();
-        let Some(revision) = words
+        let reports = self.last_reports.lock();
+        let Some(revision) = reports
             .get(node)
-            .filter(|word| word.lags && word.incarnation == incarnation)
-            .map(|word| word.revision)
+            .filter(|last| last.lags && last.incarnation == incarnation)
+            .map(|last| last.revision)
         else {
             return Vec::new();
         };
-        drop(words);
+        drop(reports);
         let after = revision.max(told);
         let table = self.table.read();
         let taken = table.superseded_at(node, incarnation, after, CLAIMS_IN_ONE);
@@ -286,16 +288,16 @@ impl Shared {
     /// Applies what a node has told.
     fn apply(&self, node: &NodeName, incarnation: Incarnation, report: Report) {
         let mut table = self.table.write();
-        let mut changed = table.told.hear(node, incarnation);
+        let mut changed = table.peer_reports.hear(node, incarnation);
         for held in report.held {
             if let Some((label, hold)) = held.read(node) {
-                table.told.hold(label.clone(), hold);
+                table.peer_reports.hold(label.clone(), hold);
                 changed.push(label);
             }
         }
         for label in report.released {
             if let Ok(label) = RuntimeLabel::parse(&label) {
-                table.told.release(&label, node);
+                table.peer_reports.release(&label, node);
                 changed.push(label);
             }
         }
@@ -327,9 +329,9 @@ impl ReportedHold {
     }
 
     /// What it says, if it can be read.
-    fn read(self, node: &NodeName) -> Option<(RuntimeLabel, ToldHold)> {
+    fn read(self, node: &NodeName) -> Option<(RuntimeLabel, PeerHold)> {
         let label = RuntimeLabel::parse(&self.label).ok()?;
-        let hold = ToldHold {
+        let hold = PeerHold {
             node: node.clone(),
             claim: Claim {
                 instance: self.instance,
@@ -342,7 +344,7 @@ impl ReportedHold {
     }
 }
 
-impl Hearing {
+impl ReceivedReports {
     /// Nothing was heard of a node yet.
     pub(crate) fn new(shared: Arc<Shared>, node: NodeName) -> Self {
         Self {
@@ -363,44 +365,44 @@ impl Hearing {
         let is_first = self.incarnation != Some(incarnation);
         self.incarnation = Some(incarnation);
         let lags = report.revision < self.shared.past_position.load(Ordering::Relaxed);
-        let word = PeerWord {
+        let latest = PeerReport {
             answered: Duration::from_millis(report.answered_ms),
             sees_own: report.sees_you,
         };
-        let mut words = self.shared.words.lock();
-        let known = words.get(&self.node);
+        let mut reports = self.shared.last_reports.lock();
+        let known = reports.get(&self.node);
         let known = known.filter(|known| known.incarnation == incarnation);
         let links = known.map_or(0, |known| known.links) + usize::from(is_first);
-        let said = Word {
+        let said = LastReport {
             incarnation,
             links,
             heard: Instant::now(),
-            word,
+            report: latest,
             revision: report.revision,
             lags,
         };
-        words.insert(self.node.clone(), said);
-        drop(words);
+        reports.insert(self.node.clone(), said);
+        drop(reports);
         self.shared.apply(&self.node, incarnation, report);
     }
 }
 
-impl Drop for Hearing {
+impl Drop for ReceivedReports {
     fn drop(&mut self) {
-        let mut words = self.shared.words.lock();
-        let Some(word) = words
+        let mut reports = self.shared.last_reports.lock();
+        let Some(last) = reports
             .get_mut(&self.node)
-            .filter(|word| Some(word.incarnation) == self.incarnation)
+            .filter(|last| Some(last.incarnation) == self.incarnation)
         else {
             return;
         };
-        word.links = word.links.saturating_sub(1);
-        if word.links > 0 {
+        last.links = last.links.saturating_sub(1);
+        if last.links > 0 {
             return;
         }
-        words.remove(&self.node);
-        drop(words);
-        let forgotten = self.shared.table.write().told.forget(&self.node);
+        reports.remove(&self.node);
+        drop(reports);
+        let forgotten = self.shared.table.write().peer_reports.forget(&self.node);
         self.shared
             .on_effects(forgotten.into_iter().map(Effect::Runtime));
     }

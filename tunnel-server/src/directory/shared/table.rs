@@ -21,10 +21,10 @@ use super::super::{
     node::{Incarnation, NodeName},
     standing::Standing,
 };
+use super::peer_reports::PeerReports;
 use super::record::{
     ClaimRecord, ClusterRecord, HeldRecord, HeldState, Key, Keys, NodeRecord, decode,
 };
-use super::told::Told;
 use crate::runtimes::{AccountName, RuntimeLabel, RuntimeName};
 
 /// How far the generation stands above the revision in an epoch. etcd would need 8,900 years at 1,000 revisions a second
@@ -42,7 +42,7 @@ pub(super) struct Table {
     nodes: HashMap<NodeName, NodeEntry>,
     runtimes: HashMap<RuntimeLabel, RuntimeRecords>,
     /// What other nodes have told beside the records.
-    pub(super) told: Told,
+    pub(super) peer_reports: PeerReports,
     /// The number of the listing that is being read, or was last.
     round: u32,
     /// The first listing since etcd was restored: revisions of records that were seen before say nothing any more.
@@ -158,7 +158,7 @@ impl Table {
             cluster_revision: 0,
             nodes: HashMap::new(),
             runtimes: HashMap::new(),
-            told: Told::default(),
+            peer_reports: PeerReports::default(),
             round: 0,
             restored_in: 0,
         }
@@ -230,7 +230,7 @@ impl Table {
             incarnation: record.incarnation.parse().ok()?,
             record,
         };
-        self.told.on_key(&name);
+        self.peer_reports.on_key(&name);
         self.nodes.insert(name.clone(), entry);
         Some(Effect::Node(name))
     }
@@ -287,7 +287,8 @@ impl Table {
                     return None;
                 }
                 if let Some(gone) = self.nodes.remove(&name) {
-                    self.told.on_key_gone(&name, gone.incarnation, gone.record);
+                    self.peer_reports
+                        .on_key_gone(&name, gone.incarnation, gone.record);
                 }
                 Some(Effect::Node(name))
             }
@@ -341,7 +342,7 @@ impl Table {
             seen_in == round || changed > revision && seen_in >= restored_in
         };
         let mut effects = Vec::new();
-        let told = &mut self.told;
+        let told = &mut self.peer_reports;
         self.nodes.retain(|name, node| {
             let stays = stays(node.round, node.revision);
             if !stays {
@@ -467,7 +468,7 @@ impl Table {
             let (account, name) = records.claim.as_ref()?.record.runtime()?;
             Some((label.clone(), account, name))
         };
-        claimed().or_else(|| self.told.runtime(label))
+        claimed().or_else(|| self.peer_reports.runtime(label))
     }
 
     /// The upper bits of epochs.

@@ -370,7 +370,7 @@ async fn after_a_restore_live_sessions_stay_and_their_claims_have_a_greater_epoc
 }
 
 /// What one node tells another on their link.
-fn tell(from: &Shared, to: &Shared, telling: &mut Telling, hearing: &mut Hearing) {
+fn tell(from: &Shared, to: &Shared, telling: &mut SentReports, hearing: &mut ReceivedReports) {
     from.tell(&to.node.name, to.incarnation, telling, |report| {
         hearing.on_report(&report);
         true
@@ -387,9 +387,9 @@ async fn a_node_that_is_cut_off_hears_from_the_others_what_it_has_lost() {
     let newer = nodes.claim(1, &instance(2), OnConflict::Supersede).unwrap();
     two.position.store(nodes.store.revision, Ordering::Relaxed);
     let label = entry().label.clone();
-    let mut tellings = (Telling::default(), Telling::default());
-    let mut at_one = Hearing::new(one.clone(), two.node.name.clone());
-    let mut at_two = Hearing::new(two.clone(), one.node.name.clone());
+    let mut tellings = (SentReports::default(), SentReports::default());
+    let mut at_one = ReceivedReports::new(one.clone(), two.node.name.clone());
+    let mut at_two = ReceivedReports::new(two.clone(), one.node.name.clone());
     let mut both = || {
         tell(&one, &two, &mut tellings.0, &mut at_two);
         tell(&two, &one, &mut tellings.1, &mut at_one);
@@ -416,8 +416,8 @@ async fn what_is_held_while_etcd_is_away_is_told_and_dies_with_the_link() {
         node.is_away.store(true, Ordering::Relaxed);
     }
     one.update_soft();
-    let mut telling = Telling::default();
-    let mut hearing = Hearing::new(two.clone(), one.node.name.clone());
+    let mut telling = SentReports::default();
+    let mut hearing = ReceivedReports::new(two.clone(), one.node.name.clone());
     tell(&one, &two, &mut telling, &mut hearing);
     let (epoch, holders) = two.holders(label.as_str()).unwrap();
     assert_eq!((epoch, holders.len()), (held.claim().epoch, 1));
@@ -437,8 +437,8 @@ async fn what_is_held_while_etcd_is_away_is_told_and_dies_with_the_link() {
     drop(hearing);
     assert!(two.holders(label.as_str()).is_none());
     // A new link begins anew, and says as well what is held no more.
-    let mut telling = Telling::default();
-    let mut hearing = Hearing::new(two.clone(), one.node.name.clone());
+    let mut telling = SentReports::default();
+    let mut hearing = ReceivedReports::new(two.clone(), one.node.name.clone());
     drop(held);
     one.update_soft();
     tell(&one, &two, &mut telling, &mut hearing);

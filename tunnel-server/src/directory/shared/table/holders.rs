@@ -3,8 +3,8 @@
 use super::{
     super::{
         super::node::{Incarnation, NodeName},
+        peer_reports::PeerHold,
         record::{ClaimRecord, HeldState, NodeRecord, NodeState},
-        told::ToldHold,
     },
     ClaimEntry, HeldEntry, Holder, RuntimeRecords, Table,
 };
@@ -24,7 +24,7 @@ impl Table {
             is_leaving: held.state == HeldState::Leaving || node.state == NodeState::Leaving,
         };
         let mut holders: Vec<Holder> = holders.map(holder).collect();
-        for (hold, incarnation) in self.told_holds(label) {
+        for (hold, incarnation) in self.peer_holds(label) {
             let is_new = holders.iter().all(|holder| holder.node != hold.node);
             if is_new && let Some(node) = self.node_of(&hold.node, incarnation) {
                 holders.push(Holder {
@@ -42,14 +42,14 @@ impl Table {
 
     /// What other nodes hold without a record, as far as no record says otherwise: of the instance that has the claim, or of
     /// any other while nobody holds the runtime by the claim.
-    pub(in super::super) fn told_holds(
+    pub(in super::super) fn peer_holds(
         &self,
         label: &str,
-    ) -> impl Iterator<Item = (&ToldHold, Incarnation)> {
+    ) -> impl Iterator<Item = (&PeerHold, Incarnation)> {
         let records = self.runtimes.get(label);
         let is_held = records.is_some_and(|records| self.live(records).next().is_some());
         let claim = records.and_then(|records| records.claim.as_ref());
-        self.told.holds(label).filter(move |(hold, _)| {
+        self.peer_reports.holds(label).filter(move |(hold, _)| {
             claim.is_none_or(|claim| claim.record.instance == hold.claim.instance) || !is_held
         })
     }
@@ -58,7 +58,7 @@ impl Table {
     pub(super) fn node_of(&self, name: &NodeName, incarnation: Incarnation) -> Option<&NodeRecord> {
         let node = self.nodes.get(name);
         let node = node.filter(|node| node.incarnation == incarnation);
-        let keyless = || self.told.keyless(name, incarnation);
+        let keyless = || self.peer_reports.keyless(name, incarnation);
         node.map(|node| &node.record).or_else(keyless)
     }
 

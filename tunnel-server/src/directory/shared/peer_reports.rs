@@ -15,24 +15,24 @@ use crate::runtimes::{AccountName, RuntimeLabel, RuntimeName};
 
 /// What is told.
 #[derive(Debug, Default)]
-pub(super) struct Told {
+pub(super) struct PeerReports {
     /// Nodes that are heard.
     heard: HashMap<NodeName, Incarnation>,
     /// Those of them whose key is gone: their lease has ended, and they live.
     keyless: HashMap<NodeName, NodeRecord>,
-    holds: HashMap<RuntimeLabel, Vec<ToldHold>>,
+    holds: HashMap<RuntimeLabel, Vec<PeerHold>>,
 }
 
 /// A runtime that another node holds, and has no record of.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct ToldHold {
+pub(super) struct PeerHold {
     pub(super) node: NodeName,
     pub(super) claim: Claim,
     pub(super) names: (AccountName, RuntimeName),
     pub(super) is_leaving: bool,
 }
 
-impl Told {
+impl PeerReports {
     /// This run of a node is heard. Returns the runtimes of an earlier one.
     pub(super) fn hear(&mut self, node: &NodeName, incarnation: Incarnation) -> Vec<RuntimeLabel> {
         if self.heard.get(node) == Some(&incarnation) {
@@ -88,7 +88,7 @@ impl Told {
     }
 
     /// A node that is heard holds a runtime.
-    pub(super) fn hold(&mut self, label: RuntimeLabel, hold: ToldHold) {
+    pub(super) fn hold(&mut self, label: RuntimeLabel, hold: PeerHold) {
         let holds = self.holds.entry(label).or_default();
         holds.retain(|known| known.node != hold.node);
         holds.push(hold);
@@ -105,7 +105,7 @@ impl Told {
     }
 
     /// Who holds a runtime without a record, by the newest claim that is told.
-    pub(super) fn holds(&self, label: &str) -> impl Iterator<Item = (&ToldHold, Incarnation)> {
+    pub(super) fn holds(&self, label: &str) -> impl Iterator<Item = (&PeerHold, Incarnation)> {
         let holds = self.holds.get(label).map_or(&[][..], Vec::as_slice);
         let newest = holds.iter().map(|hold| hold.claim.epoch).max();
         let of_newest = holds
@@ -128,8 +128,8 @@ mod tests {
 
     use super::{super::super::Epoch, *};
 
-    fn hold(node: &str, epoch: u64) -> ToldHold {
-        ToldHold {
+    fn hold(node: &str, epoch: u64) -> PeerHold {
+        PeerHold {
             node: node.parse().unwrap(),
             claim: Claim {
                 instance: InstanceSecret::from_random([1; 16]).id().clone(),
@@ -144,12 +144,12 @@ mod tests {
     fn what_a_node_has_told_dies_with_it_and_the_newest_claim_counts() {
         let (n1, n2): (NodeName, NodeName) = ("n1".parse().unwrap(), "n2".parse().unwrap());
         let label = RuntimeLabel::parse("acme-prod").unwrap();
-        let mut told = Told::default();
+        let mut told = PeerReports::default();
         told.hear(&n1, Incarnation::new(1));
         told.hear(&n2, Incarnation::new(2));
         told.hold(label.clone(), hold("n1", 5));
         told.hold(label.clone(), hold("n2", 6));
-        let nodes = |told: &Told| -> Vec<String> {
+        let nodes = |told: &PeerReports| -> Vec<String> {
             let holds = told.holds("acme-prod");
             holds.map(|(hold, _)| hold.node.to_string()).collect()
         };

@@ -2,7 +2,7 @@
 //!
 //! In: sessions that are welcomed, are to be left, and end. Out: what the next dial keeps away from: nodes by their names,
 //! as their welcome tells them, and addresses. A session that is replaced by choice does not count for its successor,
-//! which may take its place.
+//! which may take over its location.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -16,30 +16,30 @@ use crate::dial::DialError;
 /// Longest name of a node, as of a DNS name.
 const NODE_BYTES: usize = 253;
 
-/// The places of all sessions of this client that are not left yet.
+/// The locations of all sessions of this client that are not left yet.
 #[derive(Debug, Default)]
-pub(super) struct Places(Mutex<State>);
+pub(super) struct SessionLocations(Mutex<State>);
 
 #[derive(Debug, Default)]
 struct State {
     last: u64,
-    sessions: Vec<Placed>,
+    sessions: Vec<LocatedSession>,
 }
 
 #[derive(Debug)]
-struct Placed {
-    id: PlaceId,
-    place: Place,
+struct LocatedSession {
+    id: LocationId,
+    location: SessionLocation,
     is_left: bool,
 }
 
-/// Names the place of one session.
+/// Names the location of one session.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct PlaceId(u64);
+pub(super) struct LocationId(u64);
 
 /// Where a session is.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct Place {
+pub(super) struct SessionLocation {
     /// The number of the configured server.
     pub(super) server: usize,
     /// The address that was dialled.
@@ -48,11 +48,11 @@ pub(super) struct Place {
     pub(super) node: Option<String>,
 }
 
-/// Keeps the place of a session until it is dropped.
+/// Keeps the location of a session until it is dropped.
 #[derive(Debug)]
-pub(super) struct PlacedSession {
-    places: Arc<Places>,
-    id: PlaceId,
+pub(super) struct LocationGuard {
+    locations: Arc<SessionLocations>,
+    id: LocationId,
     server: usize,
 }
 
@@ -65,23 +65,23 @@ pub(super) struct Search {
     addresses: Vec<SocketAddr>,
 }
 
-impl Places {
-    /// Keeps the place of a session that was welcomed.
-    pub(super) fn add(self: &Arc<Self>, place: Place) -> PlacedSession {
+impl SessionLocations {
+    /// Keeps the location of a session that was welcomed.
+    pub(super) fn add(self: &Arc<Self>, location: SessionLocation) -> LocationGuard {
         let mut state = self.0.lock();
         state.last += 1;
-        let (id, server) = (PlaceId(state.last), place.server);
+        let (id, server) = (LocationId(state.last), location.server);
         // Another name would make the next request for a session malformed.
-        let node = place.node.filter(|node| is_name(node));
-        let place = Place { node, ..place };
-        state.sessions.push(Placed {
+        let node = location.node.filter(|node| is_name(node));
+        let location = SessionLocation { node, ..location };
+        state.sessions.push(LocatedSession {
             id,
-            place,
+            location,
             is_left: false,
         });
         drop(state);
-        PlacedSession {
-            places: Arc::clone(self),
+        LocationGuard {
+            locations: Arc::clone(self),
             id,
             server,
         }
@@ -89,16 +89,16 @@ impl Places {
 
     /// The load of a server for the successor of `own`: its sessions, of which one that is to be left counts twice, since
     /// its server may be about to stop.
-    pub(super) fn load(&self, server: usize, own: Option<PlaceId>) -> usize {
+    pub(super) fn load(&self, server: usize, own: Option<LocationId>) -> usize {
         let state = self.0.lock();
-        let there = counted(&state, own).filter(|placed| placed.place.server == server);
-        there.map(|placed| 1 + usize::from(placed.is_left)).sum()
+        let there = counted(&state, own).filter(|located| located.location.server == server);
+        there.map(|located| 1 + usize::from(located.is_left)).sum()
     }
 
     /// What the request for the successor of `own` says.
-    pub(super) fn placement(&self, own: Option<PlaceId>, search: &Search) -> Placement {
+    pub(super) fn placement(&self, own: Option<LocationId>, search: &Search) -> Placement {
         let state = self.0.lock();
-        let nodes = counted(&state, own).filter_map(|placed| placed.place.node.clone());
+        let nodes = counted(&state, own).filter_map(|located| located.location.node.clone());
         let mut avoid: Vec<String> = nodes.collect();
         avoid.sort_unstable();
         avoid.dedup();
@@ -109,16 +109,16 @@ impl Places {
     }
 
     /// The addresses that the successor of `own` is dialled at last.
-    pub(super) fn addresses(&self, own: Option<PlaceId>, search: &Search) -> Vec<SocketAddr> {
+    pub(super) fn addresses(&self, own: Option<LocationId>, search: &Search) -> Vec<SocketAddr> {
         let state = self.0.lock();
-        let used = counted(&state, own).map(|placed| placed.place.peer);
+        let used = counted(&state, own).map(|located| located.location.peer);
         used.chain(search.addresses.iter().copied()).collect()
     }
 }
 
 /// The sessions that count for the successor of `own`.
-fn counted(state: &State, own: Option<PlaceId>) -> impl Iterator<Item = &Placed> {
-    let counts = move |placed: &&Placed| placed.is_left || Some(placed.id) != own;
+fn counted(state: &State, own: Option<LocationId>) -> impl Iterator<Item = &LocatedSession> {
+    let counts = move |located: &&LocatedSession| located.is_left || Some(located.id) != own;
     state.sessions.iter().filter(counts)
 }
 
@@ -127,8 +127,8 @@ fn is_name(node: &str) -> bool {
     !node.is_empty() && node.len() <= NODE_BYTES && node.bytes().all(is_plain)
 }
 
-impl PlacedSession {
-    pub(super) fn id(&self) -> PlaceId {
+impl LocationGuard {
+    pub(super) fn id(&self) -> LocationId {
         self.id
     }
 
@@ -137,23 +137,23 @@ impl PlacedSession {
         self.server
     }
 
-    /// The session is to be left, or is not any more: its successor should be at another place.
+    /// The session is to be left, or is not any more: its successor should be at another location.
     pub(super) fn set_left(&self, is_left: bool) {
-        let mut state = self.places.0.lock();
+        let mut state = self.locations.0.lock();
         let own = state
             .sessions
             .iter_mut()
-            .find(|placed| placed.id == self.id);
+            .find(|located| located.id == self.id);
         if let Some(own) = own {
             own.is_left = is_left;
         }
     }
 }
 
-impl Drop for PlacedSession {
+impl Drop for LocationGuard {
     fn drop(&mut self) {
-        let mut state = self.places.0.lock();
-        state.sessions.retain(|placed| placed.id != self.id);
+        let mut state = self.locations.0.lock();
+        state.sessions.retain(|located| located.id != self.id);
     }
 }
 
@@ -183,8 +183,8 @@ impl Search {
 mod tests {
     use super::*;
 
-    fn place(server: usize, node: &str) -> Place {
-        Place {
+    fn location(server: usize, node: &str) -> SessionLocation {
+        SessionLocation {
             server,
             peer: SocketAddr::from(([127, 0, 0, 1], 1)),
             node: Some(node.to_owned()),
@@ -193,18 +193,18 @@ mod tests {
 
     #[test]
     fn a_successor_may_take_the_place_that_is_left_by_choice_alone() {
-        let places = Arc::<Places>::default();
+        let locations = Arc::<SessionLocations>::default();
         let search = Search::default();
-        let avoided = |own: &PlacedSession| places.placement(Some(own.id()), &search).avoid;
-        let one = places.add(place(0, "n1"));
-        let two = places.add(place(1, "n2"));
-        assert_eq!(places.placement(None, &search).avoid, ["n1", "n2"]);
+        let avoided = |own: &LocationGuard| locations.placement(Some(own.id()), &search).avoid;
+        let one = locations.add(location(0, "n1"));
+        let two = locations.add(location(1, "n2"));
+        assert_eq!(locations.placement(None, &search).avoid, ["n1", "n2"]);
         assert_eq!(avoided(&one), ["n2"]);
-        assert_eq!(places.load(0, Some(one.id())), 0);
+        assert_eq!(locations.load(0, Some(one.id())), 0);
         one.set_left(true);
         assert_eq!(avoided(&one), ["n1", "n2"]);
-        assert_eq!(places.load(0, Some(one.id())), 2);
-        assert_eq!(places.load(0, Some(two.id())), 2);
+        assert_eq!(locations.load(0, Some(one.id())), 2);
+        assert_eq!(locations.load(0, Some(two.id())), 2);
         one.set_left(false);
         assert_eq!(avoided(&one), ["n2"]);
         drop(two);
@@ -213,9 +213,9 @@ mod tests {
 
     #[test]
     fn a_name_that_no_node_can_have_is_not_sent() {
-        let places = Arc::<Places>::default();
+        let locations = Arc::<SessionLocations>::default();
         let long = "n".repeat(254);
-        let _kept = ["a,b", "a\r\nb", "", &long].map(|node| places.add(place(0, node)));
-        assert_eq!(places.placement(None, &Search::default()).avoid, [""; 0]);
+        let _kept = ["a,b", "a\r\nb", "", &long].map(|node| locations.add(location(0, node)));
+        assert_eq!(locations.placement(None, &Search::default()).avoid, [""; 0]);
     }
 }
