@@ -91,14 +91,14 @@ impl Nodes {
     pub async fn start(count: usize) -> Self {
         let mut nodes = Self::on(Etcd::start(3).await);
         for _ in 0..count {
-            nodes.add(&[]).await;
+            nodes.add(Vec::new()).await;
         }
         nodes.wait_linked().await;
         nodes
     }
 
     /// Adds a node that is started by this command line, such as of a program that runs it, and waits until it is ready.
-    pub async fn add(&mut self, before: &[&str]) {
+    pub async fn add(&mut self, before: Vec<String>) {
         let number = self.nodes.len();
         assert!(number < MOST, "there are certificates for {MOST} nodes");
         let mut to_etcd = Vec::new();
@@ -112,7 +112,7 @@ impl Nodes {
             server: None,
             to_etcd,
             from_peers,
-            before: before.iter().map(ToString::to_string).collect(),
+            before,
         });
         self.launch(number, ServerOptions::default()).await;
     }

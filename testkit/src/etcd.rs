@@ -53,9 +53,12 @@ pub struct Etcd {
 struct Member {
     /// `None` while it does not run.
     program: Option<Program>,
+    /// Where it answers clients.
     address: SocketAddr,
-    /// Keeps its port from other programs while it does not run: their members would answer for it.
-    reserved: Option<Socket>,
+    /// Where it answers other members.
+    peer_address: SocketAddr,
+    /// Keep its ports from other programs while it does not run: their members would answer for it.
+    reserved: Vec<Socket>,
     arguments: Vec<String>,
 }
 
@@ -121,12 +124,7 @@ impl Etcd {
             let Some(program) = &member.program else {
                 return false;
             };
-            let is_answer =
-                |text: &str| text.contains(READY_LINE) || text.contains("address already in use");
-            let line = program.log().wait_for("etcd to answer", READY, |line| {
-                is_answer(line.text()).then(|| line.text().to_owned())
-            });
-            if !line.await.contains(READY_LINE) {
+            if !answers(program).await {
                 return false;
             }
         }
@@ -236,29 +234,46 @@ impl Etcd {
     /// Starts a member that was killed, with what it had stored.
     ///
     /// # Panics
-    /// When it does not answer in time.
+    /// When it does not answer in time, or its ports stay taken.
     pub async fn start_again(&mut self, member: usize) {
-        self.launch(member);
-        let program = self.members[member].program.as_ref().unwrap();
-        program.wait_for_line(READY_LINE, READY).await;
+        for _ in 0..ATTEMPTS {
+            self.launch(member);
+            // Another program may have been given a port in the moment in which nobody had it.
+            if answers(self.members[member].program.as_ref().unwrap()).await {
+                return;
+            }
+        }
+        panic!("the ports of an etcd member were taken in {ATTEMPTS} attempts");
     }
 
     fn launch(&mut self, member: usize) {
         let member = &mut self.members[member];
         let mut command = program("etcd");
-        member.reserved = None;
+        member.reserved.clear();
         member.program = Some(Program::start("etcd", command.args(&member.arguments)));
     }
 }
 
 impl Member {
-    /// Binds its port without listening, so that connections are refused.
+    /// Binds its ports without listening, so that connections are refused.
     fn reserve(&mut self) {
-        let socket = Socket::new(Domain::IPV4, Type::STREAM, None).unwrap();
-        socket.set_reuse_address(true).unwrap();
-        socket.bind(&self.address.into()).unwrap();
-        self.reserved = Some(socket);
+        let bound = [self.address, self.peer_address].map(|address| {
+            let socket = Socket::new(Domain::IPV4, Type::STREAM, None).unwrap();
+            socket.set_reuse_address(true).unwrap();
+            socket.bind(&address.into()).unwrap();
+            socket
+        });
+        self.reserved = bound.into();
     }
+}
+
+/// Waits until a member that was started answers; false if it found one of its ports taken.
+async fn answers(program: &Program) -> bool {
+    let is_told = |text: &str| text.contains(READY_LINE) || text.contains("address already in use");
+    let line = program.log().wait_for("etcd to answer", READY, |line| {
+        is_told(line.text()).then(|| line.text().to_owned())
+    });
+    line.await.contains(READY_LINE)
 }
 
 impl TlsFiles {
@@ -330,7 +345,8 @@ fn members(directory: &Path, count: usize, tls: Option<&TlsFiles>) -> Vec<Member
     let member = |index: usize| Member {
         program: None,
         address: clients[index],
-        reserved: None,
+        peer_address: peers[index],
+        reserved: Vec::new(),
         arguments: arguments(index),
     };
     (0..count).map(member).collect()

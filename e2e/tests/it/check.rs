@@ -14,6 +14,7 @@ use e2e::{
     names::{NameServer, Reply, looked_up_at},
     network::Network,
     peers::{
+        at_clock,
         dante::Dante,
         mitmproxy::Mitmproxy,
         nginx::{Nginx, Upgrades},
@@ -449,9 +450,8 @@ async fn tokens_that_are_missing_unknown_revoked_or_expired() {
 #[tokio::test]
 async fn a_clock_that_is_off() {
     let (_upstream, mut system) = waiting().await;
-    let clock = |offset: &str| ["faketime", "-f", offset].map(str::to_owned);
     for offset in ["-3d", "+3d"] {
-        let checked = with(&mut system, &[]).check_by(&clock(offset)).await;
+        let checked = with(&mut system, &[]).check_by(&at_clock(offset)).await;
         assert_eq!(checked.verdict(), Some("clock_off"), "{checked}");
     }
     // So far that no certificate is good, which is not the certificate's fault.
@@ -460,7 +460,7 @@ async fn a_clock_that_is_off() {
     let balancer = Nginx::balancer(server, &certificate, Upgrades::Passes).await;
     let options = instead(&mut system, balancer.address());
     options.check().await.assert_held();
-    let checked = options.check_by(&clock("-15y")).await;
+    let checked = options.check_by(&at_clock("-15y")).await;
     checked.assert_failed("tls", "clock_off");
 }
 

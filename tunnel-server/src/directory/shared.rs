@@ -140,10 +140,17 @@ pub(crate) struct Shared {
     last_reports: Mutex<LastReports>,
     /// What this node holds without a record.
     soft: Mutex<Arc<Soft>>,
-    has_listed: watch::Sender<bool>,
+    /// How often all records were read.
+    listings: watch::Sender<u64>,
+    /// An answer has shown that etcd was restored.
+    is_restored: Notify,
     is_present: watch::Sender<bool>,
     failed: watch::Sender<Option<DirectoryError>>,
     is_leaving: watch::Sender<bool>,
+    /// The lease that the node's key is on; 0 while there is none.
+    lease: AtomicI64,
+    /// The node's key is not written any more.
+    has_departed: AtomicBool,
     /// The node's key is lost, or another node asks whether this one lives.
     is_challenged: Notify,
 }
@@ -180,10 +187,13 @@ impl Shared {
             state: watch::Sender::default(),
             last_reports: Mutex::default(),
             soft: Mutex::default(),
-            has_listed: watch::Sender::new(false),
+            listings: watch::Sender::new(0),
+            is_restored: Notify::new(),
             is_present: watch::Sender::new(false),
             failed: watch::Sender::new(None),
             is_leaving: watch::Sender::new(false),
+            lease: AtomicI64::new(0),
+            has_departed: AtomicBool::new(false),
             is_challenged: Notify::new(),
         })
     }
@@ -206,7 +216,7 @@ impl Shared {
 
     /// Whether the table is complete and other nodes see this one.
     pub(crate) fn is_ready(&self) -> bool {
-        *self.has_listed.borrow() && *self.is_present.borrow()
+        *self.listings.borrow() > 0 && *self.is_present.borrow()
     }
 
     /// A shard begins to link itself to other nodes.
@@ -226,12 +236,12 @@ impl Shared {
 
     /// Resolves when the node takes part.
     pub(crate) async fn ready(&self) -> Result<(), DirectoryError> {
-        let mut listed = self.has_listed.subscribe();
+        let mut listings = self.listings.subscribe();
         let mut present = self.is_present.subscribe();
         let mut failed = self.failed.subscribe();
         let ready = async {
             // The sender lives as long as this.
-            let _ = listed.wait_for(|listed| *listed).await;
+            let _ = listings.wait_for(|listings| *listings > 0).await;
             let _ = present.wait_for(|present| *present).await;
         };
         tokio::select! {

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use e2e::{
-    load::{Kind, Load, Plan},
+    load::{Kind, Plan},
     nodes::{APP, Nodes, OTHER},
     platform::PlatformClient,
     relay::Held,
@@ -73,8 +73,11 @@ async fn a_link_that_is_silent_one_way_costs_a_moment_once() {
     let (before, answers) = (forwards(&nodes, 2).await, load.counts(Kind::Get).ticks);
     load.wait_progress(50).await;
     let (after, more) = (forwards(&nodes, 2).await, load.counts(Kind::Get).ticks);
-    let report = finish(load).await;
+    let report = load.finish().await;
     eprintln!("went on after {silent:?}, {report}");
+    // A response that had begun on the silent link ends with it.
+    report.assert_at_most_failed(1);
+    report.assert_none_failed_but(|failure| failure.what.starts_with("200 OK and then"));
     #[allow(clippy::cast_precision_loss, reason = "some hundreds")]
     let most = 2.0 * ((more - answers) as f64 + 4.0);
     assert!(
@@ -86,10 +89,4 @@ async fn a_link_that_is_silent_one_way_costs_a_moment_once() {
     assert_eq!(nodes.status(0, APP).await, 200);
     nodes.from_peers(0).resume();
     nodes.wait_linked().await;
-}
-
-async fn finish(load: Load) -> String {
-    let report = load.finish().await;
-    report.assert_none_failed();
-    report.to_string()
 }

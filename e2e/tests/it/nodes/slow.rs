@@ -8,6 +8,7 @@ use e2e::{
     etcd::Etcd,
     load::{Kind, Plan},
     nodes::{APP, Nodes, OTHER},
+    peers::at_clock,
     program::Signal,
     relay::Relay,
     upstream::Upstream,
@@ -156,9 +157,7 @@ async fn what_was_missed_in_bulk_is_made_up_for() {
 async fn clocks_of_nodes_may_differ() {
     let mut nodes = Nodes::on(Etcd::start(3).await);
     for clock in ["+1h", "-50m"] {
-        // `faketime` starts the node as a child of its own, which has to end with it.
-        let before = ["faketime", "-f", clock, "setpriv", "--pdeathsig", "KILL"];
-        nodes.add(&before).await;
+        nodes.add(at_clock(clock)).await;
     }
     nodes.wait_linked().await;
     let upstream = Upstream::start().await;

@@ -53,7 +53,7 @@ pub(super) async fn feed(shared: Arc<Shared>) {
         match list(&shared).await {
             Ok(revision) => {
                 said = None;
-                shared.has_listed.send_replace(true);
+                shared.listings.send_modify(|listings| *listings += 1);
                 watch(&shared, revision).await;
             }
             Err(error) => {
@@ -259,6 +259,7 @@ async fn follow(shared: &Shared, mut watch: Watch, position: &mut i64) -> Ended 
                     Err(error) => return Ended::Lost(error),
                 }
             }
+            () = shared.is_restored.notified() => return Ended::Stale,
             _ = sign.tick() => {
                 if heard.elapsed() >= SILENCE {
                     let member = "the member that is watched".to_owned();

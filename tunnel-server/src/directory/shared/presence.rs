@@ -3,7 +3,11 @@
 //! The node's key alone is on the lease. When the lease is lost, one write puts the key back, and all records of the node
 //! are valid again: nothing that a client feels hangs on it.
 
-use std::{collections::HashSet, sync::Arc, time::Duration};
+use std::{
+    collections::HashSet,
+    sync::{Arc, atomic::Ordering},
+    time::Duration,
+};
 
 use tokio::time::{Instant, sleep, timeout};
 use tunnel_etcd::{EtcdError, RequestOp, TxnRequest};
@@ -48,8 +52,9 @@ enum Found {
 /// Keeps the node known until it is dropped.
 pub(super) async fn keep(shared: Arc<Shared>) {
     let mut has_name = false;
-    loop {
+    while !shared.has_departed.load(Ordering::Relaxed) {
         match live(&shared, &mut has_name).await {
+            _ if shared.has_departed.load(Ordering::Relaxed) => return,
             // The lease has ended: the next one at once.
             Ok(()) | Err(EtcdError::LeaseEnded) => {
                 tracing::warn!("the lease of this node has ended, taking another one");
@@ -77,6 +82,7 @@ async fn live(shared: &Shared, has_name: &mut bool) -> Result<(), EtcdError> {
         }
         *has_name = true;
     }
+    shared.lease.store(lease, Ordering::Relaxed);
     put(shared, lease).await?;
     shared.is_present.send_replace(true);
     renew(shared, lease).await
@@ -161,18 +167,22 @@ fn is_needed(shared: &Shared) -> bool {
     }
 }
 
-/// Removes the records of this node in batches, its key last. What is left when etcd does not answer, or when the time is
-/// over, is void once the key is gone.
+/// Removes the records of this node in batches, and ends its lease last: no write that is under way brings its key back.
+/// What is left when etcd does not answer, or when the time is over, is void once the key is gone.
 pub(super) async fn depart(shared: &Shared) {
     let _ = timeout(DEPARTURE, remove_held(shared)).await;
+    let held = shared.keys.held_by(&shared.node.name, shared.incarnation);
     let removed = TxnRequest {
-        success: vec![
-            RequestOp::delete_range(shared.keys.held_by(&shared.node.name, shared.incarnation)),
-            RequestOp::delete(shared.keys.node(&shared.node.name)),
-        ],
+        success: vec![RequestOp::delete_range(held)],
         ..TxnRequest::default()
     };
-    if let Err(error) = shared.client.txn(removed).await {
+    shared.has_departed.store(true, Ordering::Relaxed);
+    let lease = shared.lease.load(Ordering::Relaxed);
+    let removed = async {
+        shared.client.txn(removed).await?;
+        shared.client.revoke(lease).await
+    };
+    if let Err(error) = removed.await {
         tracing::debug!(%error, "cannot remove the records of this node");
     }
 }

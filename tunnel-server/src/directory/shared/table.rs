@@ -437,12 +437,17 @@ impl Table {
     /// The epoch of a claim of this revision. One from before the last raise of the generation is of the generation before:
     /// it may be what a snapshot has brought back, and supersedes nothing.
     pub(super) fn epoch(&self, revision: i64) -> Epoch {
-        let generation = match revision < self.cluster_revision {
+        let generation = match self.is_outlived(revision) {
             true => self.generation.saturating_sub(1),
             false => self.generation,
         };
         let generation = u64::from(generation) << GENERATION_SHIFT;
         Epoch(generation | u64::try_from(revision).unwrap_or(0))
+    }
+
+    /// Whether a claim of this revision is from before the last raise of the generation.
+    fn is_outlived(&self, revision: i64) -> bool {
+        revision < self.cluster_revision
     }
 
     /// The revision of a claim of this epoch, if it can be in etcd.
@@ -521,7 +526,8 @@ impl Table {
         })
     }
 
-    /// Whether and how an instance gets a runtime now.
+    /// Whether and how an instance gets a runtime now. A claim that a restore of etcd has outlived is made again, since nodes
+    /// may have seen a greater epoch.
     pub(super) fn decide(
         &self,
         label: &str,
@@ -538,6 +544,7 @@ impl Table {
             // A free runtime has no history: the instance that had it last gets it by its old claim only if that has none.
             let is_own = |claim: &&ClaimEntry| {
                 claim.record.instance == *instance
+                    && !self.is_outlived(claim.revision)
                     && claim.record.superseded.is_empty()
                     && claim.record.row == 0
             };
@@ -550,14 +557,17 @@ impl Table {
             });
         };
         standing.precheck(instance, on_conflict, now)?;
-        if standing.claim.instance == *instance {
-            return Ok(Step::Hold(seen));
-        }
-        let next = Claim {
-            instance: instance.clone(),
-            epoch: standing.claim.epoch,
+        let next = match standing.claim.instance == *instance {
+            true if !self.is_outlived(seen) => return Ok(Step::Hold(seen)),
+            true => standing,
+            false => {
+                let next = Claim {
+                    instance: instance.clone(),
+                    epoch: standing.claim.epoch,
+                };
+                standing.succeeded_by(next, now)
+            }
         };
-        let next = standing.succeeded_by(next, now);
         let (row, row_age) = next.contention.parts(now);
         Ok(Step::Claim(NextClaim {
             seen,

@@ -92,6 +92,15 @@ impl Store {
         self.events.push(event(EventKind::Put, kv));
     }
 
+    fn set_generation(&mut self, generation: u16) {
+        let cluster = ClusterRecord {
+            format: record::FORMAT,
+            generation,
+        };
+        self.revision += 1;
+        self.put(b"/t/cluster", &encode(&cluster));
+    }
+
     fn delete(&mut self, key: &[u8]) {
         if self.keys.remove(key).is_some() {
             let kv = KeyValue {
@@ -330,22 +339,14 @@ fn paused<T>(future: impl Future<Output = T>) -> T {
 async fn after_a_restore_live_sessions_stay_and_their_claims_have_a_greater_epoch() {
     let mut nodes = Nodes::new(2);
     let label = entry().label.clone();
-    let cluster = |generation| {
-        encode(&ClusterRecord {
-            format: record::FORMAT,
-            generation,
-        })
-    };
-    nodes.store.revision += 1;
-    nodes.store.put(b"/t/cluster", &cluster(0));
+    nodes.store.set_generation(0);
     nodes.deliver();
     let _older = nodes.claim(0, &instance(1), OnConflict::Supersede).unwrap();
     let snapshot = (nodes.store.keys.clone(), nodes.store.revision);
     let newer = nodes.claim(1, &instance(2), OnConflict::Supersede).unwrap();
     nodes.write_all();
     (nodes.store.keys, nodes.store.revision) = snapshot;
-    nodes.store.revision += 1;
-    nodes.store.put(b"/t/cluster", &cluster(1));
+    nodes.store.set_generation(1);
     nodes.store.events.clear();
     let records: Vec<KeyValue> = nodes.store.keys.values().cloned().collect();
     for node in nodes.nodes.clone() {
@@ -367,6 +368,20 @@ async fn after_a_restore_live_sessions_stay_and_their_claims_have_a_greater_epoc
             .collect();
         assert_eq!(holders, ["n1"]);
     }
+}
+
+/// Nodes may have seen greater epochs than that of a claim that was made before the generation was raised.
+#[tokio::test]
+async fn a_claim_from_before_a_restore_is_made_again_for_the_next_session() {
+    let mut nodes = Nodes::new(2);
+    let first = nodes.claim(0, &instance(1), OnConflict::Supersede).unwrap();
+    nodes.store.set_generation(1);
+    nodes.deliver();
+    let next = nodes.claim(1, &instance(1), OnConflict::Supersede).unwrap();
+    assert!(next.claim().epoch > first.claim().epoch);
+    let held = nodes.nodes[0].holds.lock();
+    let held = held.get(&entry().label).unwrap();
+    assert_eq!(held.claim, *next.claim(), "one claim for both sessions");
 }
 
 /// What one node tells another on their link.

@@ -11,7 +11,7 @@ use std::{
 
 use tokio::{
     sync::{mpsc, oneshot},
-    time::{Instant, sleep},
+    time::{Instant, sleep, timeout_at},
 };
 use tunnel_etcd::{Compare, EtcdError, Request, RequestOp, Response, TxnRequest, TxnResponse};
 use tunnel_proto::handshake::InstanceId;
@@ -58,7 +58,7 @@ pub(super) struct ClaimRequest {
 pub(super) enum ClaimAnswer {
     /// The instance has the runtime.
     Claimed(ClaimGuard),
-    /// There is another claim than the one that was seen: the table has it now.
+    /// Another claim was made, or etcd was restored: the table has it now.
     Outdated,
     /// etcd does not answer.
     Away,
@@ -160,10 +160,14 @@ async fn commit(shared: &Arc<Shared>, batch: Vec<Item>) -> bool {
     };
     let until = Instant::now() + patience;
     loop {
+        let position = shared.position.load(Ordering::Relaxed);
         match shared.client.txn(txn.clone()).await {
             Ok(answer) => {
                 shared.set_away(false);
-                shared.on_answers(batch, answer);
+                match answer.revision() < position {
+                    true => on_restored(shared, batch, until).await,
+                    false => shared.on_answers(batch, answer),
+                }
                 return true;
             }
             Err(error) => {
@@ -175,6 +179,21 @@ async fn commit(shared: &Arc<Shared>, batch: Vec<Item>) -> bool {
             }
         }
         sleep(BETWEEN_TRIES).await;
+    }
+}
+
+/// etcd has fewer revisions than the table: it was restored, and the epochs of this batch are below those that nodes have
+/// seen. All is decided again after the next listing, which raises the generation.
+async fn on_restored(shared: &Arc<Shared>, batch: Vec<Item>, until: Instant) {
+    let mut listings = shared.listings.subscribe();
+    shared.is_restored.notify_one();
+    // If it takes longer, the next batch waits for it.
+    let _ = timeout_at(until, listings.changed()).await;
+    for item in batch {
+        if let ItemKind::Requested(request, _) = item.kind {
+            drop(request.answer.send(ClaimAnswer::Outdated));
+        }
+        shared.unwritten.lock().insert(item.label);
     }
 }
 
