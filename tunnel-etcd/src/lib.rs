@@ -58,10 +58,10 @@ impl Compare {
         }
     }
 
-    /// Holds if the key has another value, or does not exist.
-    pub fn is_not(key: impl Into<Bytes>, value: impl Into<Bytes>) -> Self {
+    /// Holds if the key has this value.
+    pub fn value(key: impl Into<Bytes>, value: impl Into<Bytes>) -> Self {
         Self {
-            result: CompareResult::NotEqual.into(),
+            result: CompareResult::Equal.into(),
             target: CompareTarget::Value.into(),
             key: key.into(),
             operand: Some(Operand::Value(value.into())),

@@ -207,8 +207,6 @@ pub enum Operand {
 pub enum CompareResult {
     /// Both are equal.
     Equal = 0,
-    /// Both differ.
-    NotEqual = 3,
 }
 
 /// What a [`Compare`] compares.

@@ -142,7 +142,7 @@ pub(crate) struct Shared {
     soft: Mutex<Arc<Soft>>,
     /// How often all records were read.
     listings: watch::Sender<u64>,
-    /// An answer has shown that etcd was restored.
+    /// An answer or an event has shown that etcd was restored.
     is_restored: Notify,
     is_present: watch::Sender<bool>,
     failed: watch::Sender<Option<DirectoryError>>,
@@ -424,6 +424,7 @@ impl Shared {
                     self.is_challenged.notify_one()
                 }
                 Effect::Cluster => self.check_format(),
+                Effect::Restored => self.is_restored.notify_one(),
                 Effect::Node(_) | Effect::Challenge(_) => {}
             }
         }

@@ -229,8 +229,9 @@ async fn an_instance_is_sent_to_another_node_than_those_that_it_names() {
 async fn live_sessions_outlive_what_etcd_has_stored() {
     let mut etcd = Etcd::start(1).await;
     let (one, two) = (node(&etcd, "n1").await, node(&etcd, "n2").await);
-    let _older = client(&one, Instance::new()).await;
+    let mut older = client(&one, Instance::new()).await;
     let mut held = client(&two, Instance::new()).await;
+    superseded(&mut older).await;
     let before = epoch(&two).await;
     etcd.wipe(0);
     etcd.start_again(0).await;

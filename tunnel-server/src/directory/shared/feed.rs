@@ -18,6 +18,7 @@ use super::{
     record::{ClusterRecord, FORMAT, decode, encode},
     table::{Effect, Moment},
     wall_ms,
+    writer::nonce,
 };
 
 /// Keys in a page of the listing: about 1.4 MB.
@@ -70,13 +71,12 @@ pub(super) async fn feed(shared: Arc<Shared>) {
 
 /// Reads all keys at one revision, which is returned.
 async fn list(shared: &Shared) -> Result<i64, EtcdError> {
-    let now = ensure_cluster(shared).await?;
+    let (now, cluster) = ensure_cluster(shared).await?;
     let (first, range_end) = shared.keys.all();
-    let is_restored = now < shared.position.load(Ordering::Relaxed);
+    let position = shared.position.load(Ordering::Relaxed);
+    let is_restored = now < position || !shared.is_cluster(Some(&cluster));
     if is_restored {
-        tracing::warn!(
-            "the revisions of etcd have gone backwards, as after a restore: raising the generation of epochs"
-        );
+        tracing::warn!("etcd has been restored or emptied: epochs have a greater generation now");
         raise_generation(shared).await?;
     }
     begin(shared, is_restored);
@@ -149,10 +149,14 @@ async fn raise_generation(shared: &Shared) -> Result<(), EtcdError> {
         let answer = shared.client.txn(read).await?;
         let stands = answer.first_read();
         let record: Option<ClusterRecord> = stands.and_then(|kv| decode(&kv.value));
-        if record.is_some_and(|record| record.generation >= generation) {
+        if record
+            .as_ref()
+            .is_some_and(|record| record.generation >= generation)
+        {
             return Ok(());
         }
         let raised = ClusterRecord {
+            id: nonce(),
             format: record.map_or(FORMAT, |record| record.format),
             generation,
         };
@@ -168,29 +172,33 @@ async fn raise_generation(shared: &Shared) -> Result<(), EtcdError> {
     }
 }
 
-/// Whether etcd's revision is before this one, by a read that no member answers from an old state.
-async fn is_before(shared: &Shared, position: i64) -> bool {
+/// Whether etcd's revision is before this one, or it is another cluster, by a read that no member answers from an old state.
+async fn is_restored(shared: &Shared, position: i64) -> Result<bool, EtcdError> {
     let read = TxnRequest {
         success: vec![RequestOp::get(shared.keys.cluster())],
         ..TxnRequest::default()
     };
-    let answer = shared.client.txn(read).await;
-    answer.is_ok_and(|answer| answer.revision() < position)
+    let answer = shared.client.txn(read).await?;
+    let cluster = answer.first_read().map(|kv| &kv.value[..]);
+    Ok(answer.revision() < position || !shared.is_cluster(cluster))
 }
 
-/// Makes the record of the cluster if this is its first node. Returns the revision of etcd.
-async fn ensure_cluster(shared: &Shared) -> Result<i64, EtcdError> {
+/// Makes the record of the cluster if this is its first node. Returns the revision of etcd, and the record's value.
+async fn ensure_cluster(shared: &Shared) -> Result<(i64, Bytes), EtcdError> {
     let key = shared.keys.cluster();
-    let first = ClusterRecord {
+    let first = encode(&ClusterRecord {
+        id: nonce(),
         format: FORMAT,
         generation: 0,
-    };
+    });
     let txn = TxnRequest {
         compare: vec![Compare::mod_revision(key.clone(), 0)],
-        success: vec![RequestOp::put(key, encode(&first), 0)],
-        failure: Vec::new(),
+        success: vec![RequestOp::put(key.clone(), first.clone(), 0)],
+        failure: vec![RequestOp::get(key)],
     };
-    Ok(shared.client.txn(txn).await?.revision())
+    let answer = shared.client.txn(txn).await?;
+    let found = answer.first_read().map(|kv| kv.value.clone());
+    Ok((answer.revision(), found.unwrap_or(first)))
 }
 
 /// Follows the changes after this revision, member after member, until they have to be listed again.
@@ -201,8 +209,7 @@ async fn watch(shared: &Shared, mut position: i64) {
     audit.set_missed_tick_behavior(MissedTickBehavior::Delay);
     audit.tick().await;
     loop {
-        let all = shared.keys.all();
-        let begun = shared.client.watch(member, all, position + 1).await;
+        let begun = begin_watch(shared, member, position).await;
         let ended = match begun {
             Ok(watch) => {
                 tokio::select! {
@@ -213,7 +220,7 @@ async fn watch(shared: &Shared, mut position: i64) {
                     },
                 }
             }
-            Err(error) => Ended::Lost(error),
+            Err(ended) => ended,
         };
         match ended {
             Ended::Stale | Ended::Lost(EtcdError::Compacted { .. }) => {
@@ -228,6 +235,16 @@ async fn watch(shared: &Shared, mut position: i64) {
             }
         }
     }
+}
+
+/// Watches at a member, unless etcd was restored while it was not watched.
+async fn begin_watch(shared: &Shared, member: usize, position: i64) -> Result<Watch, Ended> {
+    if is_restored(shared, position).await.map_err(Ended::Lost)? {
+        return Err(Ended::Stale);
+    }
+    let all = shared.keys.all();
+    let begun = shared.client.watch(member, all, position + 1).await;
+    begun.map_err(Ended::Lost)
 }
 
 /// Applies what the watch reports. `position` is the revision up to which everything was applied.
@@ -252,7 +269,9 @@ async fn follow(shared: &Shared, mut watch: Watch, position: &mut i64) -> Ended 
                     }
                     Ok(WatchReport::Alive { revision }) => {
                         // The member may only be behind.
-                        if revision < *position && is_before(shared, *position).await {
+                        if revision < *position
+                            && let Ok(true) = is_restored(shared, *position).await
+                        {
                             return Ended::Stale;
                         }
                     }
@@ -315,6 +334,12 @@ async fn is_complete(shared: &Shared, position: i64) -> bool {
 }
 
 impl Shared {
+    /// Whether this is the record of the cluster that the table has, if it has one.
+    fn is_cluster(&self, found: Option<&[u8]>) -> bool {
+        let table = self.table.read();
+        table.cluster().is_empty() || found == Some(table.cluster())
+    }
+
     /// Shows the revision up to which the table is complete.
     fn set_position(&self, revision: i64) {
         self.position.store(revision, Ordering::Relaxed);

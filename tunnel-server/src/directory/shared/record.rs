@@ -40,10 +40,12 @@ pub(super) enum Key {
 }
 
 /// The record of all nodes together.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct ClusterRecord {
+    /// Random, so that an etcd that was emptied is told from what it was.
+    pub(super) id: String,
     pub(super) format: u32,
-    /// The upper bits of all epochs. Raised when the revisions of etcd have gone backwards.
+    /// The upper bits of all epochs. Raised after a restore of etcd.
     pub(super) generation: u16,
 }
 

@@ -38,6 +38,8 @@ pub(super) struct Table {
     generation: u16,
     /// The format that the cluster's record has; 0 before it is known.
     format: u32,
+    /// The value of the cluster's record, and its revision; empty before it is known.
+    cluster: Vec<u8>,
     cluster_revision: i64,
     nodes: HashMap<NodeName, NodeEntry>,
     runtimes: HashMap<RuntimeLabel, RuntimeRecords>,
@@ -110,6 +112,8 @@ pub(super) enum Effect {
     Node(NodeName),
     Challenge(NodeName),
     Cluster,
+    /// The generation of epochs was raised, or the format is another one: all has to be listed.
+    Restored,
 }
 
 /// How an instance gets a runtime.
@@ -155,6 +159,7 @@ impl Table {
             keys,
             generation: 0,
             format: 0,
+            cluster: Vec::new(),
             cluster_revision: 0,
             nodes: HashMap::new(),
             runtimes: HashMap::new(),
@@ -178,7 +183,7 @@ impl Table {
         moment: Moment,
     ) -> Option<Effect> {
         match self.keys.parse(key)? {
-            Key::Cluster => self.put_cluster(decode(value)?, revision),
+            Key::Cluster => self.put_cluster(value, revision, moment),
             Key::Node(name) => self.put_node(name, decode(value)?, revision),
             Key::Challenge(name) => moment
                 .listed_at_ms
@@ -203,10 +208,16 @@ impl Table {
         }
     }
 
-    fn put_cluster(&mut self, record: ClusterRecord, revision: i64) -> Option<Effect> {
-        if self.cluster_revision >= revision {
+    /// A change of it is read by the listing that takes etcd as restored, with all records that go with it.
+    fn put_cluster(&mut self, value: &[u8], revision: i64, moment: Moment) -> Option<Effect> {
+        let record: ClusterRecord = decode(value)?;
+        if self.cluster == value {
             return None;
         }
+        if moment.listed_at_ms.is_none() || !self.cluster.is_empty() {
+            return Some(Effect::Restored);
+        }
+        self.cluster = value.to_vec();
         self.cluster_revision = revision;
         self.generation = record.generation;
         self.format = record.format;
@@ -331,7 +342,7 @@ impl Table {
     /// The listing that has begun is the first one since etcd was restored from a snapshot, or was emptied.
     pub(super) fn on_restored(&mut self) {
         self.restored_in = self.round;
-        self.cluster_revision = 0;
+        self.cluster.clear();
     }
 
     /// Ends a listing of this revision: what it had not got and is not younger is gone.
@@ -474,6 +485,11 @@ impl Table {
             Some((label.clone(), account, name))
         };
         claimed().or_else(|| self.peer_reports.runtime(label))
+    }
+
+    /// The value of the cluster's record; empty before it is known.
+    pub(super) fn cluster(&self) -> &[u8] {
+        &self.cluster
     }
 
     /// The upper bits of epochs.

@@ -43,11 +43,13 @@ impl Store {
 
     fn inner(&mut self, txn: &TxnRequest) -> TxnResponse {
         let succeeded = txn.compare.iter().all(|compare| {
-            let changed = self
-                .keys
-                .get(&compare.key[..])
-                .map_or(0, |kv| kv.mod_revision);
-            compare.operand == Some(Operand::ModRevision(changed))
+            let found = self.keys.get(&compare.key[..]);
+            match compare.operand.as_ref().unwrap() {
+                Operand::ModRevision(revision) => {
+                    found.map_or(0, |kv| kv.mod_revision) == *revision
+                }
+                Operand::Value(value) => found.is_some_and(|kv| kv.value == *value),
+            }
         });
         let operations = match succeeded {
             true => &txn.success,
@@ -94,6 +96,7 @@ impl Store {
 
     fn set_generation(&mut self, generation: u16) {
         let cluster = ClusterRecord {
+            id: String::new(),
             format: record::FORMAT,
             generation,
         };
@@ -157,7 +160,8 @@ impl Nodes {
             let key = node.keys.node(&node.node.name);
             nodes.store.put(key.as_bytes(), &encode(&node.record(0)));
         }
-        nodes.deliver();
+        nodes.store.set_generation(0);
+        nodes.list(false);
         nodes
     }
 
@@ -170,6 +174,18 @@ impl Nodes {
         }
     }
 
+    /// Every node reads all.
+    fn list(&mut self, is_restored: bool) {
+        self.store.events.clear();
+        let records: Vec<KeyValue> = self.store.keys.values().cloned().collect();
+        for node in &self.nodes {
+            feed::begin(node, is_restored);
+            let effects = feed::apply_page(node, &records);
+            node.on_effects(effects);
+            feed::end(node, self.store.revision);
+        }
+    }
+
     /// Writes what a node has to write.
     fn write(&mut self, number: usize, mut waiting: Vec<ClaimRequest>) {
         let node = self.nodes[number].clone();
@@ -178,7 +194,7 @@ impl Nodes {
             if batch.is_empty() {
                 return;
             }
-            let answer = self.store.txn(&writer::joined(&batch));
+            let answer = self.store.txn(&node.joined(&batch));
             node.on_answers(batch, answer);
             self.deliver();
         }
@@ -339,22 +355,13 @@ fn paused<T>(future: impl Future<Output = T>) -> T {
 async fn after_a_restore_live_sessions_stay_and_their_claims_have_a_greater_epoch() {
     let mut nodes = Nodes::new(2);
     let label = entry().label.clone();
-    nodes.store.set_generation(0);
-    nodes.deliver();
     let _older = nodes.claim(0, &instance(1), OnConflict::Supersede).unwrap();
     let snapshot = (nodes.store.keys.clone(), nodes.store.revision);
     let newer = nodes.claim(1, &instance(2), OnConflict::Supersede).unwrap();
     nodes.write_all();
     (nodes.store.keys, nodes.store.revision) = snapshot;
     nodes.store.set_generation(1);
-    nodes.store.events.clear();
-    let records: Vec<KeyValue> = nodes.store.keys.values().cloned().collect();
-    for node in nodes.nodes.clone() {
-        feed::begin(&node, true);
-        let effects = feed::apply_page(&node, &records);
-        node.on_effects(effects);
-        feed::end(&node, nodes.store.revision);
-    }
+    nodes.list(true);
     nodes.write_all();
     assert!(nodes.nodes[1].holds.lock().get(&label).is_some());
     for node in &nodes.nodes {
@@ -376,7 +383,7 @@ async fn a_claim_from_before_a_restore_is_made_again_for_the_next_session() {
     let mut nodes = Nodes::new(2);
     let first = nodes.claim(0, &instance(1), OnConflict::Supersede).unwrap();
     nodes.store.set_generation(1);
-    nodes.deliver();
+    nodes.list(true);
     let next = nodes.claim(1, &instance(1), OnConflict::Supersede).unwrap();
     assert!(next.claim().epoch > first.claim().epoch);
     let held = nodes.nodes[0].holds.lock();

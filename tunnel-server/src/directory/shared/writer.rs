@@ -153,7 +153,7 @@ pub(super) fn batch(shared: &Shared, waiting: &mut Vec<ClaimRequest>) -> Vec<Ite
 
 /// Sends a batch until it is answered, or the time is over. Returns whether it was.
 async fn commit(shared: &Arc<Shared>, batch: Vec<Item>) -> bool {
-    let txn = joined(&batch);
+    let txn = shared.joined(&batch);
     let patience = match shared.is_away.load(Ordering::Relaxed) {
         true => AWAY_PATIENCE,
         false => PATIENCE,
@@ -164,9 +164,9 @@ async fn commit(shared: &Arc<Shared>, batch: Vec<Item>) -> bool {
         match shared.client.txn(txn.clone()).await {
             Ok(answer) => {
                 shared.set_away(false);
-                match answer.revision() < position {
-                    true => on_restored(shared, batch, until).await,
-                    false => shared.on_answers(batch, answer),
+                match answer.succeeded && answer.revision() >= position {
+                    true => shared.on_answers(batch, answer),
+                    false => on_restored(shared, batch, until).await,
                 }
                 return true;
             }
@@ -182,8 +182,8 @@ async fn commit(shared: &Arc<Shared>, batch: Vec<Item>) -> bool {
     }
 }
 
-/// etcd has fewer revisions than the table: it was restored, and the epochs of this batch are below those that nodes have
-/// seen. All is decided again after the next listing, which raises the generation.
+/// The record of the cluster is another one than the table has, or etcd has fewer revisions: it was restored, and epochs of
+/// its claims may be below those that nodes have seen. All is decided again after the next listing.
 async fn on_restored(shared: &Arc<Shared>, batch: Vec<Item>, until: Instant) {
     let mut listings = shared.listings.subscribe();
     shared.is_restored.notify_one();
@@ -197,16 +197,18 @@ async fn on_restored(shared: &Arc<Shared>, batch: Vec<Item>, until: Instant) {
     }
 }
 
-/// The transaction of a batch.
-pub(super) fn joined(batch: &[Item]) -> TxnRequest {
-    let items = batch.iter();
-    TxnRequest {
-        success: items.map(|item| item.txn.clone().into()).collect(),
-        ..TxnRequest::default()
-    }
-}
-
 impl Shared {
+    /// The transaction of a batch, which does nothing where the record of the cluster is another one than the table has.
+    pub(super) fn joined(&self, batch: &[Item]) -> TxnRequest {
+        let cluster = self.table.read().cluster().to_vec();
+        let items = batch.iter();
+        TxnRequest {
+            compare: vec![Compare::value(self.keys.cluster(), cluster)],
+            success: items.map(|item| item.txn.clone().into()).collect(),
+            failure: Vec::new(),
+        }
+    }
+
     /// The transaction of a claim, or of one more node of the claim's instance.
     fn requested(&self, request: ClaimRequest) -> Item {
         let ClaimRequest {
@@ -461,7 +463,8 @@ impl Shared {
     }
 }
 
-fn nonce() -> String {
+/// A random text, different each time.
+pub(super) fn nonce() -> String {
     let mut bytes = [0; 8];
     // Without random numbers the program does not get this far: instances' secrets and keys need them.
     let _ = getrandom::fill(&mut bytes);
