@@ -160,6 +160,8 @@ pub struct Problem {
     hop: Hop,
     detail: Cow<'static, str>,
     retry_after: Option<Duration>,
+    /// The server node through which it came, if it came through another one.
+    next_hop: Option<Box<str>>,
 }
 
 /// The detail of [`Reason::NotTaken`].
@@ -176,7 +178,15 @@ impl Problem {
             hop,
             detail: detail.into(),
             retry_after: None,
+            next_hop: None,
         }
+    }
+
+    /// Names the server node that the request was forwarded to, for `Proxy-Status`.
+    #[must_use]
+    pub fn through(mut self, node: impl Into<Box<str>>) -> Self {
+        self.next_hop = Some(node.into());
+        self
     }
 
     /// Sets the time after which a retry makes sense. The answer rounds it up to whole seconds.
@@ -230,7 +240,8 @@ impl Problem {
         self
     }
 
-    /// Value of `Proxy-Status` (RFC 9209): the hop, the error type and the detail.
+    /// Value of `Proxy-Status` (RFC 9209): the hop, the error type and the detail. If the request was forwarded to another
+    /// server node, the forwarding server stands behind it, with that node as its next hop.
     #[must_use]
     pub fn proxy_status(&self) -> HeaderValue {
         let mut text = format!("{}; error={}", self.hop.name(), self.reason.proxy_error());
@@ -244,6 +255,9 @@ impl Problem {
                 }
             }
             text.push('"');
+        }
+        if let Some(node) = &self.next_hop {
+            text.extend([", ", Hop::Server.name(), "; next-hop=\"", node, "\""]);
         }
         HeaderValue::from_str(&text).unwrap_or(HeaderValue::from_static("tunnel-server"))
     }
@@ -330,6 +344,11 @@ mod tests {
         assert_eq!(
             problem.proxy_status(),
             r#"tunnel-client; error=dns_error; details="no \"such\" host: b?ro?x""#
+        );
+        let problem = Problem::new(Hop::Client, Reason::DnsError, "").through("n2");
+        assert_eq!(
+            problem.proxy_status(),
+            r#"tunnel-client; error=dns_error, tunnel-server; next-hop="n2""#
         );
     }
 

@@ -156,6 +156,13 @@ impl Peers {
         })
     }
 
+    /// Waits, after the node has stood still, until it knows what has happened meanwhile.
+    pub(crate) async fn catch_up(&self) {
+        if self.nodes.stood_still() {
+            Box::pin(self.nodes.catch_up()).await;
+        }
+    }
+
     /// Keeps links to all other nodes, until it is dropped.
     pub(crate) async fn run(self: Arc<Self>) {
         let mut ticks = interval(CHECK_INTERVAL);

@@ -14,6 +14,7 @@ mod claiming;
 mod feed;
 mod holds;
 mod outage;
+mod pause;
 mod peer_reports;
 mod presence;
 mod record;
@@ -26,7 +27,7 @@ use std::{
     collections::HashSet,
     sync::{
         Arc, OnceLock, Weak,
-        atomic::{AtomicBool, AtomicI64, AtomicU16, AtomicUsize, Ordering},
+        atomic::{AtomicBool, AtomicI64, AtomicU8, AtomicU16, AtomicUsize, Ordering},
     },
     time::{Duration, SystemTime},
 };
@@ -98,6 +99,13 @@ pub enum DirectoryError {
     Denied(String),
 }
 
+/// What etcd may fail to answer: with a full database it renews leases, and takes no write.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Unanswered {
+    Renewals = 1,
+    Writes = 2,
+}
+
 /// Hears of changes that concern runtimes of this node.
 pub(crate) trait Observer: Send + Sync {
     /// There is a claim that is newer than the one that this node holds the runtime by: of another instance, which
@@ -128,10 +136,14 @@ pub(crate) struct Shared {
     /// Runtimes whose record of this node has to be written or removed.
     unwritten: Mutex<HashSet<RuntimeLabel>>,
     has_unwritten: Notify,
-    /// Whether etcd has not answered the last write.
-    is_away: AtomicBool,
+    /// What etcd does not answer: the bits of [`Unanswered`].
+    unanswered: AtomicU8,
     /// When etcd has answered last.
     answered: Mutex<Instant>,
+    /// The newest revision that the watched member has shown, and a request that it shows the newest at once.
+    reached: watch::Sender<i64>,
+    wants_progress: Notify,
+    pause: pause::PauseDetector,
     /// The revision up to which the table is complete, and as it was a second ago.
     position: AtomicI64,
     past_position: AtomicI64,
@@ -180,8 +192,11 @@ impl Shared {
             claims_receiver: Mutex::new(Some(receiver)),
             unwritten: Mutex::default(),
             has_unwritten: Notify::new(),
-            is_away: AtomicBool::new(false),
+            unanswered: AtomicU8::new(0),
             answered: Mutex::new(Instant::now()),
+            reached: watch::Sender::new(0),
+            wants_progress: Notify::new(),
+            pause: pause::PauseDetector::default(),
             position: AtomicI64::new(0),
             past_position: AtomicI64::new(0),
             state: watch::Sender::default(),
@@ -354,13 +369,6 @@ impl Shared {
         claim.epoch < epoch || own.is_some_and(|(held, _)| held == claim.epoch)
     }
 
-    /// Whether another node holds a runtime. What is left of this node's own record, while etcd is away, holds nothing.
-    fn is_held_elsewhere(&self, table: &Table, label: &RuntimeLabel) -> bool {
-        let holders = table.holders(label.as_str());
-        let mut others = holders.iter();
-        others.any(|holder| holder.incarnation != self.incarnation)
-    }
-
     /// The names of a runtime that any node has held.
     pub(crate) fn runtime(&self, label: &str) -> Option<(RuntimeLabel, AccountName, RuntimeName)> {
         self.table.read().runtime(label)
@@ -423,19 +431,9 @@ impl Shared {
                 Effect::Challenge(name) if name == self.node.name => {
                     self.is_challenged.notify_one()
                 }
-                Effect::Cluster => self.check_format(),
                 Effect::Restored => self.is_restored.notify_one(),
                 Effect::Node(_) | Effect::Challenge(_) => {}
             }
-        }
-    }
-
-    fn check_format(&self) {
-        if let Some(found) = self.table.read().format()
-            && found > record::FORMAT
-        {
-            let known = record::FORMAT;
-            self.fail(DirectoryError::Format { found, known });
         }
     }
 
@@ -501,19 +499,32 @@ impl Shared {
         })
     }
 
-    fn set_away(&self, is_away: bool) {
-        if !is_away {
-            *self.answered.lock() = Instant::now();
-        }
-        if self.is_away.swap(is_away, Ordering::Relaxed) != is_away {
-            match is_away {
-                true => tracing::warn!(
-                    "etcd does not answer: what is known is served on, takeovers wait"
-                ),
-                false => tracing::info!("etcd answers again"),
-            }
+    /// Whether etcd does not take what this node writes, or does not answer at all.
+    fn is_away(&self) -> bool {
+        self.unanswered.load(Ordering::Relaxed) != 0
+    }
+
+    /// etcd has answered.
+    fn on_answered(&self, what: Unanswered) {
+        *self.answered.lock() = Instant::now();
+        let before = self.unanswered.fetch_and(!(what as u8), Ordering::Relaxed);
+        let is_away = before & !(what as u8) != 0;
+        if before != 0 && !is_away {
+            tracing::info!("etcd answers again");
         }
         self.metrics.set_away(is_away);
+    }
+
+    /// etcd has not answered, or refuses.
+    fn on_unanswered(&self, what: Unanswered, error: &EtcdError) {
+        let before = self.unanswered.fetch_or(what as u8, Ordering::Relaxed);
+        if before == 0 {
+            tracing::warn!(
+                %error,
+                "etcd does not answer: what is known is served on, takeovers wait"
+            );
+        }
+        self.metrics.set_away(true);
     }
 }
 

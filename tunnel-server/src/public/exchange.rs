@@ -88,6 +88,9 @@ pub(super) async fn forward(
     let mut lost: Option<Problem> = None;
     let mut waits_until = None;
     let mut tried = Tried::default();
+    if let Some(peers) = &connection.gateway.peers {
+        peers.catch_up().await;
+    }
     loop {
         let weight = || waiting_weight(connection, head, content.incoming.as_ref());
         let usage = connection.peer.as_ref();

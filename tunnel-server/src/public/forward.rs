@@ -32,7 +32,7 @@ use super::{
     observe::Observation,
 };
 use crate::{
-    directory::Epoch,
+    directory::{Epoch, NodeName},
     metrics::Forwarding,
     peers::{Forward, HELD, Note},
     runtimes::RuntimeLabel,
@@ -58,7 +58,11 @@ pub(super) async fn send(
     peer: Forward,
 ) -> Result<ForwardedExchange, AttemptError> {
     let metrics = &connection.gateway.metrics.peers;
-    let Forward { session, epoch, .. } = peer;
+    let Forward {
+        session,
+        epoch,
+        holder: (node, _),
+    } = peer;
     let Some(label) = routed.route.label() else {
         return Err(AttemptError::NotSent(not_opened(OpenError::Closed)));
     };
@@ -122,7 +126,7 @@ pub(super) async fn send(
         true => Forwarding::Lost,
         false => Forwarding::Failed,
     });
-    let failure = sent(failure, is_link_lost, is_passed_on);
+    let failure = sent(failure, &node, is_link_lost, is_passed_on);
     Err(AttemptError::Sent(failure))
 }
 
@@ -137,11 +141,11 @@ fn note(connection: &Connection, label: &RuntimeLabel, epoch: Epoch) -> Note {
 
 /// The failure of a request that was sent to another node. That the node holds the runtime is no part of a response: a
 /// request of which nothing more came before the link was lost is unheard.
-fn sent(failure: Failure, is_link_lost: bool, is_passed_on: bool) -> Failure {
+fn sent(failure: Failure, node: &NodeName, is_link_lost: bool, is_passed_on: bool) -> Failure {
     let detail = "the link to the server node that holds the runtime was lost";
     let problem = match is_link_lost {
         true => Problem::new(Hop::Server, Reason::PeerLost, detail),
-        false => failure.problem,
+        false => failure.problem.through(node.as_str()),
     };
     Failure {
         problem,

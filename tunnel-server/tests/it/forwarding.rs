@@ -219,6 +219,10 @@ async fn a_failure_names_the_program_that_has_met_it() {
         "{}",
         answer.text()
     );
+    assert_eq!(
+        answer.head.value("proxy-status").unwrap(),
+        "tunnel-client; error=http_request_error; details=\"no route\", tunnel-server; next-hop=\"n1\""
+    );
     // A limit of the runtime counts where its session is.
     let upgrade = "connection: upgrade\r\nupgrade: websocket\r\nsec-websocket-version: 13\r\n\
                    sec-websocket-key: dGhlIHNhbXBsZSBub25jZQ==\r\n";

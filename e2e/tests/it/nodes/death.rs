@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use e2e::{
-    deadline::{SOON, eventually},
+    deadline::SOON,
     load::{Failure, Kind, Load},
     nodes::{APP, Nodes, OTHER},
     program::Signal,
@@ -100,43 +100,25 @@ async fn stands_still(pause: Duration) {
     load.mark("a node stands still");
     let newer = nodes.client(OTHER, second, &newer_upstream, 1).await;
     nodes.wait_served(2, OTHER).await;
+    let asked = older_upstream.requests().len();
     // The kernel accepts it for the node, which reads it later.
     let mut early = RawClient::connect(&nodes.entry(0, OTHER)).await;
     early.request("GET", "/early-bird", "", b"").await;
     sleep_until(start + pause).await;
     nodes.signal(0, Signal::CONT);
     load.mark("it runs again");
-    let _ = early.response_to("GET").await;
-    // Until its watch has told it of the takeover, a node that runs again serves what it had.
     let runs = Instant::now();
-    let mut asked = older_upstream.requests().len();
-    eventually(SOON, "the newer instance to be asked", async || {
-        let status = nodes.status(0, OTHER).await;
-        assert_eq!(status, 200);
-        let before = std::mem::replace(&mut asked, older_upstream.requests().len());
-        (asked == before).then_some(())
-    })
-    .await;
-    eprintln!(
-        "the older instance was asked {asked} times, the last time {:?} after the pause",
-        runs.elapsed()
-    );
-    assert!(
-        runs.elapsed() < Duration::from_secs(1),
-        "{:?}",
-        runs.elapsed()
-    );
+    let _ = early.response_to("GET").await;
+    eprintln!("answered {:?} after the pause", runs.elapsed());
     older.program().wait_for_line("has taken over", SOON).await;
     nodes.wait_linked().await;
     nodes.wait_served(0, APP).await;
     for number in 0..3 {
         assert_eq!(nodes.status(number, OTHER).await, 200);
     }
-    assert_eq!(
-        older_upstream.requests().len(),
-        asked,
-        "an older instance was asked"
-    );
+    let asked = &older_upstream.requests()[asked..];
+    eprintln!("asked: {asked:?}");
+    assert!(asked.is_empty(), "an older instance was asked: {asked:?}");
     newer.admin().wait_ready(true).await;
     drop(older);
     sleep(Duration::from_millis(100)).await;

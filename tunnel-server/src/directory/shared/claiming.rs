@@ -1,6 +1,6 @@
 //! How an instance gets a runtime: by the rules, the table and the writer; while etcd is away, without a record.
 
-use std::sync::{Arc, atomic::Ordering};
+use std::sync::Arc;
 
 use tokio::{sync::oneshot, time::Instant};
 use tunnel_proto::handshake::InstanceId;
@@ -35,10 +35,10 @@ impl Shared {
         let is_held = || {
             let is_own = holds.get(label).is_some();
             is_own
-                || self.is_held_elsewhere(&table, label)
+                || table.is_held_elsewhere(label.as_str(), self.incarnation)
                 || table.peer_holds(label.as_str()).next().is_some()
         };
-        match is_takeover && self.is_away.load(Ordering::Relaxed) && is_held() {
+        match is_takeover && self.is_away() && is_held() {
             true => Err(ClaimRefusal::Unavailable),
             false => Ok(()),
         }
@@ -54,7 +54,7 @@ impl Shared {
             let step = match self.enter(runtime, instance, on_conflict)? {
                 Entered::Joined(guard) => return Ok(guard),
                 // It has the claim: only the record of this node is missing, and follows.
-                Entered::Next(Step::Hold(_)) if self.is_away.load(Ordering::Relaxed) => {
+                Entered::Next(Step::Hold(_)) if self.is_away() => {
                     return self.claim_alone(runtime, instance);
                 }
                 Entered::Next(step) => step,
@@ -122,7 +122,7 @@ impl Shared {
         let is_held = holds
             .get(label)
             .is_some_and(|hold| hold.claim.instance != *instance)
-            || self.is_held_elsewhere(&table, label)
+            || table.is_held_elsewhere(label.as_str(), self.incarnation)
             || table.peer_holds(label.as_str()).next().is_some();
         let is_refused = is_held
             || self.node.without_directory == WithoutDirectory::Refuse

@@ -14,7 +14,7 @@ use tunnel_etcd::{
 };
 
 use super::{
-    Shared, event_now,
+    DirectoryError, Shared, event_now,
     record::{ClusterRecord, FORMAT, decode, encode},
     table::{Effect, Moment},
     wall_ms,
@@ -25,10 +25,14 @@ use super::{
 const PAGE: i64 = 10_000;
 
 /// Time between two signs of life that are asked of the member that is watched.
-const SIGN_EACH: Duration = Duration::from_secs(1);
+const SIGN_EACH: Duration = Duration::from_millis(400);
 
-/// Silence after which another member is watched.
-const SILENCE: Duration = Duration::from_secs(3);
+/// Signs in a row without an answer after which another member is watched: in about the time of an election, after which no
+/// takeover is to wait any longer. Counted, so that a node that stood still asks again.
+const SIGNS: u32 = 3;
+
+/// Those at the beginning of a watch: more, since the way to etcd may be slow.
+const FIRST_SIGNS: u32 = 12;
 
 /// Time until the next member is tried after a failure.
 const PAUSE: Duration = Duration::from_millis(200);
@@ -72,6 +76,13 @@ pub(super) async fn feed(shared: Arc<Shared>) {
 /// Reads all keys at one revision, which is returned.
 async fn list(shared: &Shared) -> Result<i64, EtcdError> {
     let (now, cluster) = ensure_cluster(shared).await?;
+    if let Some(ClusterRecord { format: found, .. }) = decode(&cluster)
+        && found > FORMAT
+    {
+        let known = FORMAT;
+        shared.fail(DirectoryError::Format { found, known });
+        return std::future::pending().await;
+    }
     let (first, range_end) = shared.keys.all();
     let position = shared.position.load(Ordering::Relaxed);
     let is_restored = now < position || !shared.is_cluster(Some(&cluster));
@@ -251,11 +262,11 @@ async fn begin_watch(shared: &Shared, member: usize, position: i64) -> Result<Wa
 async fn follow(shared: &Shared, mut watch: Watch, position: &mut i64) -> Ended {
     let mut sign = interval(SIGN_EACH);
     sign.set_missed_tick_behavior(MissedTickBehavior::Delay);
-    let mut heard = Instant::now();
+    let mut signs_left = FIRST_SIGNS;
     loop {
         tokio::select! {
             report = watch.next() => {
-                heard = Instant::now();
+                signs_left = SIGNS;
                 match report {
                     Ok(WatchReport::Events { events, up_to }) => {
                         let effects = apply_events(shared, &events);
@@ -268,6 +279,7 @@ async fn follow(shared: &Shared, mut watch: Watch, position: &mut i64) -> Ended 
                         shared.set_position(*position);
                     }
                     Ok(WatchReport::Alive { revision }) => {
+                        shared.reached.send_replace(revision);
                         // The member may only be behind.
                         if revision < *position
                             && let Ok(true) = is_restored(shared, *position).await
@@ -279,11 +291,13 @@ async fn follow(shared: &Shared, mut watch: Watch, position: &mut i64) -> Ended 
                 }
             }
             () = shared.is_restored.notified() => return Ended::Stale,
+            () = shared.wants_progress.notified() => watch.request_progress(),
             _ = sign.tick() => {
-                if heard.elapsed() >= SILENCE {
+                if signs_left == 0 {
                     let member = "the member that is watched".to_owned();
                     return Ended::Lost(EtcdError::TimedOut { member });
                 }
+                signs_left -= 1;
                 watch.request_progress();
             }
         }
@@ -343,6 +357,7 @@ impl Shared {
     /// Shows the revision up to which the table is complete.
     fn set_position(&self, revision: i64) {
         self.position.store(revision, Ordering::Relaxed);
+        self.reached.send_replace(revision);
         let revision = u64::try_from(revision).unwrap_or(0);
         self.metrics.set_revision(revision);
     }

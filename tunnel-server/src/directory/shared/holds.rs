@@ -170,10 +170,8 @@ impl Holds {
         };
         if current.instance != hold.claim.instance {
             let is_newer = current.epoch > hold.claim.epoch;
-            // What is left of this node's own record says nothing.
-            let holders = table.holders(label.as_str());
-            let mut others = holders.iter().map(|holder| holder.incarnation);
-            let has_returned = hold.is_provisional && others.any(|other| other != incarnation);
+            let has_returned =
+                hold.is_provisional && table.is_held_elsewhere(label.as_str(), incarnation);
             if is_newer || has_returned {
                 hold.is_superseded = true;
                 return Action::Superseded(current);

@@ -13,7 +13,7 @@ use tokio::time::{Instant, sleep, timeout};
 use tunnel_etcd::{EtcdError, RequestOp, TxnRequest};
 
 use super::{
-    DirectoryError, Shared, event_now,
+    DirectoryError, Shared, Unanswered, event_now,
     record::{NodeRecord, decode, encode},
 };
 
@@ -62,7 +62,7 @@ pub(super) async fn keep(shared: Arc<Shared>) {
             Err(error) => {
                 shared.fail_if_denied(&error);
                 tracing::debug!(%error, "cannot keep the lease of this node");
-                shared.set_away(true);
+                shared.on_unanswered(Unanswered::Renewals, &error);
                 sleep(PAUSE).await;
             }
         }
@@ -113,7 +113,7 @@ async fn renew(shared: &Shared, lease: i64) -> Result<(), EtcdError> {
         match shared.client.keep_alive(lease).await {
             Ok(_) => {
                 (renewed, failed) = (sent, 0);
-                shared.set_away(false);
+                shared.on_answered(Unanswered::Renewals);
                 if shown.is_outdated(shared) {
                     put(shared, lease).await?;
                     shown = Shown::new(shared);
@@ -125,7 +125,7 @@ async fn renew(shared: &Shared, lease: i64) -> Result<(), EtcdError> {
                 tracing::debug!(%error, "a renewal was not answered");
                 failed += 1;
                 if failed >= AWAY_AFTER {
-                    shared.set_away(true);
+                    shared.on_unanswered(Unanswered::Renewals, &error);
                 }
             }
         }

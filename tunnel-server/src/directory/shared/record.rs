@@ -43,6 +43,7 @@ pub(super) enum Key {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct ClusterRecord {
     /// Random, so that an etcd that was emptied is told from what it was.
+    #[serde(default)]
     pub(super) id: String,
     pub(super) format: u32,
     /// The upper bits of all epochs. Raised after a restore of etcd.

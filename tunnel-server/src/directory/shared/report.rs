@@ -128,6 +128,7 @@ pub(super) async fn judge(shared: Arc<Shared>) {
     let mut past = [0; 2];
     loop {
         ticks.tick().await;
+        shared.on_tick().await;
         shared.past_position.store(past[0], Ordering::Relaxed);
         past = [past[1], shared.position.load(Ordering::Relaxed)];
         shared.update_soft();
@@ -180,7 +181,7 @@ impl Shared {
     /// Finds what this node holds without a record, while etcd is away.
     pub(super) fn update_soft(&self) {
         let mut soft = Soft::new();
-        if self.is_away.load(Ordering::Relaxed) {
+        if self.is_away() {
             let holds = self.holds.lock();
             let table = self.table.read();
             for (label, hold) in holds.iter() {

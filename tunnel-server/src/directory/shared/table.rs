@@ -36,8 +36,6 @@ const GENERATION_SHIFT: u32 = 48;
 pub(super) struct Table {
     keys: Keys,
     generation: u16,
-    /// The format that the cluster's record has; 0 before it is known.
-    format: u32,
     /// The value of the cluster's record, and its revision; empty before it is known.
     cluster: Vec<u8>,
     cluster_revision: i64,
@@ -111,8 +109,7 @@ pub(super) enum Effect {
     Runtime(RuntimeLabel),
     Node(NodeName),
     Challenge(NodeName),
-    Cluster,
-    /// The generation of epochs was raised, or the format is another one: all has to be listed.
+    /// The record of the cluster is another one than was listed: all has to be listed again.
     Restored,
 }
 
@@ -158,7 +155,6 @@ impl Table {
         Self {
             keys,
             generation: 0,
-            format: 0,
             cluster: Vec::new(),
             cluster_revision: 0,
             nodes: HashMap::new(),
@@ -220,8 +216,7 @@ impl Table {
         self.cluster = value.to_vec();
         self.cluster_revision = revision;
         self.generation = record.generation;
-        self.format = record.format;
-        Some(Effect::Cluster)
+        None
     }
 
     fn put_node(&mut self, name: NodeName, record: NodeRecord, revision: i64) -> Option<Effect> {
@@ -321,7 +316,7 @@ impl Table {
                 self.forget_empty(&label);
                 is_changed.then_some(Effect::Runtime(label))
             }
-            Key::Cluster => Some(Effect::Cluster),
+            Key::Cluster => Some(Effect::Restored),
             Key::Challenge(_) => None,
         }
     }
@@ -438,11 +433,6 @@ impl Table {
     /// The number of runtimes with a record.
     pub(super) fn len(&self) -> usize {
         self.runtimes.len()
-    }
-
-    /// The format of the records, once it is known.
-    pub(super) fn format(&self) -> Option<u32> {
-        (self.format > 0).then_some(self.format)
     }
 
     /// The epoch of a claim of this revision. One from before the last raise of the generation is of the generation before:

@@ -435,7 +435,8 @@ async fn what_is_held_while_etcd_is_away_is_told_and_dies_with_the_link() {
     let label = entry().label.clone();
     let held = one.claim_alone(&entry(), &instance(1)).unwrap();
     for node in [&one, &two] {
-        node.is_away.store(true, Ordering::Relaxed);
+        let error = EtcdError::LeaseEnded;
+        node.on_unanswered(Unanswered::Writes, &error);
     }
     one.update_soft();
     let mut telling = SentReports::default();
@@ -465,6 +466,51 @@ async fn what_is_held_while_etcd_is_away_is_told_and_dies_with_the_link() {
     one.update_soft();
     tell(&one, &two, &mut telling, &mut hearing);
     assert!(two.holders(label.as_str()).is_none());
+}
+
+/// A node that stood for another is gone while etcd is away: its runtimes are free for new instances, which keep them.
+#[tokio::test]
+async fn what_a_node_held_that_is_not_heard_is_free_while_etcd_is_away() {
+    let mut nodes = Nodes::new(3);
+    for node in nodes.nodes.clone() {
+        let record = NodeRecord {
+            peer: Some("127.0.0.1:1".to_owned()),
+            ..node.record(0)
+        };
+        nodes.store.revision += 1;
+        let key = node.keys.node(&node.node.name);
+        nodes.store.put(key.as_bytes(), &encode(&record));
+    }
+    nodes.deliver();
+    let _dead = nodes.claim(0, &instance(1), OnConflict::Supersede).unwrap();
+    let (one, two, three) = (
+        nodes.nodes[0].clone(),
+        nodes.nodes[1].clone(),
+        nodes.nodes[2].clone(),
+    );
+    two.on_unanswered(Unanswered::Writes, &EtcdError::LeaseEnded);
+    // Renewals of the lease say nothing of writes.
+    two.on_answered(Unanswered::Renewals);
+    let newer = || two.precheck(&entry().label, &instance(2), OnConflict::Supersede);
+    let hear = |from: &Arc<Shared>| {
+        let mut hearing = ReceivedReports::new(two.clone(), from.node.name.clone());
+        tell(from, &two, &mut SentReports::default(), &mut hearing);
+        hearing
+    };
+    assert!(newer().is_err(), "the node hears of nobody");
+    let _third = hear(&three);
+    assert!(newer().is_ok());
+    let first = hear(&one);
+    assert!(newer().is_err());
+    drop(first);
+    let _newer = two.claim_alone(&entry(), &instance(2)).unwrap();
+    two.on_answered(Unanswered::Writes);
+    nodes.write(1, Vec::new());
+    for node in [&two, &three] {
+        let claim = node.current(entry().label.as_str()).unwrap();
+        assert_eq!(claim.instance, instance(2));
+    }
+    assert!(two.holds.lock().get(&entry().label).is_some());
 }
 
 /// The watch may report a write before its answer has come; answering that by another write would never end.

@@ -18,7 +18,7 @@ use tunnel_proto::handshake::InstanceId;
 
 use super::{
     super::{Claim, ClaimGuard},
-    Shared, event_now,
+    Shared, Unanswered, event_now,
     record::{ClaimRecord, HeldRecord, HeldState, decode, encode},
     table::{NextClaim, Step},
     wall_ms,
@@ -154,7 +154,7 @@ pub(super) fn batch(shared: &Shared, waiting: &mut Vec<ClaimRequest>) -> Vec<Ite
 /// Sends a batch until it is answered, or the time is over. Returns whether it was.
 async fn commit(shared: &Arc<Shared>, batch: Vec<Item>) -> bool {
     let txn = shared.joined(&batch);
-    let patience = match shared.is_away.load(Ordering::Relaxed) {
+    let patience = match shared.is_away() {
         true => AWAY_PATIENCE,
         false => PATIENCE,
     };
@@ -163,7 +163,7 @@ async fn commit(shared: &Arc<Shared>, batch: Vec<Item>) -> bool {
         let position = shared.position.load(Ordering::Relaxed);
         match shared.client.txn(txn.clone()).await {
             Ok(answer) => {
-                shared.set_away(false);
+                shared.on_answered(Unanswered::Writes);
                 match answer.succeeded && answer.revision() >= position {
                     true => shared.on_answers(batch, answer),
                     false => on_restored(shared, batch, until).await,
@@ -173,7 +173,7 @@ async fn commit(shared: &Arc<Shared>, batch: Vec<Item>) -> bool {
             Err(error) => {
                 tracing::debug!(%error, "etcd has not taken a write");
                 if Instant::now() >= until {
-                    shared.on_unanswered(batch, &error);
+                    shared.on_not_written(batch, &error);
                     return false;
                 }
             }
@@ -448,11 +448,8 @@ impl Shared {
     }
 
     /// A batch was not answered: whether it was made is unknown. Records are tried again.
-    fn on_unanswered(&self, batch: Vec<Item>, error: &EtcdError) {
-        self.set_away(true);
-        if let EtcdError::Denied { .. } = error {
-            tracing::error!(%error, "etcd refuses to write claims");
-        }
+    fn on_not_written(&self, batch: Vec<Item>, error: &EtcdError) {
+        self.on_unanswered(Unanswered::Writes, error);
         for item in batch {
             if let ItemKind::Requested(request, _) = item.kind {
                 self.metrics.claims(FAILED).inc();
