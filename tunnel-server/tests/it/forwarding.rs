@@ -221,7 +221,7 @@ async fn a_failure_names_the_program_that_has_met_it() {
     );
     assert_eq!(
         answer.head.value("proxy-status").unwrap(),
-        "tunnel-client; error=http_request_error; details=\"no route\", tunnel-server; next-hop=\"n1\""
+        "tunnel-client; error=destination_not_found; details=\"no route\", tunnel-server; next-hop=\"n1\""
     );
     // A limit of the runtime counts where its session is.
     let upgrade = "connection: upgrade\r\nupgrade: websocket\r\nsec-websocket-version: 13\r\n\
