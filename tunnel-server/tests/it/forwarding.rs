@@ -13,7 +13,9 @@ use tokio::time::Instant;
 use tunnel_etcd::{Client, RequestOp, TxnRequest};
 use tunnel_ops::{task::Owned, tls_files::Identity};
 use tunnel_proto::{
+    close::CloseReason,
     exchange::Informational,
+    handshake::InstanceSecret,
     problem::{Hop, Problem, Reason},
 };
 use tunnel_server::{
@@ -419,6 +421,47 @@ async fn a_limit_counts_at_the_holder() {
     eventually(SOON, "room for another one", async || {
         let answer = three.raw().await.ask(get("/now")).await;
         (answer.head.status() == 200).then_some(())
+    })
+    .await;
+}
+
+/// A limit of a runtime is divided among the nodes that hold it: all together admit no more than one of them alone.
+#[tokio::test]
+async fn a_limit_is_divided_among_two_holders() {
+    let linked = Linked::start().await;
+    let limited = |config: &mut Config| config.settings.limit_exchanges = 4;
+    let one = linked.node("n1", limited).await;
+    let two = linked.node("n2", limited).await;
+    let hold = |_| std::future::pending();
+    let instance = || InstanceSecret::from_random([7; 16]);
+    let first = FakeClient::of_instance(&one, PROD, instance(), hold).await;
+    let second = FakeClient::of_instance(&two, PROD, instance(), hold).await;
+    for node in [&one, &two] {
+        eventually(SOON, "a node to know the other holder", async || {
+            let (_, text) = node.admin("/api/v1/runtimes/acme-prod").await;
+            text.contains("\"other_nodes\":[\"n").then_some(())
+        })
+        .await;
+    }
+    let mut held = Vec::new();
+    for (node, client) in [(&one, &first), (&two, &second)] {
+        for count in 1..=2 {
+            let mut raw = node.raw().await;
+            raw.send(get("/hold")).await;
+            client.request(count).await;
+            held.push(raw);
+        }
+        let answer = node.raw().await.ask(get("/more")).await;
+        assert_eq!(answer.reason(), "exchange_limit");
+    }
+    // The last holder has the whole limit.
+    second.session.close(CloseReason::Left);
+    let mut more = Vec::new();
+    eventually(SOON, "the whole limit at the other node", async || {
+        let mut raw = one.raw().await;
+        raw.send(get("/hold")).await;
+        more.push(raw);
+        (first.seen().len() >= 4).then_some(())
     })
     .await;
 }

@@ -241,3 +241,64 @@ async fn requests_go_on_while_etcd_is_away_for_a_moment() {
     loaded.go_on("etcd is back").await;
     loaded.assert_unnoticed().await;
 }
+
+/// A node that etcd does not answer, and all others are answered: what is taken over elsewhere reaches it by its peers; once
+/// its lease has ended its clients go to other nodes, without loss, and it comes back by itself.
+#[tokio::test]
+#[ignore = "waits until a lease has ended: e2e/run-cluster runs it"]
+async fn a_node_that_is_cut_off_from_etcd_is_left_without_loss() {
+    let (nodes, upstream) = (Nodes::start(3).await, Upstream::start().await);
+    let balancer = nodes.balancer().await;
+    let addresses = [0, 1, 2].map(|number| nodes.server(number).tunnel_address());
+    balancer.lead_to_each(&addresses[..2]);
+    let _client = nodes.client(APP, balancer.address(), &upstream, 2).await;
+    let older = nodes.client(OTHER, addresses[0], &upstream, 1).await;
+    nodes.wait_holders(2, APP, &[0, 1]).await;
+    balancer.lead_to_each(&addresses);
+    nodes.wait_holders(1, OTHER, &[0]).await;
+    let loads = [0, 1, 2].map(|number| nodes.load(number, &every_kind()));
+    let go_on = async |what: &str| {
+        for load in &loads {
+            load.mark(what);
+            load.wait_progress(5).await;
+        }
+    };
+    go_on("all is well").await;
+    for way in nodes.to_etcd(0) {
+        way.refuse();
+        way.cut();
+    }
+    let start = Instant::now();
+    let newer = nodes.client(OTHER, addresses[1], &upstream, 1).await;
+    is_superseded(&older).await;
+    let delay = start.elapsed();
+    eprintln!("taken over after {delay:?}, with the start of a program");
+    assert!(delay < Duration::from_secs(3), "{delay:?}");
+    assert_eq!(nodes.status(0, OTHER).await, 200);
+    go_on("taken over elsewhere").await;
+    let admin = nodes.server(0).admin();
+    let cut_off = &["state=\"cut_off\""];
+    eventually(4 * SOON, "the node to be cut off", async || {
+        let state = "tunnel_server_directory_state";
+        (nodes.metric(0, state, cut_off).await > 0.0).then_some(())
+    })
+    .await;
+    admin.wait_ready(false).await;
+    let third = nodes.server(2).admin();
+    let sessions = "tunnel_server_sessions";
+    third.wait_metric(sessions, &[], |count| count >= 1.0).await;
+    go_on("its clients have gone elsewhere").await;
+    for way in nodes.to_etcd(0) {
+        way.resume();
+    }
+    admin.wait_ready(true).await;
+    nodes.wait_served(0, APP).await;
+    go_on("it is back").await;
+    assert_eq!(nodes.keys("node/").await.len(), 3);
+    for load in loads {
+        let report = load.finish().await;
+        eprintln!("{report}");
+        report.assert_none_failed();
+    }
+    newer.admin().wait_ready(true).await;
+}

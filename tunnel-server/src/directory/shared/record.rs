@@ -93,7 +93,7 @@ pub(super) struct ClaimRecord {
     pub(super) nonce: String,
     pub(super) account: String,
     pub(super) runtime: String,
-    /// The node that wrote it, and its clock, for people.
+    /// The node that wrote it together with its own record, and its clock, for people.
     pub(super) node: String,
     pub(super) at_ms: u64,
     /// Takeovers in a row, and the time from the last one to this claim.

@@ -309,6 +309,7 @@ impl Shared {
                     let (key, value) = (self.keys.claim(&label), encode(&claim.record));
                     let moment = event_now();
                     effects.extend(table.put(key.as_bytes(), &value, claim.revision, moment));
+                    table.put_claimant(label, &claim.record, claim.revision);
                 }
             }
         }

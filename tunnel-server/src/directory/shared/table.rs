@@ -268,6 +268,23 @@ impl Table {
         Some(Effect::Runtime(label))
     }
 
+    /// Notes that the writer of a claim holds the runtime: its record is written together with the claim.
+    pub(super) fn put_claimant(&mut self, label: RuntimeLabel, claim: &ClaimRecord, revision: i64) {
+        let Ok(node) = claim.node.parse() else { return };
+        let Some((incarnation, _)) = self.node(&node) else {
+            return;
+        };
+        let held = HeldEntry {
+            node,
+            incarnation,
+            revision,
+            round: self.round,
+            epoch: revision,
+            state: HeldState::Open,
+        };
+        self.put_held(label, held);
+    }
+
     fn put_held(&mut self, label: RuntimeLabel, held: HeldEntry) -> Option<Effect> {
         let restored_in = self.restored_in;
         let records = self.runtimes.entry(label.clone()).or_default();

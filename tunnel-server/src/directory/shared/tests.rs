@@ -426,6 +426,8 @@ async fn a_node_that_is_cut_off_hears_from_the_others_what_it_has_lost() {
     both();
     assert!(one.holds.lock().get(&label).is_none());
     assert_eq!(one.current(label.as_str()).as_ref(), Some(newer.claim()));
+    let (_, holders) = one.holders(label.as_str()).unwrap();
+    assert_eq!(holders[0].node, two.node.name, "requests go there");
 }
 
 #[tokio::test]
