@@ -35,7 +35,7 @@ use std::{
 use self::{
     holds::{Action, Holds},
     record::{Keys, NodeRecord},
-    report::{LastReports, Soft},
+    report::{LastReports, Unrecorded},
     table::{Effect, Moment, Table},
     writer::ClaimRequest,
 };
@@ -151,7 +151,7 @@ pub(crate) struct Shared {
     /// What other nodes have said lately.
     last_reports: Mutex<LastReports>,
     /// What this node holds without a record.
-    soft: Mutex<Arc<Soft>>,
+    unrecorded: Mutex<Arc<Unrecorded>>,
     /// How often all records were read.
     listings: watch::Sender<u64>,
     /// An answer or an event has shown that etcd was restored.
@@ -201,7 +201,7 @@ impl Shared {
             past_position: AtomicI64::new(0),
             state: watch::Sender::default(),
             last_reports: Mutex::default(),
-            soft: Mutex::default(),
+            unrecorded: Mutex::default(),
             listings: watch::Sender::new(0),
             is_restored: Notify::new(),
             is_present: watch::Sender::new(false),
@@ -377,7 +377,12 @@ impl Shared {
     /// The other nodes that hold a runtime by its current claim, and that claim's epoch.
     pub(crate) fn holders(&self, label: &str) -> Option<(Epoch, Vec<Holder>)> {
         let table = self.table.read();
-        let told = || table.peer_holds(label).next().map(|(hold, _)| &hold.claim);
+        let told = || {
+            table
+                .peer_holds(label)
+                .next()
+                .map(|(_, _, hold)| &hold.claim)
+        };
         let epoch = match table.claim(label) {
             Some(claim) => claim.epoch,
             None => told()?.epoch,

@@ -114,7 +114,7 @@ impl Shared {
         let mut holds = self.holds.lock();
         let table = self.table.read();
         let told = table.peer_holds(label.as_str()).next();
-        let told = told.map(|(hold, _)| hold.claim.clone());
+        let told = told.map(|(_, _, hold)| hold.claim.clone());
         let current = told.or_else(|| table.claim(label.as_str()));
         let is_own = current
             .as_ref()

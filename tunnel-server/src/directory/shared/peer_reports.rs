@@ -1,7 +1,7 @@
 //! What other nodes have told this one by their links, beside the records: that they live, and what they hold while etcd
 //! cannot be written. A plain value.
 //!
-//! It is soft: what a node has told is forgotten when it is not heard any more. A record in etcd that says more counts
+//! What a node has told is forgotten when it is not heard any more. A record in etcd that says more counts
 //! first.
 
 use std::collections::HashMap;
@@ -20,15 +20,15 @@ pub(super) struct PeerReports {
     heard: HashMap<NodeName, Incarnation>,
     /// Those of them whose key is gone: their lease has ended, and they live.
     keyless: HashMap<NodeName, NodeRecord>,
-    holds: HashMap<RuntimeLabel, Vec<PeerHold>>,
+    holds: HashMap<RuntimeLabel, Vec<(NodeName, UnrecordedHold)>>,
 }
 
-/// A runtime that another node holds, and has no record of.
+/// A runtime that a node holds, and has no record of.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct PeerHold {
-    pub(super) node: NodeName,
+pub(super) struct UnrecordedHold {
     pub(super) claim: Claim,
-    pub(super) names: (AccountName, RuntimeName),
+    pub(super) account: AccountName,
+    pub(super) name: RuntimeName,
     pub(super) is_leaving: bool,
 }
 
@@ -50,7 +50,7 @@ impl PeerReports {
         let mut changed = Vec::new();
         self.holds.retain(|label, holds| {
             let count = holds.len();
-            holds.retain(|hold| hold.node != *node);
+            holds.retain(|(holder, _)| holder != node);
             if holds.len() < count {
                 changed.push(label.clone());
             }
@@ -88,16 +88,16 @@ impl PeerReports {
     }
 
     /// A node that is heard holds a runtime.
-    pub(super) fn hold(&mut self, label: RuntimeLabel, hold: PeerHold) {
+    pub(super) fn hold(&mut self, node: &NodeName, label: RuntimeLabel, hold: UnrecordedHold) {
         let holds = self.holds.entry(label).or_default();
-        holds.retain(|known| known.node != hold.node);
-        holds.push(hold);
+        holds.retain(|(holder, _)| holder != node);
+        holds.push((node.clone(), hold));
     }
 
     /// A node holds a runtime no more, or has a record of it.
     pub(super) fn release(&mut self, label: &RuntimeLabel, node: &NodeName) {
         if let Some(holds) = self.holds.get_mut(label) {
-            holds.retain(|known| known.node != *node);
+            holds.retain(|(holder, _)| holder != node);
             if holds.is_empty() {
                 self.holds.remove(label);
             }
@@ -105,20 +105,23 @@ impl PeerReports {
     }
 
     /// Who holds a runtime without a record, by the newest claim that is told.
-    pub(super) fn holds(&self, label: &str) -> impl Iterator<Item = (&PeerHold, Incarnation)> {
+    pub(super) fn holds(
+        &self,
+        label: &str,
+    ) -> impl Iterator<Item = (&NodeName, Incarnation, &UnrecordedHold)> {
         let holds = self.holds.get(label).map_or(&[][..], Vec::as_slice);
-        let newest = holds.iter().map(|hold| hold.claim.epoch).max();
+        let newest = holds.iter().map(|(_, hold)| hold.claim.epoch).max();
         let of_newest = holds
             .iter()
-            .filter(move |hold| Some(hold.claim.epoch) == newest);
-        of_newest.filter_map(|hold| Some((hold, *self.heard.get(&hold.node)?)))
+            .filter(move |(_, hold)| Some(hold.claim.epoch) == newest);
+        of_newest.filter_map(|(node, hold)| Some((node, *self.heard.get(node)?, hold)))
     }
 
     /// The label and the names of a runtime that is told of.
     pub(super) fn runtime(&self, label: &str) -> Option<(RuntimeLabel, AccountName, RuntimeName)> {
         let (label, holds) = self.holds.get_key_value(label)?;
-        let (account, name) = holds.first()?.names.clone();
-        Some((label.clone(), account, name))
+        let (_, hold) = holds.first()?;
+        Some((label.clone(), hold.account.clone(), hold.name.clone()))
     }
 }
 
@@ -128,14 +131,14 @@ mod tests {
 
     use super::{super::super::Epoch, *};
 
-    fn hold(node: &str, epoch: u64) -> PeerHold {
-        PeerHold {
-            node: node.parse().unwrap(),
+    fn hold(epoch: u64) -> UnrecordedHold {
+        UnrecordedHold {
             claim: Claim {
                 instance: InstanceSecret::from_random([1; 16]).id().clone(),
                 epoch: Epoch::from_number(epoch),
             },
-            names: ("acme".parse().unwrap(), "prod".parse().unwrap()),
+            account: "acme".parse().unwrap(),
+            name: "prod".parse().unwrap(),
             is_leaving: false,
         }
     }
@@ -147,11 +150,11 @@ mod tests {
         let mut told = PeerReports::default();
         told.hear(&n1, Incarnation::new(1));
         told.hear(&n2, Incarnation::new(2));
-        told.hold(label.clone(), hold("n1", 5));
-        told.hold(label.clone(), hold("n2", 6));
+        told.hold(&n1, label.clone(), hold(5));
+        told.hold(&n2, label.clone(), hold(6));
         let nodes = |told: &PeerReports| -> Vec<String> {
             let holds = told.holds("acme-prod");
-            holds.map(|(hold, _)| hold.node.to_string()).collect()
+            holds.map(|(node, ..)| node.to_string()).collect()
         };
         assert_eq!(nodes(&told), ["n2"]);
         // A node that starts again has told nothing.

@@ -21,14 +21,14 @@ use tunnel_proto::handshake::InstanceId;
 use super::{
     Shared, event_now,
     outage::{EtcdState, PeerReport, state},
-    peer_reports::PeerHold,
+    peer_reports::UnrecordedHold,
     presence::TTL,
     record::{ClaimRecord, HeldState, encode},
     table::Effect,
 };
 use crate::{
     directory::{Claim, Epoch, Incarnation, NodeName},
-    runtimes::{AccountName, RuntimeLabel, RuntimeName},
+    runtimes::RuntimeLabel,
 };
 
 /// Time between two reports, and between two ticks at the state.
@@ -45,19 +45,10 @@ const CLAIMS_IN_ONE: usize = 8;
 const AT_ONCE: usize = 16;
 
 /// What this node holds without a record.
-pub(super) type Soft = HashMap<RuntimeLabel, SoftHold>;
+pub(super) type Unrecorded = HashMap<RuntimeLabel, UnrecordedHold>;
 
 /// What other nodes have said last.
 pub(super) type LastReports = HashMap<NodeName, LastReport>;
-
-/// A runtime that is held without a record.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct SoftHold {
-    claim: Claim,
-    account: AccountName,
-    name: RuntimeName,
-    is_leaving: bool,
-}
 
 /// What a node has said last.
 #[derive(Debug)]
@@ -75,7 +66,7 @@ pub(super) struct LastReport {
 /// What was told on one link.
 #[derive(Debug, Default)]
 pub(crate) struct SentReports {
-    held: HashMap<RuntimeLabel, SoftHold>,
+    held: HashMap<RuntimeLabel, UnrecordedHold>,
     claims_up_to: i64,
 }
 
@@ -131,7 +122,7 @@ pub(super) async fn judge(shared: Arc<Shared>) {
         shared.on_tick().await;
         shared.past_position.store(past[0], Ordering::Relaxed);
         past = [past[1], shared.position.load(Ordering::Relaxed)];
-        shared.update_soft();
+        shared.update_unrecorded();
         shared.update_state();
     }
 }
@@ -179,25 +170,25 @@ impl Shared {
     }
 
     /// Finds what this node holds without a record, while etcd is away.
-    pub(super) fn update_soft(&self) {
-        let mut soft = Soft::new();
+    pub(super) fn update_unrecorded(&self) {
+        let mut unrecorded = Unrecorded::new();
         if self.is_away() {
             let holds = self.holds.lock();
             let table = self.table.read();
             for (label, hold) in holds.iter() {
                 let record = table.held_by(label, &self.node.name, self.incarnation);
                 if record != Some((hold.epoch(), hold.state())) {
-                    let held = SoftHold {
+                    let held = UnrecordedHold {
                         claim: hold.claim.clone(),
                         account: hold.account.clone(),
                         name: hold.name.clone(),
                         is_leaving: hold.state() == HeldState::Leaving,
                     };
-                    soft.insert(label.clone(), held);
+                    unrecorded.insert(label.clone(), held);
                 }
             }
         }
-        *self.soft.lock() = Arc::new(soft);
+        *self.unrecorded.lock() = Arc::new(unrecorded);
     }
 
     /// Tells another node what it is to know now. `send` says whether a report was sent; what was not is told later.
@@ -208,17 +199,17 @@ impl Shared {
         telling: &mut SentReports,
         mut send: impl FnMut(String) -> bool,
     ) {
-        let soft = self.soft.lock().clone();
+        let unrecorded = self.unrecorded.lock().clone();
         for number in 0..AT_ONCE {
             let mut report = self.report(node);
-            let held: Vec<(RuntimeLabel, SoftHold)> = soft
+            let held: Vec<(RuntimeLabel, UnrecordedHold)> = unrecorded
                 .iter()
                 .filter(|(label, hold)| telling.held.get(*label) != Some(hold))
                 .take(HOLDS_IN_ONE)
                 .map(|(label, hold)| (label.clone(), hold.clone()))
                 .collect();
             let told = telling.held.keys();
-            let gone = told.filter(|label| !soft.contains_key(*label));
+            let gone = told.filter(|label| !unrecorded.contains_key(*label));
             let released: Vec<RuntimeLabel> = gone.take(HOLDS_IN_ONE).cloned().collect();
             let claims = self.claims_for(node, incarnation, telling.claims_up_to);
             let last = claims.last().map(|claim| claim.revision);
@@ -291,8 +282,8 @@ impl Shared {
         let mut table = self.table.write();
         let mut changed = table.peer_reports.hear(node, incarnation);
         for held in report.held {
-            if let Some((label, hold)) = held.read(node) {
-                table.peer_reports.hold(label.clone(), hold);
+            if let Some((label, hold)) = held.read() {
+                table.peer_reports.hold(node, label.clone(), hold);
                 changed.push(label);
             }
         }
@@ -319,7 +310,7 @@ impl Shared {
 }
 
 impl ReportedHold {
-    fn of((label, hold): &(RuntimeLabel, SoftHold)) -> Self {
+    fn of((label, hold): &(RuntimeLabel, UnrecordedHold)) -> Self {
         Self {
             label: label.to_string(),
             account: hold.account.to_string(),
@@ -331,15 +322,15 @@ impl ReportedHold {
     }
 
     /// What it says, if it can be read.
-    fn read(self, node: &NodeName) -> Option<(RuntimeLabel, PeerHold)> {
+    fn read(self) -> Option<(RuntimeLabel, UnrecordedHold)> {
         let label = RuntimeLabel::parse(&self.label).ok()?;
-        let hold = PeerHold {
-            node: node.clone(),
+        let hold = UnrecordedHold {
             claim: Claim {
                 instance: self.instance,
                 epoch: Epoch::from_number(self.epoch),
             },
-            names: (self.account.parse().ok()?, self.runtime.parse().ok()?),
+            account: self.account.parse().ok()?,
+            name: self.runtime.parse().ok()?,
             is_leaving: self.leaving,
         };
         Some((label, hold))

@@ -440,7 +440,7 @@ async fn what_is_held_while_etcd_is_away_is_told_and_dies_with_the_link() {
         let error = EtcdError::LeaseEnded;
         node.on_unanswered(Unanswered::Writes, &error);
     }
-    one.update_soft();
+    one.update_unrecorded();
     let mut telling = SentReports::default();
     let mut hearing = ReceivedReports::new(two.clone(), one.node.name.clone());
     tell(&one, &two, &mut telling, &mut hearing);
@@ -465,7 +465,7 @@ async fn what_is_held_while_etcd_is_away_is_told_and_dies_with_the_link() {
     let mut telling = SentReports::default();
     let mut hearing = ReceivedReports::new(two.clone(), one.node.name.clone());
     drop(held);
-    one.update_soft();
+    one.update_unrecorded();
     tell(&one, &two, &mut telling, &mut hearing);
     assert!(two.holders(label.as_str()).is_none());
 }
@@ -579,4 +579,57 @@ proptest! {
             assert_eq!(sorted(own), sorted(other));
         });
     }
+}
+
+/// The memory of a table of a million runtimes.
+#[test]
+#[ignore = "a measurement: run it alone, with --nocapture"]
+fn a_million_runtimes() {
+    const RUNTIMES: i64 = 1_000_000;
+    let resident = || {
+        let pages = std::fs::read_to_string("/proc/self/statm").unwrap();
+        let pages: i64 = pages.split(' ').nth(1).unwrap().parse().unwrap();
+        pages * 4_096
+    };
+    let keys = Keys::new("/t/");
+    let mut table = Table::new(keys.clone());
+    let node: NodeName = "node-1".parse().unwrap();
+    let run = Incarnation::new(1);
+    let before = resident();
+    for number in 0..RUNTIMES {
+        let (account, runtime) = (
+            format!("account-{}", number / 4),
+            format!("runtime-{}", number % 4),
+        );
+        let label =
+            RuntimeLabel::new(&account.parse().unwrap(), &runtime.parse().unwrap()).unwrap();
+        let claim = record::ClaimRecord {
+            instance: instance((number % 251) as u8),
+            nonce: writer::nonce(),
+            account,
+            runtime,
+            node: node.to_string(),
+            at_ms: wall_ms(),
+            row: 0,
+            row_age_ms: 0,
+            superseded: std::collections::VecDeque::new(),
+        };
+        let held = record::HeldRecord {
+            epoch: 0,
+            state: record::HeldState::Open,
+        };
+        table.put(
+            keys.claim(&label).as_bytes(),
+            &encode(&claim),
+            number + 1,
+            event_now(),
+        );
+        let key = keys.held(&node, run, &label);
+        table.put(key.as_bytes(), &encode(&held), number + 1, event_now());
+    }
+    eprintln!(
+        "{} bytes for each runtime",
+        (resident() - before) / RUNTIMES
+    );
+    assert_eq!(table.len(), RUNTIMES as usize);
 }

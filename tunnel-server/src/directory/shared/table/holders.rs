@@ -3,7 +3,7 @@
 use super::{
     super::{
         super::node::{Incarnation, NodeName},
-        peer_reports::PeerHold,
+        peer_reports::UnrecordedHold,
         record::{ClaimRecord, HeldState, NodeRecord, NodeState},
     },
     ClaimEntry, HeldEntry, Holder, RuntimeRecords, Table,
@@ -24,11 +24,11 @@ impl Table {
             is_leaving: held.state == HeldState::Leaving || node.state == NodeState::Leaving,
         };
         let mut holders: Vec<Holder> = holders.map(holder).collect();
-        for (hold, incarnation) in self.peer_holds(label) {
-            let is_new = holders.iter().all(|holder| holder.node != hold.node);
-            if is_new && let Some(node) = self.node_of(&hold.node, incarnation) {
+        for (name, incarnation, hold) in self.peer_holds(label) {
+            let is_new = holders.iter().all(|holder| holder.node != *name);
+            if is_new && let Some(node) = self.node_of(name, incarnation) {
                 holders.push(Holder {
-                    node: hold.node.clone(),
+                    node: name.clone(),
                     incarnation,
                     revision: 0,
                     peer: node.peer.clone(),
@@ -64,11 +64,11 @@ impl Table {
     pub(in super::super) fn peer_holds(
         &self,
         label: &str,
-    ) -> impl Iterator<Item = (&PeerHold, Incarnation)> {
+    ) -> impl Iterator<Item = (&NodeName, Incarnation, &UnrecordedHold)> {
         let records = self.runtimes.get(label);
         let is_held = records.is_some_and(|records| self.live(records).next().is_some());
         let claim = records.and_then(|records| records.claim.as_ref());
-        self.peer_reports.holds(label).filter(move |(hold, _)| {
+        self.peer_reports.holds(label).filter(move |(_, _, hold)| {
             claim.is_none_or(|claim| claim.record.instance == hold.claim.instance) || !is_held
         })
     }
