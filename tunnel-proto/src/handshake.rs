@@ -64,11 +64,11 @@ pub struct InstanceSecret {
     id: InstanceId,
 }
 
-/// Names an instance: the first 16 bytes of the SHA-256 of its secret's text, in lower-case hexadecimal
+/// Names an instance: the first 16 bytes of the SHA-256 of its secret's text; as text, in lower-case hexadecimal
 /// digits. It is public: the secret cannot be computed from it.
-#[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[derive(Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(try_from = "String", into = "String")]
-pub struct InstanceId(String);
+pub struct InstanceId([u8; 16]);
 
 /// The text is not an instance id.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
@@ -113,7 +113,7 @@ impl InstanceSecret {
     fn new(text: String) -> Self {
         let mut half = [0; 16];
         half.copy_from_slice(&Sha256::digest(text.as_bytes())[..16]);
-        let id = InstanceId(hex(half));
+        let id = InstanceId(half);
         Self { text, id }
     }
 
@@ -127,15 +127,7 @@ impl InstanceSecret {
 /// Shows only the id.
 impl std::fmt::Debug for InstanceSecret {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_tuple("InstanceSecret").field(&self.id.0).finish()
-    }
-}
-
-impl InstanceId {
-    /// The id as text.
-    #[must_use]
-    pub fn as_str(&self) -> &str {
-        &self.0
+        f.debug_tuple("InstanceSecret").field(&self.id).finish()
     }
 }
 
@@ -144,22 +136,29 @@ impl TryFrom<String> for InstanceId {
     type Error = BadInstanceId;
 
     fn try_from(text: String) -> Result<Self, BadInstanceId> {
-        match is_hex(&text) {
-            true => Ok(Self(text)),
-            false => Err(BadInstanceId),
+        if !is_hex(&text) {
+            return Err(BadInstanceId);
         }
+        let number = u128::from_str_radix(&text, 16).map_err(|_| BadInstanceId)?;
+        Ok(Self(number.to_be_bytes()))
     }
 }
 
 impl From<InstanceId> for String {
     fn from(id: InstanceId) -> Self {
-        id.0
+        hex(id.0)
     }
 }
 
 impl std::fmt::Display for InstanceId {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str(&self.0)
+        f.write_str(&hex(self.0))
+    }
+}
+
+impl std::fmt::Debug for InstanceId {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "InstanceId({self})")
     }
 }
 
@@ -523,14 +522,14 @@ mod tests {
     #[test]
     fn the_public_id_does_not_serve_as_the_secret() {
         let secret = InstanceSecret::parse("0123456789abcdef0123456789abcdef").unwrap();
-        let id = secret.id().as_str();
+        let id = secret.id().to_string();
         // SHA-256 of the 32 digits, as any other program computes it.
         assert_eq!(id, "3eb1bd439947eb762998e566ccc2e099");
-        let shown = InstanceSecret::parse(id).unwrap();
+        let shown = InstanceSecret::parse(&id).unwrap();
         assert_ne!(shown.id(), secret.id());
         let debug = format!("{secret:?} {:?}", session_request());
         assert!(
-            debug.contains(id) && !debug.contains("0123456789abcdef"),
+            debug.contains(&id) && !debug.contains("0123456789abcdef"),
             "{debug}"
         );
         assert!(!debug.contains(&"07".repeat(16)), "{debug}");

@@ -368,7 +368,7 @@ async fn admit(
     let changed = shared.authenticator.changed();
     let grant = shared.authenticator.authenticate(&presented).await;
     let grant = grant.inspect_err(|error| {
-        let (instance, reason) = (greeting.instance.id().as_str(), error.name());
+        let (instance, reason) = (greeting.instance.id().to_string(), error.name());
         if let Some(left_out) = shared.refusal_lines.take() {
             tracing::warn!(%peer, instance, reason, %error, left_out, "a tunnel client was refused");
         }
@@ -422,7 +422,7 @@ async fn may_begin(
         go_elsewhere(shared, greeting)?;
         return Ok(None);
     };
-    let (label, instance) = (runtime.label.as_str(), greeting.instance.id().as_str());
+    let (label, instance) = (runtime.label.as_str(), greeting.instance.id().to_string());
     if let Some(left_out) = shared.refusal_lines.take() {
         tracing::warn!(runtime = label, instance, %peer, %refusal, left_out, "a tunnel client was refused");
     }

@@ -414,8 +414,8 @@ fn session_views(tunnel: Option<&Tunnel>, members: &[Member]) -> Vec<SessionView
         return Vec::new();
     };
     let claim = tunnel.claim();
-    let instance = claim.instance.as_str();
-    let views = members.iter().map(|member| session_view(instance, member));
+    let instance = claim.instance.to_string();
+    let views = members.iter().map(|member| session_view(&instance, member));
     views.collect()
 }
 

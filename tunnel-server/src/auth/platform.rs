@@ -141,7 +141,7 @@ impl PlatformQuery {
         Self {
             token: token.into(),
             sha256: sha256(token),
-            instance: greeting.instance.id().as_str().to_owned(),
+            instance: greeting.instance.id().to_string(),
             version: greeting.version.clone(),
             session: greeting.session_number,
             peer,

@@ -123,7 +123,7 @@ impl LiveSession {
             .with_label_values(&[reason])
             .inc();
         let (instance, number) = (
-            self.greeting.instance.id().as_str(),
+            &self.greeting.instance.id().to_string(),
             self.greeting.session_number,
         );
         let (runtime, peer) = (self.label(), self.peer);

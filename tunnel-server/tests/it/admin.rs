@@ -189,7 +189,7 @@ async fn a_runtime_is_shown_with_its_sessions() {
     assert_eq!(online["hosts"], json!([PROD_HOST]));
     assert_eq!(
         (&online["online"], &online["instance"]),
-        (&json!(true), &json!(instance.id().as_str()))
+        (&json!(true), &json!(instance.id().to_string()))
     );
     assert!(
         online["online_since"].is_string() && online["epoch"].is_u64(),

@@ -128,7 +128,7 @@ async fn the_platform_is_asked_once_with_all_that_it_needs() {
     assert_eq!(
         body,
         json!({
-            "token": TOKEN, "instance": InstanceSecret::from_random([7; 16]).id().as_str(), "version": "0.1.0", "session": 2,
+            "token": TOKEN, "instance": InstanceSecret::from_random([7; 16]).id().to_string(), "version": "0.1.0", "session": 2,
             "peer": "192.0.2.7:4000",
         })
     );

@@ -323,7 +323,7 @@ async fn a_newer_instance_takes_over_and_the_older_one_finishes_what_it_has() {
     let (newer, _feeds) = answering(&rig, instance.clone()).await;
     let mut raw = rig.raw().await;
     for _ in 0..5 {
-        assert_eq!(raw.ask(get("/now")).await.text(), instance.id().as_str());
+        assert_eq!(raw.ask(get("/now")).await.text(), instance.id().to_string());
     }
     let told = older
         .control(|control| matches!(control, Control::Superseded { .. }))
@@ -351,7 +351,7 @@ async fn a_newer_instance_takes_over_and_the_older_one_finishes_what_it_has() {
     .await;
     rig.metric_becomes("tunnel_server_takeovers_total", 1.0)
         .await;
-    assert_eq!(raw.ask(get("/now")).await.text(), instance.id().as_str());
+    assert_eq!(raw.ask(get("/now")).await.text(), instance.id().to_string());
     assert_eq!(newer.seen().len(), 6);
 }
 

@@ -39,7 +39,7 @@ impl LiveSession {
         };
         let reason = end.reason().name();
         let (instance, runtime, peer) = (
-            self.greeting.instance.id().as_str(),
+            &self.greeting.instance.id().to_string(),
             self.label(),
             self.peer,
         );

@@ -5,19 +5,21 @@
 //! after this node has applied its own write. A listing replaces what it has not got by merging: nothing disappears while
 //! it is read.
 
+mod entries;
 mod holders;
 
 use std::{
     collections::{HashMap, HashSet, VecDeque},
+    sync::Arc,
     time::Duration,
 };
 
 use tokio::time::Instant;
 use tunnel_proto::handshake::InstanceId;
 
+use self::entries::{ClaimEntry, HeldEntry, NodeRun, RuntimeRecords};
 use super::super::{
     Claim, ClaimRefusal, Epoch, OnConflict,
-    contention::Contention,
     node::{Incarnation, NodeName},
     standing::Standing,
 };
@@ -40,7 +42,11 @@ pub(super) struct Table {
     cluster: Vec<u8>,
     cluster_revision: i64,
     nodes: HashMap<NodeName, NodeEntry>,
-    runtimes: HashMap<RuntimeLabel, RuntimeRecords>,
+    runtimes: HashMap<RuntimeLabel, Box<RuntimeRecords>>,
+    /// When it was first seen of a runtime that no node holds it.
+    free_since: HashMap<RuntimeLabel, Instant>,
+    /// The run of the last record that was applied, which many have in common.
+    last_run: Option<Arc<NodeRun>>,
     /// What other nodes have told beside the records.
     pub(super) peer_reports: PeerReports,
     /// The number of the listing that is being read, or was last.
@@ -55,35 +61,6 @@ struct NodeEntry {
     round: u32,
     incarnation: Incarnation,
     record: NodeRecord,
-}
-
-/// The records of one runtime.
-#[derive(Debug, Default)]
-struct RuntimeRecords {
-    claim: Option<ClaimEntry>,
-    held: Vec<HeldEntry>,
-    /// When it was first seen that no node holds the runtime.
-    free_since: Option<Instant>,
-}
-
-#[derive(Debug)]
-struct ClaimEntry {
-    revision: i64,
-    round: u32,
-    record: ClaimRecord,
-    /// When the last takeover of the row was, by this node's clock.
-    last_takeover: Instant,
-}
-
-#[derive(Debug)]
-struct HeldEntry {
-    node: NodeName,
-    incarnation: Incarnation,
-    revision: i64,
-    round: u32,
-    /// The revision of the claim.
-    epoch: i64,
-    state: HeldState,
 }
 
 /// A node that has sessions of the instance that holds a runtime.
@@ -159,6 +136,8 @@ impl Table {
             cluster_revision: 0,
             nodes: HashMap::new(),
             runtimes: HashMap::new(),
+            free_since: HashMap::new(),
+            last_run: None,
             peer_reports: PeerReports::default(),
             round: 0,
             restored_in: 0,
@@ -189,8 +168,7 @@ impl Table {
             Key::Held(node, incarnation, label) => {
                 let record: HeldRecord = decode(value)?;
                 let held = HeldEntry {
-                    node,
-                    incarnation,
+                    run: self.run(node, incarnation),
                     revision,
                     round: self.round,
                     epoch: match record.epoch {
@@ -249,7 +227,7 @@ impl Table {
         Moment { now, listed_at_ms }: Moment,
     ) -> Option<Effect> {
         let (round, restored_in) = (self.round, self.restored_in);
-        let records = self.runtimes.entry(label.clone()).or_default();
+        let records = self.records_mut(&label);
         if let Some(known) = &mut records.claim
             && known.revision >= revision
             && known.round >= restored_in
@@ -258,13 +236,9 @@ impl Table {
             return None;
         }
         let age_ms = listed_at_ms.map_or(0, |listed| listed.saturating_sub(record.at_ms));
-        let age = Duration::from_millis(age_ms.saturating_add(record.row_age_ms));
-        records.claim = Some(ClaimEntry {
-            revision,
-            round,
-            record,
-            last_takeover: now.checked_sub(age).unwrap_or(now),
-        });
+        let age = Duration::from_millis(age_ms);
+        let claim = ClaimEntry::new(&label, record, (revision, round), age, now);
+        records.claim = Some(claim);
         Some(Effect::Runtime(label))
     }
 
@@ -275,8 +249,7 @@ impl Table {
             return;
         };
         let held = HeldEntry {
-            node,
-            incarnation,
+            run: self.run(node, incarnation),
             revision,
             round: self.round,
             epoch: revision,
@@ -287,10 +260,8 @@ impl Table {
 
     fn put_held(&mut self, label: RuntimeLabel, held: HeldEntry) -> Option<Effect> {
         let restored_in = self.restored_in;
-        let records = self.runtimes.entry(label.clone()).or_default();
-        let is_key =
-            |known: &HeldEntry| known.node == held.node && known.incarnation == held.incarnation;
-        match records.held.iter_mut().find(|known| is_key(known)) {
+        let records = self.records_mut(&label);
+        match records.held.iter_mut().find(|known| known.run == held.run) {
             Some(known) if known.revision >= held.revision && known.round >= restored_in => {
                 known.round = held.round;
                 return None;
@@ -299,6 +270,20 @@ impl Table {
             None => records.held.push(held),
         }
         Some(Effect::Runtime(label))
+    }
+
+    /// The records of a runtime, which are made if there are none.
+    fn records_mut(&mut self, label: &RuntimeLabel) -> &mut RuntimeRecords {
+        self.runtimes.entry(label.clone()).or_default()
+    }
+
+    /// A run of a node, which its records have in common.
+    fn run(&mut self, node: NodeName, incarnation: Incarnation) -> Arc<NodeRun> {
+        let run = NodeRun { node, incarnation };
+        match &self.last_run {
+            Some(last) if **last == run => last.clone(),
+            _ => self.last_run.insert(Arc::new(run)).clone(),
+        }
     }
 
     /// Applies a removal. Returns what it was about, if it changes anything.
@@ -323,12 +308,10 @@ impl Table {
             }
             Key::Held(node, incarnation, label) => {
                 let records = self.runtimes.get_mut(&label)?;
-                let count = records.held.len();
-                records.held.retain(|held| {
-                    held.node != node
-                        || held.incarnation != incarnation
-                        || held.revision >= revision
-                });
+                let (count, run) = (records.held.len(), NodeRun { node, incarnation });
+                records
+                    .held
+                    .retain(|held| *held.run != run || held.revision >= revision);
                 let is_changed = records.held.len() < count;
                 self.forget_empty(&label);
                 is_changed.then_some(Effect::Runtime(label))
@@ -339,9 +322,11 @@ impl Table {
     }
 
     fn forget_empty(&mut self, label: &RuntimeLabel) {
-        let is_empty =
-            |records: &RuntimeRecords| records.claim.is_none() && records.held.is_empty();
-        if self.runtimes.get(label).is_some_and(is_empty) {
+        if self
+            .runtimes
+            .get(label)
+            .is_some_and(|records| records.is_empty())
+        {
             self.runtimes.remove(label);
         }
     }
@@ -383,7 +368,7 @@ impl Table {
             if claim.is_some() || records.held.len() < count {
                 effects.push(Effect::Runtime(label.clone()));
             }
-            records.claim.is_some() || !records.held.is_empty()
+            !records.is_empty()
         });
         effects
     }
@@ -391,8 +376,8 @@ impl Table {
     /// The runs of nodes that have records and are no more.
     pub(super) fn dead_nodes(&self) -> HashSet<(NodeName, Incarnation)> {
         let held = self.runtimes.values().flat_map(|records| &records.held);
-        let dead = held.filter(|held| self.node_of(&held.node, held.incarnation).is_none());
-        dead.map(|held| (held.node.clone(), held.incarnation))
+        let dead = held.filter(|held| self.node_of(&held.run).is_none());
+        dead.map(|held| (held.run.node.clone(), held.run.incarnation))
             .collect()
     }
 
@@ -404,7 +389,10 @@ impl Table {
     ) -> Vec<(RuntimeLabel, (NodeName, Incarnation))> {
         let records = self.runtimes.iter().flat_map(|(label, records)| {
             let held = records.held.iter();
-            held.map(move |held| (label.clone(), (held.node.clone(), held.incarnation)))
+            held.map(move |held| {
+                let run = (held.run.node.clone(), held.run.incarnation);
+                (label.clone(), run)
+            })
         });
         records
             .filter(|(_, node)| dead.contains(node))
@@ -415,26 +403,22 @@ impl Table {
     /// The claims, with their revisions, of runtimes that have been free for so long, at most so many.
     pub(super) fn long_free(&mut self, long: Duration, most: usize) -> Vec<(RuntimeLabel, i64)> {
         let now = Instant::now();
-        let held: HashSet<RuntimeLabel> = {
-            let runtimes = self.runtimes.iter();
-            let held = runtimes.filter(|(_, records)| self.live(records).next().is_some());
-            held.map(|(label, _)| label.clone()).collect()
-        };
-        let mut free = Vec::new();
-        for (label, records) in &mut self.runtimes {
-            if held.contains(label) {
-                records.free_since = None;
-                continue;
-            }
-            let since = *records.free_since.get_or_insert(now);
+        let runtimes = self.runtimes.iter();
+        let free = runtimes.filter(|(_, records)| self.live(records).next().is_none());
+        let mut long_free = Vec::new();
+        let mut free_since = HashMap::new();
+        for (label, records) in free {
+            let since = self.free_since.get(label).copied().unwrap_or(now);
+            free_since.insert(label.clone(), since);
             if let Some(claim) = &records.claim
                 && now.saturating_duration_since(since) >= long
-                && free.len() < most
+                && long_free.len() < most
             {
-                free.push((label.clone(), claim.revision));
+                long_free.push((label.clone(), claim.revision));
             }
         }
-        free
+        self.free_since = free_since;
+        long_free
     }
 
     /// The number of nodes, of claims and of held records.
@@ -479,7 +463,7 @@ impl Table {
     pub(super) fn claim(&self, label: &str) -> Option<Claim> {
         let claim = self.runtimes.get(label)?.claim.as_ref()?;
         Some(Claim {
-            instance: claim.record.instance.clone(),
+            instance: claim.instance.clone(),
             epoch: self.epoch(claim.revision),
         })
     }
@@ -488,7 +472,7 @@ impl Table {
     pub(super) fn runtime(&self, label: &str) -> Option<(RuntimeLabel, AccountName, RuntimeName)> {
         let claimed = || {
             let (label, records) = self.runtimes.get_key_value(label)?;
-            let (account, name) = records.claim.as_ref()?.record.runtime()?;
+            let (account, name) = records.claim.as_ref()?.runtime(label)?;
             Some((label.clone(), account, name))
         };
         claimed().or_else(|| self.peer_reports.runtime(label))
@@ -512,7 +496,8 @@ impl Table {
         incarnation: Incarnation,
     ) -> Option<(Epoch, HeldState)> {
         let held = self.runtimes.get(label)?.held.iter();
-        let mut own = held.filter(|held| held.node == *node && held.incarnation == incarnation);
+        let mut own =
+            held.filter(|held| held.run.node == *node && held.run.incarnation == incarnation);
         own.next().map(|held| (self.epoch(held.epoch), held.state))
     }
 
@@ -540,12 +525,12 @@ impl Table {
         }
         is_held.then(|| Standing {
             claim: Claim {
-                instance: entry.record.instance.clone(),
+                instance: entry.instance.clone(),
                 epoch: self.epoch(entry.revision),
             },
-            contention: Contention::of(entry.record.row, entry.last_takeover),
+            contention: entry.contention(),
             is_leaving,
-            superseded: entry.record.superseded.clone(),
+            superseded: entry.superseded(),
         })
     }
 
@@ -566,10 +551,9 @@ impl Table {
         let Some(standing) = self.standing(label) else {
             // A free runtime has no history: the instance that had it last gets it by its old claim only if that has none.
             let is_own = |claim: &&ClaimEntry| {
-                claim.record.instance == *instance
+                claim.instance == *instance
                     && !self.is_outlived(claim.revision)
-                    && claim.record.superseded.is_empty()
-                    && claim.record.row == 0
+                    && !claim.has_takeovers()
             };
             return Ok(match entry.filter(is_own) {
                 Some(claim) => Step::Hold(claim.revision),

@@ -6,8 +6,11 @@ use super::{
         peer_reports::UnrecordedHold,
         record::{ClaimRecord, HeldState, NodeRecord, NodeState},
     },
-    ClaimEntry, HeldEntry, Holder, RuntimeRecords, Table,
+    Holder, Table,
+    entries::{HeldEntry, NodeRun, RuntimeRecords},
 };
+use tokio::time::Instant;
+
 use crate::runtimes::RuntimeLabel;
 
 impl Table {
@@ -16,8 +19,8 @@ impl Table {
         let records = self.runtimes.get(label);
         let holders = records.into_iter().flat_map(|records| self.live(records));
         let holder = |(held, node): (&HeldEntry, &NodeRecord)| Holder {
-            node: held.node.clone(),
-            incarnation: held.incarnation,
+            node: held.run.node.clone(),
+            incarnation: held.run.incarnation,
             revision: held.revision,
             peer: node.peer.clone(),
             zone: node.zone.clone(),
@@ -26,7 +29,11 @@ impl Table {
         let mut holders: Vec<Holder> = holders.map(holder).collect();
         for (name, incarnation, hold) in self.peer_holds(label) {
             let is_new = holders.iter().all(|holder| holder.node != *name);
-            if is_new && let Some(node) = self.node_of(name, incarnation) {
+            let run = NodeRun {
+                node: name.clone(),
+                incarnation,
+            };
+            if is_new && let Some(node) = self.node_of(&run) {
                 holders.push(Holder {
                     node: name.clone(),
                     incarnation,
@@ -69,15 +76,15 @@ impl Table {
         let is_held = records.is_some_and(|records| self.live(records).next().is_some());
         let claim = records.and_then(|records| records.claim.as_ref());
         self.peer_reports.holds(label).filter(move |(_, _, hold)| {
-            claim.is_none_or(|claim| claim.record.instance == hold.claim.instance) || !is_held
+            claim.is_none_or(|claim| claim.instance == hold.claim.instance) || !is_held
         })
     }
 
     /// What this run of a node says of itself; its key may be gone while the node is heard.
-    pub(super) fn node_of(&self, name: &NodeName, incarnation: Incarnation) -> Option<&NodeRecord> {
-        let node = self.nodes.get(name);
-        let node = node.filter(|node| node.incarnation == incarnation);
-        let keyless = || self.peer_reports.keyless(name, incarnation);
+    pub(super) fn node_of(&self, run: &NodeRun) -> Option<&NodeRecord> {
+        let node = self.nodes.get(&run.node);
+        let node = node.filter(|node| node.incarnation == run.incarnation);
+        let keyless = || self.peer_reports.keyless(&run.node, run.incarnation);
         node.map(|node| &node.record).or_else(keyless)
     }
 
@@ -94,20 +101,23 @@ impl Table {
             .filter_map(|(label, records)| {
                 let claim = records.claim.as_ref()?;
                 let is_older = |held: &HeldEntry| {
-                    held.node == *node
-                        && held.incarnation == incarnation
+                    held.run.node == *node
+                        && held.run.incarnation == incarnation
                         && held.epoch != claim.revision
                 };
                 let is_taken = claim.revision > after && records.held.iter().any(is_older);
-                is_taken.then_some((label, claim))
+                is_taken.then_some((label, claim, &records.held))
             })
             .collect();
-        taken.sort_unstable_by_key(|(_, claim)| claim.revision);
-        let taken = taken.into_iter().take(most);
-        let owned = |(label, claim): (&RuntimeLabel, &ClaimEntry)| {
-            (label.clone(), claim.revision, claim.record.clone())
-        };
-        taken.map(owned).collect()
+        taken.sort_unstable_by_key(|(_, claim, _)| claim.revision);
+        let now = Instant::now();
+        let taken = taken.into_iter().take(most).map(|(label, claim, held)| {
+            let mut held = held.iter();
+            let writer = held.find(|held| held.epoch == claim.revision);
+            let record = claim.to_record(label, writer.map(|held| &held.run.node), now);
+            (label.clone(), claim.revision, record)
+        });
+        taken.collect()
     }
 
     pub(super) fn live<'a>(
@@ -120,6 +130,6 @@ impl Table {
             .held
             .iter()
             .filter(of_claim)
-            .filter_map(|held| Some((held, self.node_of(&held.node, held.incarnation)?)))
+            .filter_map(|held| Some((held, self.node_of(&held.run)?)))
     }
 }

@@ -1,0 +1,149 @@
+//! What the table keeps of one runtime. There may be a million, so that each is kept small: what its label says is not
+//! kept again, and what few have is apart.
+
+use std::{collections::VecDeque, sync::Arc, time::Duration};
+
+use smallvec::SmallVec;
+use tokio::time::Instant;
+use tunnel_proto::handshake::InstanceId;
+
+use super::super::{
+    super::{
+        contention::Contention,
+        node::{Incarnation, NodeName},
+    },
+    record::{ClaimRecord, HeldState},
+};
+use crate::runtimes::{AccountName, RuntimeLabel, RuntimeName};
+
+/// The records of one runtime.
+#[derive(Debug, Default)]
+pub(super) struct RuntimeRecords {
+    pub(super) claim: Option<ClaimEntry>,
+    /// Nearly all runtimes have one.
+    pub(super) held: SmallVec<[HeldEntry; 1]>,
+}
+
+/// The claim of a runtime.
+#[derive(Debug)]
+pub(super) struct ClaimEntry {
+    pub(super) revision: i64,
+    pub(super) round: u32,
+    pub(super) instance: InstanceId,
+    /// The length of the account's name, with which the label begins; 0 if the record names another runtime.
+    account: u8,
+    /// `None` if nobody has lost the runtime since it was free.
+    takeovers: Option<Box<Takeovers>>,
+}
+
+/// The takeovers since a runtime was free.
+#[derive(Debug)]
+struct Takeovers {
+    in_a_row: u32,
+    /// When the last one of the row was, by this node's clock.
+    last: Instant,
+    superseded: VecDeque<InstanceId>,
+}
+
+/// The record that a node has sessions of a runtime.
+#[derive(Debug)]
+pub(super) struct HeldEntry {
+    pub(super) run: Arc<NodeRun>,
+    pub(super) revision: i64,
+    /// The revision of the claim.
+    pub(super) epoch: i64,
+    pub(super) round: u32,
+    pub(super) state: HeldState,
+}
+
+/// One run of a node.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub(super) struct NodeRun {
+    pub(super) node: NodeName,
+    pub(super) incarnation: Incarnation,
+}
+
+impl RuntimeRecords {
+    pub(super) fn is_empty(&self) -> bool {
+        self.claim.is_none() && self.held.is_empty()
+    }
+}
+
+impl ClaimEntry {
+    /// The claim of a record. `age` is how long ago it was written.
+    pub(super) fn new(
+        label: &RuntimeLabel,
+        record: ClaimRecord,
+        (revision, round): (i64, u32),
+        age: Duration,
+        now: Instant,
+    ) -> Self {
+        let account = record.runtime().filter(|(account, runtime)| {
+            RuntimeLabel::new(account, runtime).is_ok_and(|named| named == *label)
+        });
+        let account = account.and_then(|(account, _)| u8::try_from(account.as_str().len()).ok());
+        let is_first = record.row == 0 && record.superseded.is_empty();
+        let age = age.saturating_add(Duration::from_millis(record.row_age_ms));
+        let takeovers = (!is_first).then(|| {
+            Box::new(Takeovers {
+                in_a_row: record.row,
+                last: now.checked_sub(age).unwrap_or(now),
+                superseded: record.superseded,
+            })
+        });
+        Self {
+            revision,
+            round,
+            instance: record.instance,
+            account: account.unwrap_or_default(),
+            takeovers,
+        }
+    }
+
+    /// The account and the name of the runtime, whose label this is.
+    pub(super) fn runtime(&self, label: &RuntimeLabel) -> Option<(AccountName, RuntimeName)> {
+        let (account, rest) = label.as_str().split_at_checked(usize::from(self.account))?;
+        let name = rest.strip_prefix('-')?;
+        Some((account.parse().ok()?, name.parse().ok()?))
+    }
+
+    pub(super) fn has_takeovers(&self) -> bool {
+        self.takeovers.is_some()
+    }
+
+    pub(super) fn contention(&self) -> Contention {
+        let takeovers = self.takeovers.as_ref();
+        takeovers.map_or_else(Contention::default, |takeovers| {
+            Contention::of(takeovers.in_a_row, takeovers.last)
+        })
+    }
+
+    pub(super) fn superseded(&self) -> VecDeque<InstanceId> {
+        let takeovers = self.takeovers.as_ref();
+        takeovers.map_or_else(VecDeque::new, |takeovers| takeovers.superseded.clone())
+    }
+
+    /// The record again, apart from what only its writer needs; `node` has written it.
+    pub(super) fn to_record(
+        &self,
+        label: &RuntimeLabel,
+        node: Option<&NodeName>,
+        now: Instant,
+    ) -> ClaimRecord {
+        let (account, runtime) = self.runtime(label).map_or_else(Default::default, |names| {
+            (names.0.to_string(), names.1.to_string())
+        });
+        let (row, row_age) = self.contention().parts(now);
+        ClaimRecord {
+            instance: self.instance.clone(),
+            nonce: String::new(),
+            account,
+            runtime,
+            node: node.map(ToString::to_string).unwrap_or_default(),
+            at_ms: 0,
+            row,
+            row_age_ms: u64::try_from(row_age.as_millis()).unwrap_or(u64::MAX),
+            superseded: self.superseded(),
+        }
+    }
+}
