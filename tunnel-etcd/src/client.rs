@@ -34,8 +34,11 @@ use crate::{
     watch::Watch,
 };
 
-/// Largest answer, in bytes. etcd's own limit of one request is 1.5 MB, and a page of a listing is about as large.
-const ANSWER_BYTES: usize = 8 << 20;
+/// Largest answer, in bytes: several times a page of a listing of 20,000 keys.
+const ANSWER_BYTES: usize = 16 << 20;
+
+/// Time for one read of a range. etcd counts all keys of the range for each page: a million take it some 300 ms.
+const RANGE_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// Where etcd is, and how it is spoken to.
 #[derive(Clone)]
@@ -128,7 +131,8 @@ impl Client {
     /// # Errors
     /// See [`EtcdError`].
     pub async fn range(&self, request: RangeRequest) -> Result<RangeResponse, EtcdError> {
-        self.call("/etcdserverpb.KV/Range", request).await
+        let (index, path) = (self.preferred(), "/etcdserverpb.KV/Range");
+        self.call_member(index, path, request, RANGE_TIMEOUT).await
     }
 
     /// Makes a transaction.
@@ -195,7 +199,8 @@ impl Client {
                 }),
             }
         };
-        self.bounded(index, Box::pin(renewed)).await
+        let timeout = self.shared.timeout;
+        self.bounded(index, timeout, Box::pin(renewed)).await
     }
 
     /// The state of one member.
@@ -204,7 +209,9 @@ impl Client {
     /// See [`EtcdError`].
     pub async fn status(&self, index: usize) -> Result<StatusResponse, EtcdError> {
         let path = "/etcdserverpb.Maintenance/Status";
-        self.call_member(index, path, StatusRequest {}).await
+        let timeout = self.shared.timeout;
+        self.call_member(index, path, StatusRequest {}, timeout)
+            .await
     }
 
     /// Watches all keys of a range from a revision on, at the member with this number. The watch ends with
@@ -236,7 +243,8 @@ impl Client {
                 connection,
             ))
         };
-        self.bounded(index, Box::pin(watch)).await
+        let timeout = self.shared.timeout;
+        self.bounded(index, timeout, Box::pin(watch)).await
     }
 
     /// Calls the preferred member.
@@ -245,7 +253,9 @@ impl Client {
         Q: Message + 'static,
         A: Message + Default + 'static,
     {
-        self.call_member(self.preferred(), path, request).await
+        let timeout = self.shared.timeout;
+        self.call_member(self.preferred(), path, request, timeout)
+            .await
     }
 
     async fn call_member<Q, A>(
@@ -253,6 +263,7 @@ impl Client {
         index: usize,
         path: &'static str,
         request: Q,
+        timeout: Duration,
     ) -> Result<A, EtcdError>
     where
         Q: Message + 'static,
@@ -265,7 +276,7 @@ impl Client {
                 .await
         };
         // Boxed, since the future of a call is large.
-        self.bounded(index, Box::pin(called)).await
+        self.bounded(index, timeout, Box::pin(called)).await
     }
 
     async fn unary<Q, A>(
@@ -331,10 +342,11 @@ impl Client {
     async fn bounded<T>(
         &self,
         index: usize,
+        time: Duration,
         call: impl Future<Output = Result<T, EtcdError>>,
     ) -> Result<T, EtcdError> {
         let member = self.member(index);
-        let result = match timeout(self.shared.timeout, call).await {
+        let result = match timeout(time, call).await {
             Ok(result) => result,
             Err(_) => {
                 // A connection may be lost without a sign.

@@ -156,6 +156,17 @@ fn entry(server: &Server) -> Entry {
 
 #[tokio::test]
 async fn all_nodes_are_replaced_one_after_another_without_loss() {
+    replace_all(1).await;
+}
+
+#[tokio::test]
+#[ignore = "takes minutes: e2e/run-cluster runs it"]
+async fn all_nodes_are_replaced_five_times_without_loss() {
+    replace_all(5).await;
+}
+
+/// Replaces each node so many times.
+async fn replace_all(rounds: usize) {
     let (rollout, upstream) = (Rollout::new().await, Upstream::start().await);
     let mut servers = Vec::new();
     for name in NODES {
@@ -170,7 +181,7 @@ async fn all_nodes_are_replaced_one_after_another_without_loss() {
     for load in &loads {
         load.wait_progress(10).await;
     }
-    for number in 0..NODES.len() {
+    for number in (0..NODES.len()).cycle().take(rounds * NODES.len()) {
         let next = entry(&servers[(number + 1) % NODES.len()]);
         let (load, server) = (&loads[number], &mut servers[number]);
         let addresses = (server.tunnel_address(), server.public_address());
@@ -188,6 +199,8 @@ async fn all_nodes_are_replaced_one_after_another_without_loss() {
         }
     }
     for load in loads {
-        load.finish().await.assert_none_failed();
+        let report = load.finish().await;
+        eprintln!("{report}");
+        report.assert_none_failed();
     }
 }

@@ -566,3 +566,54 @@ async fn empty(etcd: &Etcd) {
     etcd.ctl(&["defrag"]).await;
     etcd.ctl(&["alarm", "disarm"]).await;
 }
+
+/// A node of a directory of a million runtimes, all held by another node, is ready in time.
+#[tokio::test(flavor = "multi_thread")]
+#[ignore = "a measurement that takes minutes: run it alone, with --nocapture"]
+async fn a_directory_of_a_million_runtimes() {
+    const RUNTIMES: usize = 1_000_000;
+    const TOGETHER: usize = 60;
+    let etcd = Etcd::start_with_flags(1, &["--quota-backend-bytes=8589934592"]).await;
+    let client = tunnel_etcd::Client::new(shared(&etcd, "n9").etcd);
+    let incarnation = format!("{:016x}", 1);
+    let record = serde_json::json!({
+        "incarnation": incarnation, "version": "0.1.0", "state": "serving",
+    });
+    etcd.ctl(&["put", "/tunnel/v1/node/n1", &record.to_string()])
+        .await;
+    let next = std::sync::atomic::AtomicUsize::new(0);
+    let write = async || loop {
+        let first = next.fetch_add(TOGETHER, std::sync::atomic::Ordering::Relaxed);
+        if first >= RUNTIMES {
+            return;
+        }
+        let puts = (first..(first + TOGETHER).min(RUNTIMES)).flat_map(|number| {
+            let (account, runtime) = (number / 4, number % 4);
+            let label = format!("account-{account}-runtime-{runtime}");
+            let claim = serde_json::json!({
+                "instance": format!("{number:032x}"), "nonce": format!("{number:016x}"),
+                "account": format!("account-{account}"), "runtime": format!("runtime-{runtime}"),
+                "node": "n1", "at_ms": 1_795_525_135_152_u64,
+            });
+            let held = format!("/tunnel/v1/held/n1/{incarnation}/{label}");
+            let put = tunnel_etcd::RequestOp::put;
+            [
+                put(format!("/tunnel/v1/claim/{label}"), claim.to_string(), 0),
+                put(held, r#"{"state":"open"}"#.to_owned(), 0),
+            ]
+        });
+        let txn = tunnel_etcd::TxnRequest {
+            success: puts.collect(),
+            ..tunnel_etcd::TxnRequest::default()
+        };
+        while let Err(error) = client.txn(txn.clone()).await {
+            eprintln!("{error}");
+        }
+    };
+    tokio::join!(write(), write(), write(), write());
+    let start = Instant::now();
+    let two = node(&etcd, "n2").await;
+    eprintln!("ready after {:?}", start.elapsed());
+    let (_, text) = two.admin("/api/v1/runtimes/account-77-runtime-3").await;
+    assert!(text.contains("\"other_nodes\":[\"n1\"]"), "{text}");
+}

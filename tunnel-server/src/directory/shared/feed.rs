@@ -21,8 +21,11 @@ use super::{
     writer::nonce,
 };
 
-/// Keys in a page of the listing: about 1.4 MB.
-const PAGE: i64 = 10_000;
+/// Keys in a page of the listing: some 4 MB.
+const PAGE: i64 = 20_000;
+
+/// The kinds of keys, in the order in which they are listed.
+const KINDS: [&str; 4] = ["cluster", "node/", "claim/", "held/"];
 
 /// Time between two signs of life that are asked of the member that is watched.
 const SIGN_EACH: Duration = Duration::from_millis(400);
@@ -83,7 +86,6 @@ async fn list(shared: &Shared) -> Result<i64, EtcdError> {
         shared.fail(DirectoryError::Format { found, known });
         return std::future::pending().await;
     }
-    let (first, range_end) = shared.keys.all();
     let position = shared.position.load(Ordering::Relaxed);
     let is_restored = now < position || !shared.is_cluster(Some(&cluster));
     if is_restored {
@@ -91,31 +93,40 @@ async fn list(shared: &Shared) -> Result<i64, EtcdError> {
         raise_generation(shared).await?;
     }
     begin(shared, is_restored);
-    let (mut key, mut revision) = (first, 0);
+    let mut revision = 0;
+    // Apart, since etcd counts all keys of a range for each page.
+    for kind in KINDS {
+        list_kind(shared, kind, &mut revision).await?;
+    }
+    end(shared, revision);
+    Ok(revision)
+}
+
+/// Reads the keys of one kind, at this revision; at the newest one, which is then the revision, if that is 0.
+async fn list_kind(shared: &Shared, kind: &str, revision: &mut i64) -> Result<(), EtcdError> {
+    let (mut key, range_end) = shared.keys.of_kind(kind);
     loop {
         let request = RangeRequest {
             key: key.clone(),
             range_end: range_end.clone(),
             limit: PAGE,
-            revision,
+            revision: *revision,
             // The first page decides the revision, and so has to be the newest.
-            serializable: revision > 0,
+            serializable: *revision > 0,
             count_only: false,
         };
         let page = shared.client.range(request).await?;
-        if revision == 0 {
-            revision = page.header.map_or(0, |header| header.revision);
+        if *revision == 0 {
+            *revision = page.header.map_or(0, |header| header.revision);
         }
         let last = page.kvs.last().map(|kv| kv.key.clone());
         let effects = apply_page(shared, &page.kvs);
         shared.on_effects(effects);
         match last {
             Some(last) if page.more => key = Bytes::from([&last[..], b"\0"].concat()),
-            _ => break,
+            _ => return Ok(()),
         }
     }
-    end(shared, revision);
-    Ok(revision)
 }
 
 /// Begins a listing.
