@@ -39,10 +39,12 @@ use crate::{
 };
 use named::NamedTarget;
 use noise::Noise;
-use preset::{HOP, NGINX};
 use sample::LoadLevel;
 use started::{OpenTarget, TargetChoice, UpstreamAnswer};
 use upstream::Upstream;
+
+/// The targets that ratios are to unless told otherwise, the better one first.
+const BASES: [&str; 2] = ["nginx", "hop"];
 
 /// Flags of `loadtest compare`.
 #[derive(Clone, Debug, clap::Args)]
@@ -383,9 +385,9 @@ impl Args {
             let mut all = targets.into_iter().flatten();
             all.any(|(name, opened)| name == wanted && opened.is_ok())
         };
-        let candidates = [NGINX.name, HOP.name].into_iter().chain(names);
-        let base = candidates.into_iter().find(runs).unwrap_or(NGINX.name);
-        if base != NGINX.name {
+        let base = BASES.into_iter().chain(names).find(runs);
+        let base = base.unwrap_or(BASES[0]);
+        if base != BASES[0] {
             report.warn(format!(
                 "ratios are to {base}, since nginx is not among the targets"
             ));

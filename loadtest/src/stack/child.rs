@@ -6,19 +6,17 @@ use std::{
     io::{BufRead, BufReader, Read},
     net::SocketAddr,
     process::{self, Command, Stdio},
-    sync::Arc,
     thread,
     time::Duration,
 };
 
 use anyhow::{Context as _, bail};
-use parking_lot::Mutex;
 use serde_json::Value;
 use tokio::{
     io::{AsyncReadExt as _, AsyncWriteExt as _},
     net::TcpStream,
     sync::watch,
-    time::{Instant, sleep, timeout},
+    time::{Instant, sleep, timeout, timeout_at},
 };
 
 /// Lines of a program's output that are kept, for its addresses and for messages about its end.
@@ -47,12 +45,15 @@ const OWN: &str = "/proc/self/exe";
 pub struct Child {
     role: String,
     child: process::Child,
-    log: Arc<Log>,
+    log: watch::Sender<Log>,
 }
 
+/// The last lines of both outputs.
+#[derive(Default)]
 struct Log {
-    lines: Mutex<VecDeque<String>>,
-    written: watch::Sender<usize>,
+    lines: VecDeque<String>,
+    /// Outputs that are not closed yet.
+    open: usize,
 }
 
 impl fmt::Debug for Child {
@@ -66,8 +67,8 @@ impl Child {
     ///
     /// # Errors
     /// It cannot be started.
-    pub fn start(role: impl Into<String>, command: Command) -> anyhow::Result<Self> {
-        Self::launch(role.into(), command, Stdio::null())
+    pub fn start(role: &str, command: Command) -> anyhow::Result<Self> {
+        Self::launch(role, command, Stdio::null())
     }
 
     /// Starts this program again with this role and these arguments. However this process ends,
@@ -76,15 +77,15 @@ impl Child {
     /// # Errors
     /// It cannot be started.
     pub fn start_own(
-        role: impl Into<String>,
+        role: &str,
         arguments: impl IntoIterator<Item = String>,
     ) -> anyhow::Result<Self> {
         let mut command = Command::new(OWN);
         command.arg(format!("--{END_WITH_INPUT}")).args(arguments);
-        Self::launch(role.into(), command, Stdio::piped())
+        Self::launch(role, command, Stdio::piped())
     }
 
-    fn launch(role: String, mut command: Command, input: Stdio) -> anyhow::Result<Self> {
+    fn launch(role: &str, mut command: Command, input: Stdio) -> anyhow::Result<Self> {
         for (variable, _) in env::vars_os() {
             // Neither proxies nor the settings of another tunnel may change what is measured.
             let text = variable.to_string_lossy().to_ascii_lowercase();
@@ -98,17 +99,20 @@ impl Child {
         let child = command.spawn();
         let mut child =
             child.with_context(|| format!("cannot start {role}: {}", name.display()))?;
-        let log = Arc::new(Log {
-            lines: Mutex::default(),
-            written: watch::Sender::new(0),
-        });
+        let log = watch::Sender::default();
         if let Some(output) = child.stdout.take() {
             listen(output, log.clone());
         }
         if let Some(output) = child.stderr.take() {
             listen(output, log.clone());
         }
+        let role = role.to_owned();
         Ok(Self { role, child, log })
+    }
+
+    /// What it is to the measurement.
+    pub fn role(&self) -> &str {
+        &self.role
     }
 
     /// Its process id.
@@ -133,23 +137,18 @@ impl Child {
         limit: Duration,
         find: impl Fn(&str) -> Option<T>,
     ) -> anyhow::Result<T> {
-        let mut written = self.log.written.subscribe();
-        let found = timeout(limit, async {
-            loop {
-                let found = self.log.lines.lock().iter().find_map(|line| find(line));
-                if found.is_some() || written.changed().await.is_err() {
-                    return found;
-                }
-                if self.is_gone() {
-                    return self.log.lines.lock().iter().find_map(|line| find(line));
-                }
-            }
-        })
-        .await;
+        let mut found = None;
+        let has_found = |log: &Log| {
+            found = log.lines.iter().find_map(|line| find(line));
+            found.is_some() || log.open == 0
+        };
+        let is_late = timeout(limit, self.log.subscribe().wait_for(has_found))
+            .await
+            .is_err();
         match found {
-            Ok(Some(found)) => Ok(found),
-            Ok(None) => bail!("{} ended without saying {what}{}", self.role, self.tail()),
-            Err(_) => bail!("{} did not say {what} in time{}", self.role, self.tail()),
+            Some(found) => Ok(found),
+            None if is_late => bail!("{} did not say {what} in time{}", self.role, self.tail()),
+            None => bail!("{} ended without saying {what}{}", self.role, self.tail()),
         }
     }
 
@@ -168,32 +167,39 @@ impl Child {
     /// # Errors
     /// It is not ready within the limit.
     pub async fn wait_ready(&self, admin: SocketAddr, limit: Duration) -> anyhow::Result<()> {
+        let is_ready = async || is_ready(admin).await.unwrap_or(false);
+        self.wait_until("did not get ready", limit, is_ready).await
+    }
+
+    /// Asks until the answer is yes. `otherwise` is for the message if it never is.
+    ///
+    /// # Errors
+    /// It ended, or the limit is over.
+    pub async fn wait_until(
+        &self,
+        otherwise: &str,
+        limit: Duration,
+        ask: impl AsyncFn() -> bool,
+    ) -> anyhow::Result<()> {
         let until = Instant::now() + limit;
-        loop {
-            if matches!(timeout(limit, is_ready(admin)).await, Ok(Ok(true))) {
-                return Ok(());
-            }
-            if self.is_gone() || Instant::now() >= until {
-                bail!("{} did not get ready{}", self.role, self.tail());
+        while !timeout_at(until, ask()).await.unwrap_or(false) {
+            if self.log.borrow().open == 0 || Instant::now() >= until {
+                bail!("{} {otherwise}{}", self.role, self.tail());
             }
             sleep(ASK_AGAIN).await;
         }
+        Ok(())
     }
 
     /// The end of what it wrote, for messages.
     pub fn tail(&self) -> String {
-        let lines = self.log.lines.lock();
+        let lines = &self.log.borrow().lines;
         if lines.is_empty() {
             return "; it wrote nothing".to_owned();
         }
         let skip = lines.len().saturating_sub(SHOWN);
         let shown: Vec<_> = lines.iter().skip(skip).map(String::as_str).collect();
         format!("; it wrote:\n  {}", shown.join("\n  "))
-    }
-
-    /// Whether both its outputs are closed, which its end does.
-    pub fn is_gone(&self) -> bool {
-        Arc::strong_count(&self.log) == 1
     }
 }
 
@@ -212,7 +218,8 @@ async fn is_ready(admin: SocketAddr) -> std::io::Result<bool> {
     Ok(answer.starts_with("HTTP/1.1 200"))
 }
 
-fn listen(output: impl Read + Send + 'static, log: Arc<Log>) {
+fn listen(output: impl Read + Send + 'static, log: watch::Sender<Log>) {
+    log.send_modify(|log| log.open += 1);
     // Ends with the program, whose output this is.
     thread::spawn(move || {
         let mut output = BufReader::with_capacity(READ_BYTES, output);
@@ -223,20 +230,17 @@ fn listen(output: impl Read + Send + 'static, log: Arc<Log>) {
         {
             let text = line.trim_ascii_end();
             if !text.ends_with(ACCESS_LOG_END) {
-                let mut lines = log.lines.lock();
-                if lines.len() == KEPT {
-                    lines.pop_front();
-                }
-                lines.push_back(String::from_utf8_lossy(text).into_owned());
-                drop(lines);
-                log.written.send_modify(|count| *count += 1);
+                log.send_modify(|log| {
+                    if log.lines.len() == KEPT {
+                        log.lines.pop_front();
+                    }
+                    log.lines
+                        .push_back(String::from_utf8_lossy(text).into_owned());
+                });
             }
             line.clear();
         }
-        let written = log.written.clone();
-        drop(log);
-        // Wakes the waiting tasks, to see that this was the end.
-        written.send_modify(|count| *count += 1);
+        log.send_modify(|log| log.open -= 1);
     });
 }
 
@@ -245,11 +249,7 @@ fn listening(line: &str, listener: &str) -> Option<SocketAddr> {
     let fields = event.get("fields").unwrap_or(&event);
     let is_it = fields.get("message")?.as_str()?.contains("listening")
         && fields.get("listener")?.as_str()? == listener;
-    if is_it {
-        fields.get("address")?.as_str()?.parse().ok()
-    } else {
-        None
-    }
+    is_it.then(|| fields.get("address")?.as_str()?.parse().ok())?
 }
 
 #[cfg(test)]

@@ -1,5 +1,7 @@
-//! Sets of programs that `compare` starts, as data: the processes, their configuration, and the sign that each is ready.
-//! Texts are templates: `@name@` stands for a value.
+//! Sets of programs that `compare` starts: the processes, their configuration, and the sign that each is ready. Each is a
+//! file of `presets`, whose texts are templates: `@name@` stands for a value. `@directory@` holds a certificate,
+//! `@config@` is the file of the process's configuration, `@listen@` where the set takes requests, `@upstream@` where they
+//! go, and each of `addresses` a free one; of an address `a` there are `@a.ip@` and `@a.port@` as well.
 
 use std::{
     collections::BTreeMap,
@@ -12,207 +14,101 @@ use std::{
     time::Duration,
 };
 
-use anyhow::{Context as _, bail};
+use anyhow::{Context as _, anyhow};
+use serde::Deserialize;
 use tempfile::TempDir;
-use tokio::{
-    net::TcpStream,
-    time::{Instant, sleep},
-};
+use tokio::net::TcpStream;
 
-use crate::{
-    report::usage::UPSTREAM,
-    stack::{child::Child, files},
-};
+use crate::stack::{child::Child, files};
 
 const START_LIMIT: Duration = Duration::from_secs(10);
-const RETRY_INTERVAL: Duration = Duration::from_millis(20);
 
 /// Attempts to start, since another program can take a free port first.
 const ATTEMPTS: usize = 3;
 
-/// Where the first process listens for requests; an address like those of [`Preset::addresses`].
-const LISTEN: &str = "listen";
+/// All that can be compared, in the order of the tables.
+const PRESETS: [&str; 5] = [
+    include_str!("presets/hop.toml"),
+    include_str!("presets/nginx.toml"),
+    include_str!("presets/envoy.toml"),
+    include_str!("presets/rathole.toml"),
+    include_str!("presets/wstunnel.toml"),
+];
+const NGINX_UPSTREAM: &str = include_str!("presets/nginx-upstream.toml");
 
-/// Values for the names in templates. An address `a` has its parts as `a.ip` and `a.port` as well.
+/// The configuration that all nginx processes share; `@server@` is the part of one process.
+const NGINX_FRAME: &str = include_str!("presets/nginx-frame.conf");
+
 type Values = BTreeMap<String, String>;
 
 /// A set of programs.
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
 pub(super) struct Preset {
-    pub(super) name: &'static str,
-    pub(super) about: &'static str,
-    /// The program that has to be installed; `None` for subcommands of `loadtest`.
-    pub(super) program: Option<&'static str>,
+    pub(super) name: String,
+    pub(super) about: String,
+    /// The program that has to be installed; none for subcommands of `loadtest`.
+    program: Option<String>,
     /// Names of the addresses between the processes.
-    addresses: &'static [&'static str],
+    #[serde(default)]
+    addresses: Vec<String>,
     /// In the order in which they start.
-    processes: &'static [Process],
+    #[serde(rename = "process")]
+    processes: Vec<Process>,
 }
 
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
 struct Process {
-    role: &'static str,
-    arguments: &'static [&'static str],
+    role: String,
+    arguments: Vec<String>,
     /// The text of the file `@config@`.
-    config: &'static str,
-    ready: Ready,
+    #[serde(default)]
+    config: String,
+    /// None: the sign of the next process covers it, or the first right answer does.
+    ready: Option<Ready>,
 }
 
 /// The sign that a process is ready.
+#[derive(Debug, Deserialize)]
+#[serde(rename_all = "kebab-case")]
 enum Ready {
     /// It writes a line that contains this text.
-    Writes(&'static str),
+    Writes(String),
     /// It accepts connections at the address of this name.
-    Accepts(&'static str),
-    /// None: the sign of the next process covers it, or the first right answer does.
-    AtOnce,
+    Accepts(String),
 }
-
-/// All that can be compared, in the order of the tables.
-pub(super) const PRESETS: [&Preset; 5] = [&HOP, &NGINX, &ENVOY, &RATHOLE, &WSTUNNEL];
-
-pub(super) const HOP: Preset = Preset {
-    name: "hop",
-    about: "one plain hyper proxy on one thread, no TLS, no checks",
-    program: None,
-    addresses: &[],
-    processes: &[Process {
-        role: "hop",
-        arguments: &["hop", "--listen=@listen@", "--upstream=@upstream@"],
-        config: "",
-        ready: Ready::Writes("listening on"),
-    }],
-};
-
-pub(super) const NGINX: Preset = Preset {
-    name: "nginx",
-    about: "two nginx of one worker each, TLS 1.3 between, 512 kept connections",
-    program: Some("nginx"),
-    addresses: &["inner"],
-    processes: &[
-        Process {
-            role: "second nginx",
-            arguments: NGINX_ARGUMENTS,
-            config: include_str!("presets/nginx-second.conf"),
-            ready: NGINX_READY,
-        },
-        Process {
-            role: "first nginx",
-            arguments: NGINX_ARGUMENTS,
-            config: include_str!("presets/nginx-first.conf"),
-            ready: NGINX_READY,
-        },
-    ],
-};
-
-/// An upstream that sends files; uploads go to the sample upstream.
-pub(super) const NGINX_UPSTREAM: Preset = Preset {
-    name: "nginx",
-    about: "nginx upstream",
-    program: Some("nginx"),
-    addresses: &[],
-    processes: &[Process {
-        role: UPSTREAM,
-        arguments: NGINX_ARGUMENTS,
-        config: include_str!("presets/nginx-upstream.conf"),
-        ready: NGINX_READY,
-    }],
-};
-
-const ENVOY: Preset = Preset {
-    name: "envoy",
-    about: "reverse tunnel between two Envoys of one worker each, HTTP/2 in TLS 1.3",
-    program: Some("envoy"),
-    addresses: &["tunnel"],
-    processes: &[
-        Process {
-            role: "envoy server",
-            arguments: ENVOY_ARGUMENTS,
-            config: include_str!("presets/envoy-server.yaml"),
-            ready: Ready::Accepts("tunnel"),
-        },
-        Process {
-            role: "envoy client",
-            arguments: ENVOY_ARGUMENTS,
-            config: include_str!("presets/envoy-client.yaml"),
-            ready: Ready::AtOnce,
-        },
-    ],
-};
-
-const RATHOLE: Preset = Preset {
-    name: "rathole",
-    about: "server and client with the Noise protocol between; forwards bytes only",
-    program: Some("rathole"),
-    addresses: &["control"],
-    processes: &[
-        Process {
-            role: "rathole server",
-            arguments: &["--server", "@config@"],
-            config: include_str!("presets/rathole-server.toml"),
-            ready: Ready::AtOnce,
-        },
-        Process {
-            role: "rathole client",
-            arguments: &["--client", "@config@"],
-            config: include_str!("presets/rathole-client.toml"),
-            ready: Ready::Accepts(LISTEN),
-        },
-    ],
-};
-
-const WSTUNNEL: Preset = Preset {
-    name: "wstunnel",
-    about: "server and client, WebSocket in TLS 1.3 between; forwards bytes only",
-    program: Some("wstunnel"),
-    addresses: &["tunnel"],
-    processes: &[
-        Process {
-            role: "wstunnel server",
-            arguments: &["--nb-worker-threads=1", "server", "wss://@tunnel@"],
-            config: "",
-            ready: Ready::Accepts("tunnel"),
-        },
-        Process {
-            role: "wstunnel client",
-            arguments: &[
-                "--nb-worker-threads=1",
-                "client",
-                "--remote-to-local=tcp://@listen@:@upstream@",
-                "wss://@tunnel@",
-            ],
-            config: "",
-            ready: Ready::Accepts(LISTEN),
-        },
-    ],
-};
-
-const ENVOY_ARGUMENTS: &[&str] = &[
-    "--config-path",
-    "@config@",
-    "--concurrency",
-    "1",
-    "--disable-hot-restart",
-    "--log-level",
-    "error",
-];
-const NGINX_ARGUMENTS: &[&str] = &["-p", "@directory@", "-c", "@config@"];
-const NGINX_READY: Ready = Ready::Writes("using the \"");
-
-/// The configuration that all nginx processes share; `@server@` is the part of one process.
-const NGINX_FRAME: &str = include_str!("presets/nginx.conf");
 
 /// The running processes of a preset. Dropping it ends them.
 #[derive(Debug)]
 pub(super) struct Programs {
     pub(super) address: SocketAddr,
-    /// The processes with their roles.
-    pub(super) children: Vec<(&'static str, Child)>,
+    pub(super) children: Vec<Child>,
     _directory: TempDir,
 }
 
 impl Preset {
+    /// All that can be compared.
+    ///
+    /// # Errors
+    /// Never: a test reads them.
+    pub(super) fn all() -> anyhow::Result<Vec<Self>> {
+        let presets = PRESETS.into_iter().map(toml::from_str);
+        Ok(presets.collect::<Result<_, _>>()?)
+    }
+
+    /// The nginx that answers behind all targets.
+    ///
+    /// # Errors
+    /// Never: a test reads it.
+    pub(super) fn nginx_upstream() -> anyhow::Result<Self> {
+        Ok(toml::from_str(NGINX_UPSTREAM)?)
+    }
+
     /// Whether its program is installed.
     pub(super) fn is_installed(&self) -> bool {
-        self.program.is_none_or(|name| installed(name).is_some())
+        let name = self.program.as_deref();
+        name.is_none_or(|name| installed(name).is_some())
     }
 
     /// Starts all processes in front of `upstream`, the first of them at `listen` or at any free port. In their
@@ -225,95 +121,92 @@ impl Preset {
     ) -> anyhow::Result<Programs> {
         let mut attempts = 1;
         loop {
-            let directory = TempDir::with_prefix(format!("loadtest-{}-", self.name));
-            let directory = directory.context("cannot make a directory")?;
-            let path = directory.path();
-            files::make_certificate(path).context("cannot make a certificate")?;
-            make_content(path, sizes)?;
-            let address = listen.map_or_else(free_address, Ok)?;
-            let mut values = Values::new();
-            values.insert("directory".to_owned(), path.display().to_string());
-            insert(&mut values, "upstream", upstream);
-            insert(&mut values, LISTEN, address);
-            for name in self.addresses {
-                insert(&mut values, name, free_address()?);
-            }
-            match self.start_all(path, &values).await {
-                Ok(children) => {
-                    return Ok(Programs {
-                        address,
-                        children,
-                        _directory: directory,
-                    });
-                }
-                Err(error) if attempts == ATTEMPTS || !is_taken(&error) => return Err(error),
-                Err(_) => attempts += 1,
+            match self.start_once(upstream, listen, sizes).await {
+                Err(error) if attempts < ATTEMPTS && is_taken(&error) => attempts += 1,
+                started => return started,
             }
         }
     }
 
-    async fn start_all(
+    async fn start_once(
         &self,
-        directory: &Path,
-        values: &Values,
-    ) -> anyhow::Result<Vec<(&'static str, Child)>> {
-        let mut children: Vec<(&'static str, Child)> = Vec::new();
+        upstream: SocketAddr,
+        listen: Option<SocketAddr>,
+        sizes: &[u64],
+    ) -> anyhow::Result<Programs> {
+        let directory = TempDir::with_prefix(format!("loadtest-{}-", self.name));
+        let directory = directory.context("cannot make a directory")?;
+        let path = directory.path();
+        files::make_certificate(path).context("cannot make a certificate")?;
+        make_content(path, sizes)?;
+        let address = listen.map_or_else(free_address, Ok)?;
+        let mut values = Values::new();
+        values.insert("directory".to_owned(), path.display().to_string());
+        insert(&mut values, "upstream", upstream);
+        insert(&mut values, "listen", address);
+        for name in &self.addresses {
+            insert(&mut values, name, free_address()?);
+        }
+        let mut children = Vec::new();
         for (number, process) in self.processes.iter().enumerate() {
             // Envoy takes the format from the suffix, which the other programs ignore.
-            let config = directory.join(format!("{number}.yaml"));
-            let mut values = values.clone();
-            values.insert("config".to_owned(), config.display().to_string());
-            let mut text = filled(process.config, &values);
-            if self.program == Some("nginx") {
-                values.insert("server".to_owned(), text);
-                text = filled(NGINX_FRAME, &values);
-            }
-            fs::write(&config, text)?;
-            let arguments = process.arguments.iter();
-            let arguments = arguments.map(|argument| filled(argument, &values));
-            children.push((process.role, self.child(process.role, arguments)?));
-            process.ready.wait(&values, &children).await?;
+            let config = path.join(format!("{number}.yaml"));
+            let child = self.child(process, &config, &mut values)?;
+            let is_ready = process.wait(&child, &values).await;
+            let earlier = || children.iter().map(Child::tail).collect::<String>();
+            is_ready.map_err(|error| anyhow!("{error}{}", earlier()))?;
+            children.push(child);
         }
-        Ok(children)
+        Ok(Programs {
+            address,
+            children,
+            _directory: directory,
+        })
     }
 
-    fn child(&self, role: &str, arguments: impl Iterator<Item = String>) -> anyhow::Result<Child> {
-        let Some(name) = self.program else {
-            return Child::start_own(role, arguments);
+    /// Writes the configuration of a process, and starts it.
+    fn child(
+        &self,
+        process: &Process,
+        config: &Path,
+        values: &mut Values,
+    ) -> anyhow::Result<Child> {
+        values.insert("config".to_owned(), config.display().to_string());
+        let mut text = filled(&process.config, values);
+        if self.program.as_deref() == Some("nginx") {
+            values.insert("server".to_owned(), text);
+            text = filled(NGINX_FRAME, values);
+        }
+        fs::write(config, text)?;
+        let arguments = process.arguments.iter();
+        let arguments = arguments.map(|argument| filled(argument, values));
+        let Some(name) = &self.program else {
+            return Child::start_own(&process.role, arguments);
         };
-        let Some(program) = installed(name) else {
-            bail!("{name} is not installed");
-        };
+        let program = installed(name).with_context(|| format!("{name} is not installed"))?;
         let mut command = Command::new(program);
         command.args(arguments).env("RUST_LOG", "error");
-        Child::start(role, command)
+        Child::start(&process.role, command)
     }
 }
 
-impl Ready {
-    /// Waits until the last of the children is ready.
-    async fn wait(&self, values: &Values, children: &[(&str, Child)]) -> anyhow::Result<()> {
-        let Some((role, child)) = children.last() else {
-            return Ok(());
-        };
-        let name = match self {
-            Self::AtOnce => return Ok(()),
-            Self::Writes(text) => {
+impl Process {
+    /// Waits until it is ready.
+    async fn wait(&self, child: &Child, values: &Values) -> anyhow::Result<()> {
+        match &self.ready {
+            None => Ok(()),
+            Some(Ready::Writes(text)) => {
                 let find = |line: &str| line.contains(text).then_some(());
-                return child.wait_line("that it runs", START_LIMIT, find).await;
+                child.wait_line("that it runs", START_LIMIT, find).await
             }
-            Self::Accepts(name) => name,
-        };
-        let until = Instant::now() + START_LIMIT;
-        let address = values.get(*name).map_or("", String::as_str);
-        while TcpStream::connect(address).await.is_err() {
-            if child.is_gone() || Instant::now() >= until {
-                let tails: String = children.iter().map(|(_, child)| child.tail()).collect();
-                bail!("{role} does not listen{tails}");
+            Some(Ready::Accepts(name)) => {
+                let address = values.get(name).map_or("", String::as_str);
+                let accepts = async || TcpStream::connect(address).await.is_ok();
+                child
+                    .wait_until("does not listen", START_LIMIT, accepts)
+                    .await
             }
-            sleep(RETRY_INTERVAL).await;
         }
-        Ok(())
     }
 }
 
@@ -364,14 +257,20 @@ mod tests {
     #[test]
     fn every_name_in_a_template_has_a_value() {
         let address = SocketAddr::from(([127, 0, 0, 1], 4711));
-        for preset in PRESETS.into_iter().chain([&NGINX_UPSTREAM]) {
+        let presets = Preset::all().unwrap().into_iter();
+        for preset in presets.chain([Preset::nginx_upstream().unwrap()]) {
             let mut values = Values::new();
             for name in ["directory", "config"] {
                 values.insert(name.to_owned(), name.to_uppercase());
             }
-            let names = ["upstream", LISTEN].iter().chain(preset.addresses);
-            names.for_each(|name| insert(&mut values, name, address));
+            let names = ["upstream".to_owned(), "listen".to_owned()].into_iter();
+            names
+                .chain(preset.addresses)
+                .for_each(|name| insert(&mut values, &name, address));
             for process in preset.processes {
+                if let Some(Ready::Accepts(name)) = &process.ready {
+                    assert!(values.contains_key(name), "{name}");
+                }
                 for text in process.arguments.iter().chain([&process.config]) {
                     let text = filled(text, &values);
                     // What else stands between two of these signs has more than letters and dots.
@@ -388,7 +287,7 @@ mod tests {
     #[test]
     fn an_address_has_parts() {
         let mut values = Values::new();
-        insert(&mut values, LISTEN, ([127, 0, 0, 1], 4711).into());
+        insert(&mut values, "listen", ([127, 0, 0, 1], 4711).into());
         let text = filled("@listen@ is @listen.ip@ and @listen.port@", &values);
         assert_eq!(text, "127.0.0.1:4711 is 127.0.0.1 and 4711");
     }

@@ -10,7 +10,7 @@ use tokio::time::{Instant, sleep, timeout};
 use super::{
     Args,
     named::NamedTarget,
-    preset::{PRESETS, Preset, Programs},
+    preset::{Preset, Programs},
     upstream::Upstream,
 };
 use crate::{
@@ -31,7 +31,7 @@ const LONGEST_ANSWER: usize = 1024 * 1024;
 /// A target that may be compared.
 pub(super) enum TargetChoice {
     Direct,
-    Preset(&'static Preset),
+    Preset(Preset),
     /// Our two programs, with these flags for both beside those that the user gives.
     Ours(&'static str, &'static [&'static str]),
     Named(NamedTarget),
@@ -41,7 +41,7 @@ impl TargetChoice {
     /// Those that the flags ask for; without `--only` all whose programs are installed, and a note on the others.
     pub(super) fn all(args: &Args, report: &mut Report) -> anyhow::Result<Vec<Self>> {
         let mut all = vec![Self::Direct];
-        all.extend(PRESETS.map(Self::Preset));
+        all.extend(Preset::all()?.into_iter().map(Self::Preset));
         all.push(Self::Ours("ours", &[]));
         all.push(Self::Ours("ours-unlogged", &["--access-log=off"]));
         for target in &args.targets {
@@ -74,7 +74,7 @@ impl TargetChoice {
     pub(super) fn name(&self) -> &str {
         match self {
             Self::Direct => "direct",
-            Self::Preset(preset) => preset.name,
+            Self::Preset(preset) => &preset.name,
             Self::Ours(name, _) => name,
             Self::Named(target) => &target.name,
         }
@@ -138,9 +138,9 @@ impl OpenTarget {
 
     async fn preset(preset: &Preset, upstream: &Upstream) -> anyhow::Result<Self> {
         let programs = preset.start(upstream.address, None, &[]).await?;
-        let mut started = Self::of(at(programs.address).await?, preset.about);
-        for (role, child) in &programs.children {
-            started.target.roles.add(*role, child.id());
+        let mut started = Self::of(at(programs.address).await?, &preset.about);
+        for child in &programs.children {
+            started.target.roles.add(child.role(), child.id());
         }
         started._programs = Some(programs);
         Ok(started)

@@ -4,11 +4,11 @@ use std::{net::SocketAddr, str::FromStr};
 
 use super::{
     Args,
-    preset::{NGINX_UPSTREAM, Programs},
+    preset::{Preset, Programs},
     sample::{LoadLevel, warm_size},
 };
 use crate::{
-    stack::{Running, start_upstream},
+    stack::{Running, child::Child, start_upstream},
     upstream::UpstreamArgs,
 };
 
@@ -40,7 +40,7 @@ impl FromStr for UpstreamChoice {
 /// An upstream. Dropping it ends what was started for it.
 #[derive(Debug)]
 pub(super) struct Upstream {
-    pub(super) about: &'static str,
+    pub(super) about: String,
     pub(super) address: SocketAddr,
     pub(super) pid: Option<u32>,
     /// Whether uploads go to it, and whether everything else does.
@@ -53,7 +53,8 @@ impl Upstream {
     /// One for all levels; or nginx, and for uploads, of which it swallows none, the sample upstream.
     pub(super) async fn open_all(args: &Args) -> anyhow::Result<Vec<Self>> {
         let listen = args.upstream_listen;
-        let is_nginx = || NGINX_UPSTREAM.is_installed() && is_plain(&args.stack.upstream);
+        let nginx = Preset::nginx_upstream()?;
+        let is_nginx = || nginx.is_installed() && is_plain(&args.stack.upstream);
         let choice = args.upstream.clone().unwrap_or_else(|| match is_nginx() {
             true => UpstreamChoice::Nginx,
             false => UpstreamChoice::Sample,
@@ -72,13 +73,13 @@ impl Upstream {
         if choice == UpstreamChoice::Nginx {
             let size = args.size.as_u64();
             let sizes = [size, warm_size(size)];
-            let programs = NGINX_UPSTREAM.start(sample.address, listen, &sizes).await?;
+            let programs = nginx.start(sample.address, listen, &sizes).await?;
             let address = programs.address;
             all.push(Self {
-                pid: programs.children.first().map(|(_, child)| child.id()),
+                pid: programs.children.first().map(Child::id),
                 takes: (false, true),
                 _nginx: Some(programs),
-                ..Self::at(NGINX_UPSTREAM.about, address)
+                ..Self::at(&nginx.about, address)
             });
         }
         all.push(Self {
@@ -89,9 +90,9 @@ impl Upstream {
     }
 
     /// One that takes everything and is kept running by other means.
-    fn at(about: &'static str, address: SocketAddr) -> Self {
+    fn at(about: &str, address: SocketAddr) -> Self {
         Self {
-            about,
+            about: about.to_owned(),
             address,
             pid: None,
             takes: (true, true),
