@@ -7,8 +7,6 @@
 pub mod body;
 pub mod connection;
 pub mod minimal;
-pub mod request_connection;
-pub mod shared;
 pub mod template;
 
 use std::{io, net::SocketAddr, sync::Arc};

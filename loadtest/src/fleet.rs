@@ -11,9 +11,7 @@
 //! no routes and no upstreams: every answer is two bytes. It is a child process so that
 //! what it costs is never mixed with what the scenario's own load costs.
 
-mod dial;
 pub mod flags;
-mod redial;
 pub mod runtimes;
 pub mod status;
 mod tunnel;

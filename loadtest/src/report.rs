@@ -9,9 +9,8 @@ pub(crate) mod format;
 pub(crate) mod html;
 pub mod latency;
 pub mod markdown;
-pub(crate) mod tables;
+pub mod tables;
 pub mod text;
-pub mod usage;
 
 use std::collections::BTreeMap;
 

@@ -21,7 +21,7 @@ use http::Uri;
 use crate::{
     measure::usage::Roles,
     relay::Link,
-    report::usage::{RELAY, TUNNEL_CLIENT, TUNNEL_SERVER, UPSTREAM},
+    report::tables::{RELAY, TUNNEL_CLIENT, TUNNEL_SERVER, UPSTREAM},
     serve::FREE_PORT,
     stack::{child::Child, files::Files},
     upstream::UpstreamArgs,

@@ -4,13 +4,9 @@
 //! it. What it does for each path is said in `upstream/answer.rs`; errors come evenly, not at
 //! random, so that a test can count them.
 
-mod answer;
+pub(crate) mod answer;
 pub(crate) mod content;
-mod events;
-pub(crate) mod grpc;
 mod plain;
-mod response;
-mod websocket;
 
 use std::{net::SocketAddr, time::Duration};
 

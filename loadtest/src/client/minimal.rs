@@ -17,7 +17,9 @@ use http::Method;
 use tokio::io::{AsyncRead, AsyncReadExt as _, AsyncWriteExt as _, ReadBuf};
 
 use crate::{
-    client::{Dialer, Stream, minimal::framing::Framing, template::Template},
+    client::{
+        Dialer, Stream, connection::Connection, minimal::framing::Framing, template::Template,
+    },
     measure::errors::{Failure, FailureKind},
 };
 
@@ -211,4 +213,23 @@ fn short(failure: Failure) -> Failure {
 
 fn protocol(_: framing::Malformed) -> Failure {
     Failure::fatal(FailureKind::Protocol)
+}
+
+/// A connection for requests whose answers are counted alone, or for any.
+#[derive(Debug)]
+pub enum RequestConnection {
+    /// HTTP/1.1, for requests in one piece.
+    Minimal(Box<MinimalClient>),
+    /// For all others.
+    Hyper(Connection),
+}
+
+impl RequestConnection {
+    /// Whether it may carry the next request: the peer has not closed it while it rested.
+    pub fn is_open(&mut self) -> bool {
+        match self {
+            Self::Minimal(connection) => connection.is_open(),
+            Self::Hyper(connection) => connection.is_open(),
+        }
+    }
 }

@@ -3,8 +3,12 @@
 use std::{pin::pin, rc::Rc, sync::Arc, time::Duration};
 
 use bytes::Bytes;
-use http::{HeaderValue, Request, Response, header::CONTENT_LENGTH};
+use http::{
+    HeaderMap, HeaderValue, Request, Response, StatusCode,
+    header::{AUTHORIZATION, CONTENT_LENGTH, HOST, RETRY_AFTER},
+};
 use http_body_util::{BodyExt as _, Full};
+use hyper::body::Incoming;
 use tokio::{
     io::AsyncReadExt as _,
     sync::Semaphore,
@@ -12,22 +16,24 @@ use tokio::{
     time::{Instant, sleep, timeout},
 };
 use tunnel_proto::{
-    close::CloseReason,
+    close::{AfterClose, CloseReason},
     control::Control,
     exchange::{RecvBody, serve},
-    handshake::{Greeting, InstanceSecret},
+    handshake::{self, Greeting, InstanceSecret, Refusal},
     problem::{Hop, Problem},
+    refusal::Finality,
     session::{Session, SessionEvent, SessionSettings, Side},
 };
 
 use crate::{
-    client::{Dialer, Stream, template::connected},
-    fleet::{
-        dial::{DialFailure, UpgradedConnection, upgrade},
-        redial::Redial,
-        status::Counters,
+    client::{
+        Dialer, Stream,
+        body::{self, Outgoing},
+        connection::{self, Connection, Http1},
+        template::connected,
     },
-    measure::errors::FailureKind,
+    fleet::{HOST_NAME, status::Counters},
+    measure::errors::{Failure, FailureKind},
 };
 
 /// How long a client waits to be welcomed, as a real one.
@@ -210,12 +216,161 @@ async fn answer(request: Request<RecvBody>) -> Result<Response<Full<Bytes>>, Pro
     Ok(response)
 }
 
+/// Most bytes read of a refusal's content; the server's are far smaller.
+const REFUSAL_BYTES: usize = 16 * 1024;
+
+/// A connection that is a session's from here on, and what was read past the 101.
+#[derive(Debug)]
+pub(super) struct UpgradedConnection {
+    pub(super) stream: Stream,
+    pub(super) unread: Bytes,
+}
+
+/// Why there is no session.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct DialFailure {
+    /// What went wrong.
+    pub(super) kind: FailureKind,
+    /// The server says that dialling again cannot help.
+    pub(super) is_fatal: bool,
+    /// When to dial again at the earliest, after a refusal.
+    pub(super) retry_after: Option<Duration>,
+}
+
+impl From<FailureKind> for DialFailure {
+    fn from(kind: FailureKind) -> Self {
+        Self {
+            kind,
+            is_fatal: false,
+            retry_after: None,
+        }
+    }
+}
+
+impl From<Failure> for DialFailure {
+    fn from(failure: Failure) -> Self {
+        failure.kind.into()
+    }
+}
+
+/// Asks for a session over a connection.
+pub(super) async fn upgrade(
+    stream: Stream,
+    greeting: &Greeting,
+    token: &str,
+) -> Result<UpgradedConnection, DialFailure> {
+    let key = handshake::new_key();
+    let request: Request<Outgoing> = handshake::request(greeting, &key)
+        .uri(handshake::CONNECT_PATH)
+        .header(HOST, HOST_NAME)
+        .header(AUTHORIZATION, format!("Bearer {token}"))
+        .body(body::empty())
+        .map_err(|_| FailureKind::Other("token_malformed"))?;
+    let mut connection = Connection::One(Http1::new(stream).await?);
+    let answer = connection.send(request).await?;
+    if answer.status() != StatusCode::SWITCHING_PROTOCOLS {
+        return Err(refused(answer, connection).await);
+    }
+    if !handshake::is_accepted(answer.headers(), greeting, &key) {
+        return Err(FailureKind::Protocol.into());
+    }
+    let (stream, unread) = connection::upgraded(answer).await?;
+    Ok(UpgradedConnection { stream, unread })
+}
+
+async fn refused(answer: Response<Incoming>, mut connection: Connection) -> DialFailure {
+    let (head, content) = answer.into_parts();
+    // Incomplete content is handled as content that is not the server's.
+    let text = connection.collect(content, REFUSAL_BYTES).await;
+    let refusal = serde_json::from_slice::<Refusal>(&text.unwrap_or_default());
+    DialFailure {
+        kind: FailureKind::Status(head.status.as_u16()),
+        is_fatal: refusal.is_ok_and(|refusal| refusal.finality() == Finality::Final),
+        retry_after: retry_after(&head.headers),
+    }
+}
+
+/// Seconds, as the tunnel server says it. A date, which only a proxy on the way would send, is
+/// taken for none.
+fn retry_after(headers: &HeaderMap) -> Option<Duration> {
+    let text = headers.get(RETRY_AFTER)?.to_str().ok()?;
+    text.trim().parse().ok().map(Duration::from_secs)
+}
+
+/// Longest time that a server can make a client wait with `Retry-After`.
+const RETRY_AFTER_MAX: Duration = Duration::from_secs(10 * 60);
+
+/// Bound of the first wait, and of any wait.
+const BASE: Duration = Duration::from_secs(1);
+const CAP: Duration = Duration::from_secs(30);
+
+/// What went wrong so far, for one client.
+#[derive(Debug)]
+pub(super) struct Redial {
+    /// How long a session has to last for the waits to start over.
+    stable: Duration,
+    failures: u32,
+}
+
+impl Redial {
+    /// Without a failure yet.
+    pub(super) fn new(stable: Duration) -> Self {
+        Self {
+            stable,
+            failures: 0,
+        }
+    }
+
+    /// The wait after a failed dial; `random` is any number.
+    pub(super) fn after_failure(&mut self, retry_after: Option<Duration>, random: u64) -> Duration {
+        let wait = self.wait(random);
+        // After the requested time, and not all at once.
+        retry_after.unwrap_or_default().min(RETRY_AFTER_MAX) + wait
+    }
+
+    /// The wait after a session; none when its end says that the client should stay away.
+    pub(super) fn after_session(
+        &mut self,
+        reason: CloseReason,
+        lived: Duration,
+        random: u64,
+    ) -> Option<Duration> {
+        let was_stable = lived >= self.stable;
+        if was_stable {
+            self.failures = 0;
+        }
+        match reason.after() {
+            AfterClose::Stop => None,
+            AfterClose::Redial if was_stable => Some(fraction(BASE / 4, random)),
+            AfterClose::Redial | AfterClose::Wait => Some(self.wait(random)),
+        }
+    }
+
+    fn wait(&mut self, random: u64) -> Duration {
+        let factor = 1_u32.checked_shl(self.failures).unwrap_or(u32::MAX);
+        let bound = BASE.saturating_mul(factor).min(CAP);
+        self.failures = self.failures.saturating_add(1);
+        fraction(bound, random)
+    }
+}
+
+/// A part of the bound, each as likely as any other.
+fn fraction(bound: Duration, random: u64) -> Duration {
+    // 32 bits are fine enough, and exact in floating point.
+    bound.mul_f64((random >> 32) as f64 / f64::from(u32::MAX))
+}
+
 #[cfg(test)]
 mod tests {
     use rustls::{ServerConfig, crypto::aws_lc_rs};
     use rustls_pki_types::PrivateKeyDer;
-    use tokio::{io::AsyncWriteExt as _, net::TcpListener, task::LocalSet};
+    use tokio::{
+        io::{AsyncReadExt as _, AsyncWriteExt as _},
+        net::{TcpListener, TcpStream},
+        task::LocalSet,
+    };
     use tokio_rustls::TlsAcceptor;
+    use tunnel_proto::handshake::InstanceSecret;
 
     use super::*;
     use crate::fleet;
@@ -277,5 +432,117 @@ mod tests {
         );
         let expected = [("status_401".to_owned(), 1), ("status_503".to_owned(), 1)];
         assert_eq!(status.failures, expected.into());
+    }
+
+    /// Asks a server, over plain TCP, that reads one head and answers with this.
+    async fn ask(answer: &str) -> Result<UpgradedConnection, DialFailure> {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let server = async {
+            let (mut stream, _) = listener.accept().await.unwrap();
+            let mut head = Vec::new();
+            while !head.ends_with(b"\r\n\r\n") {
+                head.push(stream.read_u8().await.unwrap());
+            }
+            stream.write_all(answer.as_bytes()).await.unwrap();
+            String::from_utf8(head).unwrap()
+        };
+        let client = async {
+            let stream = TcpStream::connect(listener.local_addr().unwrap())
+                .await
+                .unwrap();
+            let greeting = Greeting {
+                instance: InstanceSecret::from_random([1; 16]),
+                version: "0.1.0".to_owned(),
+                session_number: 3,
+                allow_from: None,
+                is_check: false,
+                placement: None,
+            };
+            upgrade(Stream::Left(stream), &greeting, "tnlrt_x").await
+        };
+        let both = async { tokio::join!(server, client) };
+        let (head, asked) = LocalSet::new().run_until(both).await;
+        assert!(head.starts_with("GET /connect HTTP/1.1\r\n"), "{head}");
+        assert!(head.contains("authorization: Bearer tnlrt_x\r\n"), "{head}");
+        asked
+    }
+
+    #[tokio::test]
+    async fn a_refusal_says_its_status_and_when_to_come_again() {
+        let busy =
+            "HTTP/1.1 503 Service Unavailable\r\nretry-after: 7\r\ncontent-length: 0\r\n\r\n";
+        let expected = DialFailure {
+            kind: FailureKind::Status(503),
+            is_fatal: false,
+            retry_after: Some(Duration::from_secs(7)),
+        };
+        assert_eq!(ask(busy).await.unwrap_err(), expected);
+    }
+
+    #[tokio::test]
+    async fn a_fatal_refusal_is_known_by_its_content() {
+        let content = r#"{"reason":"credential_revoked","detail":"x","fatal":true}"#;
+        let length = content.len();
+        let refusal =
+            format!("HTTP/1.1 401 Unauthorized\r\ncontent-length: {length}\r\n\r\n{content}");
+        let refused = ask(&refusal).await.unwrap_err();
+        assert_eq!(
+            (refused.kind, refused.is_fatal),
+            (FailureKind::Status(401), true)
+        );
+    }
+
+    #[tokio::test]
+    async fn a_101_for_another_key_is_no_session() {
+        let answer = "HTTP/1.1 101 Switching Protocols\r\nconnection: upgrade\r\n\
+                  upgrade: websocket\r\nsec-websocket-accept: x\r\n\
+                  sec-websocket-protocol: tunnel.v1\r\n\r\n";
+        assert_eq!(ask(answer).await.unwrap_err().kind, FailureKind::Protocol);
+    }
+
+    const SECOND: Duration = Duration::from_secs(1);
+    const LARGEST: u64 = u64::MAX;
+
+    fn redial() -> Redial {
+        Redial::new(60 * SECOND)
+    }
+
+    #[test]
+    fn waits_double_up_to_the_cap_and_lie_anywhere_below() {
+        let mut redial = redial();
+        for seconds in [1, 2, 4, 8, 16, 30, 30] {
+            assert_eq!(redial.after_failure(None, LARGEST), seconds * SECOND);
+        }
+        assert_eq!(redial.after_failure(None, 0), Duration::ZERO);
+    }
+
+    #[test]
+    fn a_server_is_dialled_no_earlier_than_it_asks() {
+        let mut redial = redial();
+        assert_eq!(redial.after_failure(Some(7 * SECOND), 0), 7 * SECOND);
+        assert_eq!(redial.after_failure(Some(7 * SECOND), LARGEST), 9 * SECOND);
+        assert_eq!(
+            redial.after_failure(Some(Duration::MAX), 0),
+            RETRY_AFTER_MAX
+        );
+    }
+
+    #[test]
+    fn a_stable_session_lets_the_waits_start_over() {
+        let mut redial = redial();
+        let lost = CloseReason::Other(1006);
+        assert_eq!(redial.after_session(lost, SECOND, LARGEST), Some(SECOND));
+        assert_eq!(
+            redial.after_session(lost, SECOND, LARGEST),
+            Some(2 * SECOND)
+        );
+        assert_eq!(
+            redial.after_session(lost, 60 * SECOND, LARGEST),
+            Some(SECOND)
+        );
+        let drained = redial.after_session(CloseReason::Drained, 60 * SECOND, LARGEST);
+        assert_eq!(drained, Some(SECOND / 4));
+        let revoked = redial.after_session(CloseReason::Revoked, 60 * SECOND, LARGEST);
+        assert_eq!(revoked, None);
     }
 }

@@ -16,7 +16,7 @@ use crate::{
     load::BUSY,
     measure::usage::{Cpu, Roles, resident},
     progress::Progress,
-    report::{Interval, Run, Usage, format::count, latency::Latencies, usage::FLEET},
+    report::{Interval, Run, Usage, format::count, latency::Latencies, tables::FLEET},
     stack::child::Child,
 };
 

@@ -12,7 +12,7 @@ use std::{
 
 use tokio::time::Instant;
 
-use crate::report::{Usage, usage::GENERATOR};
+use crate::report::{Usage, tables::GENERATOR};
 
 /// Processes by what they are to the measurement.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]

@@ -5,25 +5,32 @@
 //! each call sends the next message when the last was answered; with one, messages are due at even
 //! intervals, whatever the target does.
 
-mod call;
-mod message;
-
 use std::{fs, path::PathBuf, sync::Arc};
 
 use anyhow::Context as _;
+use bytes::{Buf as _, BufMut as _, Bytes, BytesMut};
 use bytesize::ByteSize;
-use http::{HeaderValue, Method, header};
+use futures_util::stream;
+use http::{HeaderMap, HeaderValue, Method, Response, StatusCode, header};
+use http_body_util::BodyExt as _;
+use hyper::body::Incoming;
+use tokio::sync::mpsc;
 
 use crate::{
-    client::shared::Shared,
-    load::{Load, LoadArgs, LoadModel},
+    client::{
+        body,
+        connection::{Http2, Shared},
+        template::Template,
+    },
+    load::{BodyBytes, Client, Load, LoadArgs, LoadModel},
+    measure::errors::{Failure, FailureKind},
     progress::Progress,
     report::Report,
     scenario::{open, parse_rate},
     stack::Plan,
     target::TargetArgs,
+    upstream::answer::is_grpc,
 };
-use call::Calls;
 
 /// Flags of `loadtest grpc`.
 #[derive(Clone, Debug, clap::Args)]
@@ -103,7 +110,7 @@ pub async fn run(args: Args, progress: &Progress) -> anyhow::Result<Report> {
     template.headers.insert(header::TE, trailers);
     let calls = Calls {
         template,
-        message: message::with_prefix(&message)?,
+        message: with_prefix(&message)?,
         is_echoed: target.is_sample(),
         messages,
         shared: Shared::new(args.calls as usize),
@@ -115,4 +122,314 @@ pub async fn run(args: Args, progress: &Progress) -> anyhow::Result<Report> {
     report.add(load.run(progress, &target.roles).await?);
     report.add_standard_charts();
     Ok(report)
+}
+
+/// A flag for compression, and four bytes of length.
+const PREFIX: usize = 5;
+
+/// Longest message: the default limit of gRPC libraries is 4 MiB.
+const LONGEST: usize = 64 * 1024 * 1024;
+
+/// Where a call's status is, in trailers or in the head of a call that failed at once.
+const STATUS: &str = "grpc-status";
+
+/// The highest status that gRPC knows.
+const LAST_STATUS: u8 = 16;
+
+/// A message behind its prefix.
+fn with_prefix(message: &[u8]) -> anyhow::Result<Bytes> {
+    let length = u32::try_from(message.len()).context("a message has less than 4 GiB")?;
+    let mut bytes = BytesMut::with_capacity(PREFIX + message.len());
+    bytes.put_u8(0);
+    bytes.put_u32(length);
+    bytes.put_slice(message);
+    Ok(bytes.freeze())
+}
+
+/// A message that cannot be read: compressed, which was not requested, or too long.
+#[derive(Debug, PartialEq, Eq)]
+struct MalformedMessage;
+
+/// Messages out of bytes as they come, in pieces of any size.
+#[derive(Debug, Default)]
+struct Messages {
+    buffer: BytesMut,
+}
+
+impl Messages {
+    /// Takes a piece.
+    fn push(&mut self, piece: &[u8]) {
+        self.buffer.extend_from_slice(piece);
+    }
+
+    /// The next message that is complete, without its prefix.
+    fn next(&mut self) -> Result<Option<Bytes>, MalformedMessage> {
+        let Some(mut prefix) = self.buffer.get(..PREFIX) else {
+            return Ok(None);
+        };
+        let is_compressed = prefix.get_u8() != 0;
+        let length = prefix.get_u32() as usize;
+        if is_compressed || length > LONGEST {
+            return Err(MalformedMessage);
+        }
+        if self.buffer.len() < PREFIX + length {
+            return Ok(None);
+        }
+        self.buffer.advance(PREFIX);
+        Ok(Some(self.buffer.split_to(length).freeze()))
+    }
+
+    /// Whether a message was begun and not ended.
+    fn is_cut(&self) -> bool {
+        !self.buffer.is_empty()
+    }
+}
+
+/// The status in these fields; none when there is none. The error is what to count.
+fn status(fields: &HeaderMap) -> Option<Result<(), FailureKind>> {
+    let status = fields.get(STATUS)?;
+    let code = status.to_str().ok().and_then(|status| status.parse().ok());
+    Some(match code {
+        Some(0) => Ok(()),
+        Some(code @ 1..=LAST_STATUS) => Err(FailureKind::GrpcStatus(code)),
+        Some(_) | None => Err(FailureKind::Other("grpc_status_unknown")),
+    })
+}
+
+/// Makes calls of one message or many. Each message is answered before the next is sent.
+#[derive(Debug)]
+struct Calls {
+    template: Template,
+    /// The message, behind its prefix.
+    message: Bytes,
+    /// Whether each message must come back as it is.
+    is_echoed: bool,
+    /// Messages of a call.
+    messages: u64,
+    /// The connections, each for several calls.
+    shared: Shared,
+}
+
+/// A connection, and the call that is going on.
+#[derive(Debug)]
+struct CallConnection {
+    connection: Http2,
+    call: Option<Call>,
+}
+
+#[derive(Debug)]
+struct Call {
+    /// None once the last message was sent.
+    sender: Option<mpsc::Sender<Bytes>>,
+    answer: CallResponse,
+    sent: u64,
+}
+
+impl Client for Calls {
+    type Connection = CallConnection;
+
+    async fn connect(&self, worker: usize) -> Result<CallConnection, Failure> {
+        Ok(CallConnection {
+            connection: self.shared.connect(&self.template.dialer, worker).await?,
+            call: None,
+        })
+    }
+
+    async fn exchange(&self, state: &mut CallConnection) -> Result<BodyBytes, Failure> {
+        let CallConnection { connection, call } = state;
+        // A call that fails is not put back, so the next message begins another.
+        let mut current = match call.take() {
+            Some(mut current) => {
+                current.send(self.message.clone()).await;
+                current
+            }
+            None => self.begin(connection).await?,
+        };
+        let is_last = current.sent >= self.messages;
+        if is_last {
+            // The target hears of the end together with the last message.
+            current.sender = None;
+        }
+        let Some(message) = current.answer.message(connection).await? else {
+            // A call that fails has a status and no message.
+            current.answer.end(connection).await?;
+            let kind = if current.sent == 1 {
+                "no_message"
+            } else {
+                "ended_early"
+            };
+            return Err(Failure::harmless(FailureKind::Other(kind)));
+        };
+        if self.is_echoed && self.message.get(PREFIX..) != Some(&message[..]) {
+            return Err(Failure::harmless(FailureKind::Other("wrong_message")));
+        }
+        if is_last {
+            current.answer.end(connection).await?;
+        } else {
+            *call = Some(current);
+        }
+        Ok(BodyBytes {
+            up: self.message.len() as u64,
+            down: (PREFIX + message.len()) as u64,
+        })
+    }
+
+    fn is_open(state: &mut CallConnection) -> bool {
+        state.connection.is_open()
+    }
+}
+
+impl Calls {
+    /// Begins a call with its first message: a target may wait for it before it answers.
+    async fn begin(&self, connection: &mut Http2) -> Result<Call, Failure> {
+        let (sender, content) = if self.messages > 1 {
+            let (sender, mut receiver) = mpsc::channel(1);
+            // There is room for one.
+            drop(sender.try_send(self.message.clone()));
+            let received = stream::poll_fn(move |context| receiver.poll_recv(context));
+            (Some(sender), body::stream(received))
+        } else {
+            (None, body::full(self.message.clone()))
+        };
+        let answer = connection.send(self.template.request(content)).await?;
+        Ok(Call {
+            sender,
+            answer: CallResponse::new(answer)?,
+            sent: 1,
+        })
+    }
+}
+
+impl Call {
+    async fn send(&mut self, message: Bytes) {
+        if let Some(sender) = &self.sender {
+            // When it is not taken, the call is over, and its answer says why.
+            drop(sender.send(message).await);
+        }
+        self.sent += 1;
+    }
+}
+
+/// What comes back of one call.
+#[derive(Debug)]
+struct CallResponse {
+    content: Incoming,
+    messages: Messages,
+    status: Option<Result<(), FailureKind>>,
+}
+
+impl CallResponse {
+    fn new(answer: Response<Incoming>) -> Result<Self, Failure> {
+        if answer.status() != StatusCode::OK {
+            return Err(Failure::harmless(FailureKind::Status(
+                answer.status().as_u16(),
+            )));
+        }
+        if !is_grpc(answer.headers()) {
+            return Err(Failure::harmless(FailureKind::Other("no_grpc")));
+        }
+        Ok(Self {
+            // A call that fails at once may have its status here, and no trailers.
+            status: status(answer.headers()),
+            content: answer.into_body(),
+            messages: Messages::default(),
+        })
+    }
+
+    /// The next message; none when no more come.
+    async fn message(&mut self, connection: &Http2) -> Result<Option<Bytes>, Failure> {
+        loop {
+            let message = self.messages.next();
+            let message = message.map_err(|_| Failure::harmless(FailureKind::Protocol))?;
+            if message.is_some() {
+                return Ok(message);
+            }
+            let Some(frame) = self.content.frame().await else {
+                return Ok(None);
+            };
+            let frame = frame.map_err(|error| connection.failure(&error))?;
+            match frame.into_data() {
+                Ok(data) => self.messages.push(&data),
+                Err(frame) => {
+                    if let Ok(trailers) = frame.into_trailers() {
+                        self.status = status(&trailers).or(self.status);
+                    }
+                }
+            }
+        }
+    }
+
+    /// Waits for the end, which has no more messages and a good status.
+    async fn end(&mut self, connection: &Http2) -> Result<(), Failure> {
+        let extra = self.message(connection).await?;
+        match self.status {
+            None => Err(Failure::harmless(FailureKind::Other("grpc_status_missing"))),
+            Some(Err(kind)) => Err(Failure::harmless(kind)),
+            Some(Ok(())) if extra.is_some() || self.messages.is_cut() => {
+                Err(Failure::harmless(FailureKind::Other("wrong_message")))
+            }
+            Some(Ok(())) => Ok(()),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use http::HeaderValue;
+
+    use super::*;
+
+    #[test]
+    fn messages_come_back_however_they_are_cut() {
+        let mut stream = with_prefix(b"hello").unwrap().to_vec();
+        stream.extend_from_slice(&with_prefix(b"").unwrap());
+        stream.extend_from_slice(&with_prefix(&[7; 300]).unwrap());
+        for size in [1, 2, 3, 7, 311, 1000] {
+            let mut messages = Messages::default();
+            let mut found = Vec::new();
+            for piece in stream.chunks(size) {
+                messages.push(piece);
+                while let Some(message) = messages.next().unwrap() {
+                    found.push(message);
+                }
+            }
+            assert_eq!(
+                found,
+                [&b"hello"[..], b"", &[7; 300]],
+                "in pieces of {size}"
+            );
+            assert!(!messages.is_cut());
+        }
+    }
+
+    #[test]
+    fn what_cannot_be_a_message_is_refused() {
+        for prefix in [[1, 0, 0, 0, 1], [0, 0xff, 0, 0, 0]] {
+            let mut messages = Messages::default();
+            messages.push(&prefix);
+            assert_eq!(messages.next(), Err(MalformedMessage));
+        }
+    }
+
+    #[test]
+    fn a_status_is_counted_by_its_number() {
+        let of = |text: &'static str| {
+            let fields = [(
+                http::HeaderName::from_static(STATUS),
+                HeaderValue::from_static(text),
+            )];
+            status(&fields.into_iter().collect())
+        };
+        assert_eq!(of("0"), Some(Ok(())));
+        assert_eq!(of("14"), Some(Err(FailureKind::GrpcStatus(14))));
+        assert_eq!(
+            of("99"),
+            Some(Err(FailureKind::Other("grpc_status_unknown")))
+        );
+        assert_eq!(
+            of("x"),
+            Some(Err(FailureKind::Other("grpc_status_unknown")))
+        );
+        assert_eq!(status(&HeaderMap::new()), None);
+    }
 }

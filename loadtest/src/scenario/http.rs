@@ -20,10 +20,8 @@ use http::{HeaderValue, Method, header::HOST};
 use crate::{
     client::{
         body,
-        connection::Connection,
-        minimal::{MOST_CONTENT, SerializedRequest},
-        request_connection::RequestConnection,
-        shared::Shared,
+        connection::{Connection, Shared},
+        minimal::{MOST_CONTENT, RequestConnection, SerializedRequest},
         template::{Template, within},
     },
     load::{BodyBytes, Client, Load, LoadArgs, LoadModel},

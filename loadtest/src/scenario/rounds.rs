@@ -11,8 +11,7 @@ use crate::{
         Axis, Chart, Note, Run, Scale, Series, Table,
         format::{cell, count},
         latency::Latencies,
-        tables::Figure,
-        usage,
+        tables::{self, Figure},
     },
 };
 
@@ -120,12 +119,12 @@ impl Rounds {
         };
         if self.runs.len() > 1 {
             for run in &self.runs {
-                usage::add(&mut sum.usage, &run.usage);
+                tables::add(&mut sum.usage, &run.usage);
             }
             sum.rate = sum.completed as f64 / sum.seconds.max(1e-3);
             let has_cost = |run: &Run| run.cpu_us_per_request.is_some();
             if self.runs.iter().any(has_cost) {
-                sum.cpu_us_per_request = usage::cpu_us_per_request(&sum.usage, sum.completed);
+                sum.cpu_us_per_request = tables::cpu_us_per_request(&sum.usage, sum.completed);
             }
         }
         if let Some(latencies) = &self.latencies {

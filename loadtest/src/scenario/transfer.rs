@@ -22,8 +22,7 @@ use crate::{
     client::{
         body::{self, CHUNK},
         connection::Connection,
-        minimal::{MinimalClient, SerializedRequest},
-        request_connection::RequestConnection,
+        minimal::{MinimalClient, RequestConnection, SerializedRequest},
         template::{PAUSE, Template, connected, within},
     },
     load::Worker,

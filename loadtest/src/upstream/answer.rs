@@ -10,24 +10,40 @@
 //! | any, with a gRPC content type | the messages that came, and the trailer `grpc-status: 0` |
 //! | anything else | the plain answer, with its delay and its share of errors |
 
-use std::{cell::RefCell, convert::Infallible, rc::Rc};
+use std::{
+    cell::RefCell,
+    convert::Infallible,
+    rc::Rc,
+    sync::Arc,
+    time::{Duration, SystemTime, UNIX_EPOCH},
+};
 
 use bytes::Bytes;
-use http::{HeaderValue, Request, Response, StatusCode, header};
+use futures_util::{SinkExt as _, Stream, StreamExt as _, stream};
+use http::{HeaderMap, HeaderValue, Method, Request, Response, StatusCode, header};
 use http_body::Body;
-use http_body_util::BodyExt as _;
-use hyper::body::Incoming;
-use tokio::task::JoinSet;
+use http_body_util::{BodyExt as _, Either, Full, StreamBody, combinators::UnsyncBoxBody};
+use hyper::{body::Incoming, ext::Protocol, upgrade::OnUpgrade};
+use hyper_util::rt::TokioIo;
+use tokio::{
+    task::JoinSet,
+    time::{Instant, sleep_until},
+};
+use tokio_tungstenite::{
+    WebSocketStream,
+    tungstenite::{
+        Message,
+        handshake::server::create_response_with_body,
+        protocol::{Role, WebSocketConfig},
+    },
+};
 
 use crate::{
-    client::body::CHUNK,
+    client::body::{self, CHUNK},
     upstream::{
         UpstreamArgs,
         content::{paced, repeated},
-        events, grpc,
         plain::PlainAnswer,
-        response::{Content, streamed, text},
-        websocket,
     },
 };
 
@@ -64,9 +80,9 @@ impl Service {
         } else if path == "/events" {
             event_stream(&request)
         } else if path == "/echo" {
-            websocket::accept(request, &mut self.sockets.borrow_mut())
-        } else if grpc::is_grpc(request.headers()) {
-            grpc::echo(request.into_body())
+            accept(request, &mut self.sockets.borrow_mut())
+        } else if is_grpc(request.headers()) {
+            grpc_echo(request.into_body())
         } else {
             self.plain(request.into_body()).await
         })
@@ -113,11 +129,7 @@ async fn length(mut content: Incoming) -> Result<usize, hyper::Error> {
 fn event_stream(request: &Request<Incoming>) -> Response<Content> {
     let rate = query(request, "rate").unwrap_or(1.0);
     let size = query(request, "size").unwrap_or(0);
-    let mut response = Response::new(streamed(events::events(
-        rate,
-        query(request, "count"),
-        size,
-    )));
+    let mut response = Response::new(streamed(events(rate, query(request, "count"), size)));
     let headers = response.headers_mut();
     let kind = HeaderValue::from_static("text/event-stream");
     headers.insert(header::CONTENT_TYPE, kind);
@@ -131,4 +143,150 @@ fn query<T: std::str::FromStr>(request: &Request<Incoming>, name: &str) -> Optio
     let pairs = request.uri().query()?.split('&');
     let mut values = pairs.filter_map(|pair| pair.strip_prefix(name)?.strip_prefix('='));
     values.next()?.parse().ok()
+}
+
+/// The content of an answer: small ones without a box, since they are what is measured most.
+pub(super) type Content = Either<Full<Bytes>, UnsyncBoxBody<Bytes, hyper::Error>>;
+
+/// A short answer that says something.
+pub(super) fn text(status: StatusCode, text: impl Into<Bytes>) -> Response<Content> {
+    let mut response = Response::new(Either::Left(Full::new(text.into())));
+    *response.status_mut() = status;
+    let kind = HeaderValue::from_static("text/plain");
+    response.headers_mut().insert(header::CONTENT_TYPE, kind);
+    response
+}
+
+/// Content in pieces.
+pub(super) fn streamed(pieces: impl Stream<Item = Bytes> + Send + 'static) -> Content {
+    let content = StreamBody::new(body::frames(pieces));
+    Either::Right(content.map_err(|error| match error {}).boxed_unsync())
+}
+
+/// Whether a message with this head belongs to a call.
+pub(crate) fn is_grpc(headers: &HeaderMap) -> bool {
+    let kind = headers.get(header::CONTENT_TYPE);
+    kind.is_some_and(|kind| kind.as_bytes().starts_with(b"application/grpc"))
+}
+
+/// Answers with what comes, and a good status.
+fn grpc_echo(content: Incoming) -> Response<Content> {
+    let mut trailers = HeaderMap::new();
+    trailers.insert("grpc-status", HeaderValue::from_static("0"));
+    let echo = content.with_trailers(std::future::ready(Some(Ok(trailers))));
+    let mut response = Response::new(Either::Right(echo.boxed_unsync()));
+    let kind = HeaderValue::from_static("application/grpc");
+    response.headers_mut().insert(header::CONTENT_TYPE, kind);
+    response
+}
+
+/// A stream of `rate` events per second that ends after `count` events, if given. Each event has at least `size` bytes.
+pub(super) fn events(
+    rate: f64,
+    count: Option<u64>,
+    size: usize,
+) -> impl Stream<Item = Bytes> + Send {
+    let rate = if rate.is_finite() {
+        rate.clamp(1e-5, 1e6)
+    } else {
+        1.0
+    };
+    let every = (1e9 / rate) as u64;
+    let first = now() / every + 1;
+    let pad: Arc<str> = "x".repeat(size).into();
+    let most = count.map_or(usize::MAX, |count| {
+        usize::try_from(count).unwrap_or(usize::MAX)
+    });
+    stream::iter(first..).take(most).then(move |number| {
+        let pad = pad.clone();
+        async move {
+            while now() < number * every {
+                sleep_until(at(number * every)).await;
+            }
+            let mut event = format!("id: {number}\ndata: {} ", now());
+            let room = pad.len().saturating_sub(event.len() + "\n\n".len());
+            event.extend([&pad[..room], "\n\n"]);
+            Bytes::from(event)
+        }
+    })
+}
+
+fn now() -> u64 {
+    let since = SystemTime::now().duration_since(UNIX_EPOCH);
+    u64::try_from(since.unwrap_or_default().as_nanos()).unwrap_or(u64::MAX)
+}
+
+/// The instant at which the wall clock reaches this time.
+fn at(nanoseconds: u64) -> Instant {
+    Instant::now() + Duration::from_nanos(nanoseconds.saturating_sub(now()))
+}
+
+/// Little memory for each of many sockets; a longer message takes more reads.
+const READ_BUFFER: usize = 16 * 1024;
+
+/// Agrees to a WebSocket, and echoes in a task of `sockets`; or says why not.
+pub(super) fn accept(
+    mut request: Request<Incoming>,
+    sockets: &mut JoinSet<()>,
+) -> Response<Content> {
+    let content = || Either::Left(Full::default());
+    let response = if request.method() == Method::CONNECT {
+        let protocol = request.extensions().get::<Protocol>();
+        protocol
+            .filter(|protocol| protocol.as_str() == "websocket")
+            .map(|_| Response::new(content()))
+    } else {
+        create_response_with_body(&request, content).ok()
+    };
+    let Some(response) = response else {
+        return text(
+            StatusCode::UPGRADE_REQUIRED,
+            "this path is for WebSockets\n",
+        );
+    };
+    sockets.spawn_local(echo(hyper::upgrade::on(&mut request)));
+    while sockets.try_join_next().is_some() {}
+    response
+}
+
+/// Echoes until either side is done. What goes wrong is the peer's to tell.
+async fn echo(upgrade: OnUpgrade) {
+    let Ok(upgraded) = upgrade.await else { return };
+    let config = WebSocketConfig::default()
+        .read_buffer_size(READ_BUFFER)
+        .max_message_size(None)
+        .max_frame_size(None);
+    let io = TokioIo::new(upgraded);
+    let mut socket = WebSocketStream::from_raw_socket(io, Role::Server, Some(config)).await;
+    while let Some(Ok(message)) = socket.next().await {
+        let is_echoed = matches!(message, Message::Text(_) | Message::Binary(_));
+        if is_echoed && socket.send(message).await.is_err() {
+            return;
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn events_have_their_time_of_sending() {
+        let before = now();
+        let content: Vec<_> = events(200.0, Some(3), 100).collect().await;
+        let content = String::from_utf8(content.concat()).unwrap();
+        let events: Vec<_> = content.split_terminator("\n\n").collect();
+        assert_eq!(events.len(), 3);
+        let (mut last, mut number) = (before, None);
+        for event in events {
+            assert_eq!(event.len() + 2, 100);
+            let (id, sent) = event.split_once("\ndata: ").unwrap();
+            let id: u64 = id.strip_prefix("id: ").unwrap().parse().unwrap();
+            assert!(number.is_none_or(|number| id == number + 1), "{event}");
+            number = Some(id);
+            let sent: u64 = sent.split(' ').next().unwrap().parse().unwrap();
+            assert!(sent >= last && sent <= now(), "{event}");
+            last = sent;
+        }
+    }
 }

@@ -7,16 +7,16 @@ use bytes::Bytes;
 use http::{Method, StatusCode, Uri};
 use tokio::time::{Instant, sleep, timeout};
 
-use super::{
-    Args,
-    named::NamedTarget,
-    preset::{Preset, Programs},
-    upstream::Upstream,
-};
 use crate::{
     client::body,
     measure::{errors::Failure, usage},
-    report::{Report, usage::UPSTREAM},
+    report::{Report, tables::UPSTREAM},
+    scenario::compare::{
+        Args,
+        named::NamedTarget,
+        preset::{Preset, Programs},
+        upstream::Upstream,
+    },
     stack::{Plan, RUNTIME, Stack},
     target::{ClientArgs, Target},
 };

@@ -13,8 +13,7 @@ use crate::{
     report::{
         Report,
         build::latency_chart,
-        tables::{CPU_PER_REQUEST, P50, P99, RATE},
-        usage::FLEET,
+        tables::{CPU_PER_REQUEST, FLEET, P50, P99, RATE},
     },
     scenario::{
         http::Requests,
