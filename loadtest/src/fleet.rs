@@ -11,7 +11,6 @@
 //! no routes and no upstreams: every answer is two bytes. It is a child process so that
 //! what it costs is never mixed with what the scenario's own load costs.
 
-pub mod flags;
 pub mod runtimes;
 pub mod status;
 mod tunnel;
@@ -21,7 +20,7 @@ use std::{
     fs,
     io::{self, Write},
     net::SocketAddr,
-    path::{Path, PathBuf},
+    path::PathBuf,
     rc::Rc,
     sync::Arc,
     thread,
@@ -35,10 +34,7 @@ use tokio::{sync::Semaphore, task::JoinSet};
 
 use crate::{
     client::Dialer,
-    fleet::{
-        status::Counters,
-        tunnel::{FleetThread, SimulatedClient},
-    },
+    fleet::{status::Counters, tunnel::FleetThread},
     serve::on_this_thread,
     target::tls::{self, Trust},
 };
@@ -85,29 +81,24 @@ pub struct Args {
 /// # Errors
 /// The tokens cannot be read, or a thread has ended.
 pub fn run(args: &Args) -> anyhow::Result<()> {
-    let mut shares: Vec<Vec<SimulatedClient>> = (0..args.threads).map(|_| Vec::new()).collect();
-    let threads = shares.len();
-    for (index, worker) in all(args)?.into_iter().enumerate() {
-        shares[index % threads].push(worker);
-    }
+    let clients = clients(args)?;
+    let threads = usize::from(args.threads);
     let counters = Arc::new(Counters::default());
     let dialer = dialer(args.server)?;
     // The line before the first dial says when that was.
     write_status(&counters)?;
     let mut running = Vec::new();
-    for share in shares {
-        let (dialer, counters) = (dialer.clone(), counters.clone());
-        let (limit, stable) = (args.timeout, args.stable);
-        let concurrency = args.concurrency.div_ceil(threads).max(1);
-        let workers = move || FleetThread {
-            dialer,
-            limit,
-            counters,
-            stable,
-            first: Semaphore::new(concurrency),
+    for number in 0..threads {
+        let share: Vec<_> = (clients.iter().skip(number).step_by(threads).cloned()).collect();
+        let fleet = FleetThread {
+            dialer: dialer.clone(),
+            limit: args.timeout,
+            counters: counters.clone(),
+            stable: args.stable,
+            first: Semaphore::new(args.concurrency.div_ceil(threads).max(1)),
         };
         let thread = thread::Builder::new().name("fleet".to_owned());
-        let thread = thread.spawn(move || work(workers(), share));
+        let thread = thread.spawn(move || work(fleet, share));
         running.push(thread.context("cannot start a thread")?);
     }
     loop {
@@ -131,24 +122,18 @@ fn write_status(counters: &Counters) -> anyhow::Result<()> {
         .context("cannot write how the fleet stands")
 }
 
-fn all(args: &Args) -> anyhow::Result<Vec<SimulatedClient>> {
-    match (&args.tokens, args.handshakes) {
-        (Some(file), _) => read_tokens(file),
-        (None, Some(count)) => Ok((0..count).map(|_| SimulatedClient::Handshake).collect()),
-        (None, None) => bail!("give --tokens or --handshakes"),
-    }
-}
-
-fn read_tokens(file: &Path) -> anyhow::Result<Vec<SimulatedClient>> {
+/// The token of each client; none for those that only make a TLS connection.
+fn clients(args: &Args) -> anyhow::Result<Vec<Option<Box<str>>>> {
+    let Some(file) = &args.tokens else {
+        return Ok(vec![None; args.handshakes.unwrap_or(0)]);
+    };
     let text = fs::read_to_string(file).with_context(|| format!("--tokens {}", file.display()))?;
     let tokens = text.lines().map(str::trim).filter(|line| !line.is_empty());
-    let all: Vec<_> = tokens
-        .map(|token| SimulatedClient::Client(token.into()))
-        .collect();
-    if all.is_empty() {
+    let clients: Vec<_> = tokens.map(|token| Some(token.into())).collect();
+    if clients.is_empty() {
         bail!("--tokens {}: holds no token", file.display());
     }
-    Ok(all)
+    Ok(clients)
 }
 
 fn dialer(server: SocketAddr) -> anyhow::Result<Dialer> {
@@ -160,12 +145,12 @@ fn dialer(server: SocketAddr) -> anyhow::Result<Dialer> {
 }
 
 /// One thread's clients, on a runtime of their own.
-fn work(workers: FleetThread, all: Vec<SimulatedClient>) -> anyhow::Result<()> {
+fn work(fleet: FleetThread, clients: Vec<Option<Box<str>>>) -> anyhow::Result<()> {
     on_this_thread(async {
-        let workers = Rc::new(workers);
+        let fleet = Rc::new(fleet);
         let mut tunnels = JoinSet::new();
-        for worker in all {
-            tunnels.spawn_local(tunnel::run(workers.clone(), worker));
+        for token in clients {
+            tunnels.spawn_local(tunnel::run(fleet.clone(), token));
         }
         while let Some(ended) = tunnels.join_next().await {
             if ended.is_err() {

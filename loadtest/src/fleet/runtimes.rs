@@ -1,6 +1,6 @@
 //! The runtimes of many simulated clients, and the tokens that go with them.
 
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
 use http::HeaderValue;
 
@@ -10,8 +10,10 @@ use crate::stack::{ACCOUNT, DOMAIN, files::Files};
 #[derive(Debug)]
 pub struct Runtimes {
     count: u64,
-    tokens: PathBuf,
-    single: PathBuf,
+    /// The tokens, one in each line.
+    pub tokens: PathBuf,
+    /// The token of the runtime that no simulated client has.
+    pub single: PathBuf,
 }
 
 impl Runtimes {
@@ -28,16 +30,6 @@ impl Runtimes {
             tokens: files.write("fleet.tokens", &tokens.join("\n"))?,
             single: files.write("real.token", &single)?,
         })
-    }
-
-    /// The tokens, one in each line.
-    pub fn tokens(&self) -> &Path {
-        &self.tokens
-    }
-
-    /// The token of the runtime that no simulated client has.
-    pub fn single_token(&self) -> &Path {
-        &self.single
     }
 
     /// The hosts of all runtimes, as platform clients name them.

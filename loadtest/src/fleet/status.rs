@@ -45,10 +45,6 @@ impl Status {
 #[derive(Debug, Default)]
 pub(super) struct Counters(Mutex<Status>);
 
-/// A session that the server has welcomed; counts itself out when dropped.
-#[derive(Debug)]
-pub(super) struct WelcomedSession<'a>(&'a Counters);
-
 impl Counters {
     /// Counts something that is no session.
     pub(super) fn count(&self, change: impl FnOnce(&mut Status)) {
@@ -61,7 +57,7 @@ impl Counters {
     }
 
     /// Counts a session that was welcomed, so long after its client was without one.
-    pub(super) fn on_connected(&self, took: Duration) -> WelcomedSession<'_> {
+    pub(super) fn on_connected(&self, took: Duration) {
         self.count(|status| {
             status.up += 1;
             status.connected += 1;
@@ -69,7 +65,14 @@ impl Counters {
             let took = u32::try_from(took.as_micros()).unwrap_or(u32::MAX);
             status.took_us.push(took);
         });
-        WelcomedSession(self)
+    }
+
+    /// Counts a session that was welcomed and has ended.
+    pub(super) fn on_lost(&self) {
+        self.count(|status| {
+            status.up -= 1;
+            status.lost += 1;
+        });
     }
 
     /// The next line.
@@ -80,15 +83,6 @@ impl Counters {
         status.seq += 1;
         status.took_us.clear();
         next
-    }
-}
-
-impl Drop for WelcomedSession<'_> {
-    fn drop(&mut self) {
-        self.0.count(|status| {
-            status.up -= 1;
-            status.lost += 1;
-        });
     }
 }
 
@@ -103,11 +97,11 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_session_counts_while_it_lives() {
+    fn a_session_counts_until_it_is_lost() {
         let counters = Counters::default();
-        let first = counters.on_connected(Duration::from_millis(2));
-        let second = counters.on_connected(Duration::from_millis(3));
-        drop(first);
+        counters.on_connected(Duration::from_millis(2));
+        counters.on_connected(Duration::from_millis(3));
+        counters.on_lost();
         counters.on_failure(FailureKind::Status(503));
         let status = counters.next();
         assert_eq!(
@@ -117,7 +111,7 @@ mod tests {
         assert_eq!(status.took_us, [2000, 3000]);
         assert_eq!(status.failures["status_503"], 1);
         assert!(status.connected_at > 0.0 && status.at >= status.connected_at);
-        drop(second);
+        counters.on_lost();
         // A value is reported once.
         let status = counters.next();
         assert_eq!((status.seq, status.up, status.lost), (1, 0, 2));

@@ -1,10 +1,13 @@
 //! One simulated client: it dials, holds its session, answers, and dials again.
+//!
+//! What the wire says of the upgrade is `tunnel_proto::handshake`'s. The waits between dials are those of `docs/protocol.md`:
+//! drawn from the whole range up to a bound that doubles, so that clients that lost one server do not come back together.
 
 use std::{pin::pin, rc::Rc, sync::Arc, time::Duration};
 
 use bytes::Bytes;
 use http::{
-    HeaderMap, HeaderValue, Request, Response, StatusCode,
+    HeaderValue, Request, Response, StatusCode,
     header::{AUTHORIZATION, CONTENT_LENGTH, HOST, RETRY_AFTER},
 };
 use http_body_util::{BodyExt as _, Full};
@@ -27,8 +30,7 @@ use tunnel_proto::{
 
 use crate::{
     client::{
-        Dialer, Stream,
-        body::{self, Outgoing},
+        Dialer, Stream, body,
         connection::{self, Connection, Http1},
         template::connected,
     },
@@ -41,6 +43,16 @@ const WELCOME_LIMIT: Duration = Duration::from_secs(10);
 
 /// What every exchange is answered with.
 const ANSWER: &[u8] = b"ok";
+
+/// Most bytes read of a refusal's content; the server's are far smaller.
+const REFUSAL_BYTES: usize = 16 * 1024;
+
+/// Longest time that a server can make a client wait with `Retry-After`.
+const RETRY_AFTER_MAX: Duration = Duration::from_secs(10 * 60);
+
+/// Bound of the first wait, and of any wait.
+const BASE: Duration = Duration::from_secs(1);
+const CAP: Duration = Duration::from_secs(30);
 
 /// What the clients of one thread share.
 #[derive(Debug)]
@@ -55,23 +67,35 @@ pub(super) struct FleetThread {
     pub(super) first: Semaphore,
 }
 
-/// What a worker does.
-pub(super) enum SimulatedClient {
-    /// It is a tunnel client with this token.
-    Client(Box<str>),
-    /// It only makes a TLS connection and keeps it.
-    Handshake,
+/// Why there is no session.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct DialFailure {
+    /// What went wrong.
+    kind: FailureKind,
+    /// The server says that dialling again cannot help.
+    is_fatal: bool,
+    /// When to dial again at the earliest, after a refusal.
+    retry_after: Option<Duration>,
 }
 
-/// How a session ended.
-struct SessionEnd {
-    reason: CloseReason,
-    lived: Duration,
+impl From<Failure> for DialFailure {
+    fn from(failure: Failure) -> Self {
+        Self {
+            kind: failure.kind,
+            is_fatal: false,
+            retry_after: None,
+        }
+    }
 }
 
-/// One client's life; ends when the server tells it to stay away.
-pub(super) async fn run(workers: Rc<FleetThread>, worker: SimulatedClient) {
-    let mut redial = Redial::new(workers.stable);
+fn other(kind: &'static str) -> Failure {
+    Failure::fatal(FailureKind::Other(kind))
+}
+
+/// One client's life; ends when the server tells it to stay away. Without a token it only makes a TLS connection
+/// and keeps it.
+pub(super) async fn run(fleet: Rc<FleetThread>, token: Option<Box<str>>) {
+    let mut redial = Redial::default();
     let mut instance = [0; 16];
     // Without it a client would only be harder to tell from another in the server's log.
     let _ = getrandom::fill(&mut instance);
@@ -84,87 +108,123 @@ pub(super) async fn run(workers: Rc<FleetThread>, worker: SimulatedClient) {
         placement: None,
     };
     // The semaphore is never closed.
-    let mut turn = workers.first.acquire().await.ok();
+    let mut turn = fleet.first.acquire().await.ok();
     let mut without = Instant::now();
     loop {
         greeting.session_number += 1;
-        let random = || getrandom::u64().unwrap_or_default();
-        let on_connected = || drop(turn.take());
-        // Boxed, so that a client at rest holds nothing of what a dial needs.
-        let came_of_it = match Box::pin(dial(&workers, &worker, &greeting)).await {
-            Ok(Dialled::Session(link)) => {
-                Box::pin(hold(&workers, link, without, on_connected)).await
-            }
-            Ok(Dialled::Bare(stream)) => Ok(keep(&workers, stream, without, on_connected).await),
-            Err(none) => Err(none),
+        let on_connected = || {
+            drop(turn.take());
+            fleet.counters.on_connected(without.elapsed());
         };
-        let next = match came_of_it {
-            Ok(ended) => {
+        let session = fleet.session(token.as_deref(), &greeting, on_connected);
+        let ended = Box::pin(session).await;
+        let random = getrandom::u64().unwrap_or_default();
+        let next = match ended {
+            Ok((reason, lived)) => {
+                fleet.counters.on_lost();
                 without = Instant::now();
-                redial.after_session(ended.reason, ended.lived, random())
+                redial.after_session(reason, lived >= fleet.stable, random)
             }
             Err(none) => {
-                workers.counters.on_failure(none.kind);
-                (!none.is_fatal).then(|| redial.after_failure(none.retry_after, random()))
+                fleet.counters.on_failure(none.kind);
+                (!none.is_fatal).then(|| redial.after_failure(none.retry_after, random))
             }
         };
         turn = None;
         match next {
             Some(wait) => sleep(wait).await,
-            None => return workers.counters.count(|status| status.stopped += 1),
+            None => return fleet.counters.count(|status| status.stopped += 1),
         }
     }
 }
 
-/// What a dial gave.
-enum Dialled {
-    Session(UpgradedConnection),
-    Bare(Stream),
+impl FleetThread {
+    /// Dials, and holds what came of it until it ends: why it did, and how long it lived. An error when the client was
+    /// never welcomed.
+    async fn session(
+        &self,
+        token: Option<&str>,
+        greeting: &Greeting,
+        on_connected: impl FnOnce(),
+    ) -> Result<(CloseReason, Duration), DialFailure> {
+        // Boxed, so that a client at rest holds nothing of what a dial needs.
+        let dialled = Box::pin(self.dial(token, greeting)).await?;
+        let began = Instant::now();
+        let reason = match dialled {
+            (mut stream, None) => {
+                on_connected();
+                while stream.read_u8().await.is_ok() {}
+                CloseReason::Other(1006)
+            }
+            (stream, Some(unread)) => Box::pin(hold(stream, unread, on_connected)).await?,
+        };
+        Ok((reason, began.elapsed()))
+    }
+
+    /// A connection, and with a token that of a session, with what was read past the 101.
+    async fn dial(
+        &self,
+        token: Option<&str>,
+        greeting: &Greeting,
+    ) -> Result<(Stream, Option<Bytes>), DialFailure> {
+        let stream = connected(self.limit, self.dialer.dial()).await?;
+        self.counters.count(|status| status.handshakes += 1);
+        let Some(token) = token else {
+            return Ok((stream, None));
+        };
+        let asking = timeout(self.limit, upgrade(stream, greeting, token)).await;
+        let (stream, unread) = asking.map_err(|_| other("upgrade_timeout"))??;
+        Ok((stream, Some(unread)))
+    }
 }
 
-async fn dial(
-    workers: &FleetThread,
-    worker: &SimulatedClient,
+/// Asks for a session over a connection.
+async fn upgrade(
+    stream: Stream,
     greeting: &Greeting,
-) -> Result<Dialled, DialFailure> {
-    let stream = connected(workers.limit, workers.dialer.dial()).await?;
-    workers.counters.count(|status| status.handshakes += 1);
-    let SimulatedClient::Client(token) = worker else {
-        return Ok(Dialled::Bare(stream));
-    };
-    let asking = timeout(workers.limit, upgrade(stream, greeting, token));
-    let late = |_| FailureKind::Other("upgrade_timeout");
-    Ok(Dialled::Session(asking.await.map_err(late)??))
+    token: &str,
+) -> Result<(Stream, Bytes), DialFailure> {
+    let key = handshake::new_key();
+    let request = handshake::request(greeting, &key)
+        .uri(handshake::CONNECT_PATH)
+        .header(HOST, HOST_NAME)
+        .header(AUTHORIZATION, format!("Bearer {token}"))
+        .body(body::empty())
+        .map_err(|_| other("token_malformed"))?;
+    let mut connection = Connection::One(Http1::new(stream).await?);
+    let answer = connection.send(request).await?;
+    if answer.status() != StatusCode::SWITCHING_PROTOCOLS {
+        return Err(refused(answer, connection).await);
+    }
+    if !handshake::is_accepted(answer.headers(), greeting, &key) {
+        return Err(Failure::fatal(FailureKind::Protocol).into());
+    }
+    Ok(connection::upgraded(answer).await?)
 }
 
-/// Keeps a connection that says nothing until it ends.
-async fn keep(
-    workers: &FleetThread,
-    mut stream: Stream,
-    without: Instant,
-    on_connected: impl FnOnce(),
-) -> SessionEnd {
-    let began = Instant::now();
-    let _up = workers.counters.on_connected(without.elapsed());
-    on_connected();
-    while stream.read_u8().await.is_ok() {}
-    SessionEnd {
-        reason: CloseReason::Other(1006),
-        lived: began.elapsed(),
+async fn refused(answer: Response<Incoming>, mut connection: Connection) -> DialFailure {
+    let (head, content) = answer.into_parts();
+    // Incomplete content is handled as content that is not the server's.
+    let text = connection.collect(content, REFUSAL_BYTES).await;
+    let refusal = serde_json::from_slice::<Refusal>(&text.unwrap_or_default());
+    // Seconds, as the tunnel server says it. A date, which only a proxy on the way would send, is taken for none.
+    let after = head.headers.get(RETRY_AFTER);
+    let after = after.and_then(|text| text.to_str().ok()?.trim().parse().ok());
+    DialFailure {
+        kind: FailureKind::Status(head.status.as_u16()),
+        is_fatal: refusal.is_ok_and(|refusal| refusal.finality() == Finality::Final),
+        retry_after: after.map(Duration::from_secs),
     }
 }
 
 /// Holds a session until it ends; an error when it was never welcomed.
 async fn hold(
-    workers: &FleetThread,
-    link: UpgradedConnection,
-    without: Instant,
+    stream: Stream,
+    unread: Bytes,
     on_connected: impl FnOnce(),
-) -> Result<SessionEnd, DialFailure> {
-    let began = Instant::now();
+) -> Result<CloseReason, Failure> {
     let settings = SessionSettings::default();
-    let made = Session::new(link.stream, link.unread, Side::Client, settings);
-    let (session, mut events, driver) = made;
+    let (session, mut events, driver) = Session::new(stream, unread, Side::Client, settings);
     // A session that has ended already says so below.
     let _ = session.send(Control::Hello {
         version: env!("CARGO_PKG_VERSION").to_owned(),
@@ -172,7 +232,6 @@ async fn hold(
     let mut driver = pin!(driver);
     let mut streams = JoinSet::new();
     let mut on_connected = Some(on_connected);
-    let mut up = None;
     let mut late = pin!(sleep(WELCOME_LIMIT));
     let end = loop {
         tokio::select! {
@@ -183,25 +242,21 @@ async fn hold(
                 }
                 SessionEvent::Control(Control::Welcome { .. }) => {
                     if let Some(on_connected) = on_connected.take() {
-                        up = Some(workers.counters.on_connected(without.elapsed()));
                         on_connected();
                     }
                 }
                 SessionEvent::Control(_) => {}
             },
             Some(_) = streams.join_next() => {}
-            () = &mut late, if up.is_none() && !late.is_elapsed() => {
+            () = &mut late, if on_connected.is_some() && !late.is_elapsed() => {
                 session.close(CloseReason::ProtocolError);
             }
         }
     };
-    if up.is_none() {
-        return Err(FailureKind::Other("not_welcomed").into());
+    match on_connected {
+        Some(_) => Err(other("not_welcomed")),
+        None => Ok(end.reason()),
     }
-    Ok(SessionEnd {
-        reason: end.reason(),
-        lived: began.elapsed(),
-    })
 }
 
 /// Takes a request to its end and answers with two bytes.
@@ -216,128 +271,26 @@ async fn answer(request: Request<RecvBody>) -> Result<Response<Full<Bytes>>, Pro
     Ok(response)
 }
 
-/// Most bytes read of a refusal's content; the server's are far smaller.
-const REFUSAL_BYTES: usize = 16 * 1024;
-
-/// A connection that is a session's from here on, and what was read past the 101.
-#[derive(Debug)]
-pub(super) struct UpgradedConnection {
-    pub(super) stream: Stream,
-    pub(super) unread: Bytes,
-}
-
-/// Why there is no session.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct DialFailure {
-    /// What went wrong.
-    pub(super) kind: FailureKind,
-    /// The server says that dialling again cannot help.
-    pub(super) is_fatal: bool,
-    /// When to dial again at the earliest, after a refusal.
-    pub(super) retry_after: Option<Duration>,
-}
-
-impl From<FailureKind> for DialFailure {
-    fn from(kind: FailureKind) -> Self {
-        Self {
-            kind,
-            is_fatal: false,
-            retry_after: None,
-        }
-    }
-}
-
-impl From<Failure> for DialFailure {
-    fn from(failure: Failure) -> Self {
-        failure.kind.into()
-    }
-}
-
-/// Asks for a session over a connection.
-pub(super) async fn upgrade(
-    stream: Stream,
-    greeting: &Greeting,
-    token: &str,
-) -> Result<UpgradedConnection, DialFailure> {
-    let key = handshake::new_key();
-    let request: Request<Outgoing> = handshake::request(greeting, &key)
-        .uri(handshake::CONNECT_PATH)
-        .header(HOST, HOST_NAME)
-        .header(AUTHORIZATION, format!("Bearer {token}"))
-        .body(body::empty())
-        .map_err(|_| FailureKind::Other("token_malformed"))?;
-    let mut connection = Connection::One(Http1::new(stream).await?);
-    let answer = connection.send(request).await?;
-    if answer.status() != StatusCode::SWITCHING_PROTOCOLS {
-        return Err(refused(answer, connection).await);
-    }
-    if !handshake::is_accepted(answer.headers(), greeting, &key) {
-        return Err(FailureKind::Protocol.into());
-    }
-    let (stream, unread) = connection::upgraded(answer).await?;
-    Ok(UpgradedConnection { stream, unread })
-}
-
-async fn refused(answer: Response<Incoming>, mut connection: Connection) -> DialFailure {
-    let (head, content) = answer.into_parts();
-    // Incomplete content is handled as content that is not the server's.
-    let text = connection.collect(content, REFUSAL_BYTES).await;
-    let refusal = serde_json::from_slice::<Refusal>(&text.unwrap_or_default());
-    DialFailure {
-        kind: FailureKind::Status(head.status.as_u16()),
-        is_fatal: refusal.is_ok_and(|refusal| refusal.finality() == Finality::Final),
-        retry_after: retry_after(&head.headers),
-    }
-}
-
-/// Seconds, as the tunnel server says it. A date, which only a proxy on the way would send, is
-/// taken for none.
-fn retry_after(headers: &HeaderMap) -> Option<Duration> {
-    let text = headers.get(RETRY_AFTER)?.to_str().ok()?;
-    text.trim().parse().ok().map(Duration::from_secs)
-}
-
-/// Longest time that a server can make a client wait with `Retry-After`.
-const RETRY_AFTER_MAX: Duration = Duration::from_secs(10 * 60);
-
-/// Bound of the first wait, and of any wait.
-const BASE: Duration = Duration::from_secs(1);
-const CAP: Duration = Duration::from_secs(30);
-
-/// What went wrong so far, for one client.
-#[derive(Debug)]
-pub(super) struct Redial {
-    /// How long a session has to last for the waits to start over.
-    stable: Duration,
-    failures: u32,
-}
+/// When a client that has no session dials again: the failures since its last stable session. Random numbers are
+/// arguments.
+#[derive(Debug, Default)]
+struct Redial(u32);
 
 impl Redial {
-    /// Without a failure yet.
-    pub(super) fn new(stable: Duration) -> Self {
-        Self {
-            stable,
-            failures: 0,
-        }
-    }
-
-    /// The wait after a failed dial; `random` is any number.
-    pub(super) fn after_failure(&mut self, retry_after: Option<Duration>, random: u64) -> Duration {
-        let wait = self.wait(random);
-        // After the requested time, and not all at once.
-        retry_after.unwrap_or_default().min(RETRY_AFTER_MAX) + wait
+    /// The wait after a failed dial: after the requested time, and not all at once.
+    fn after_failure(&mut self, retry_after: Option<Duration>, random: u64) -> Duration {
+        retry_after.unwrap_or_default().min(RETRY_AFTER_MAX) + self.wait(random)
     }
 
     /// The wait after a session; none when its end says that the client should stay away.
-    pub(super) fn after_session(
+    fn after_session(
         &mut self,
         reason: CloseReason,
-        lived: Duration,
+        was_stable: bool,
         random: u64,
     ) -> Option<Duration> {
-        let was_stable = lived >= self.stable;
         if was_stable {
-            self.failures = 0;
+            self.0 = 0;
         }
         match reason.after() {
             AfterClose::Stop => None,
@@ -347,10 +300,9 @@ impl Redial {
     }
 
     fn wait(&mut self, random: u64) -> Duration {
-        let factor = 1_u32.checked_shl(self.failures).unwrap_or(u32::MAX);
-        let bound = BASE.saturating_mul(factor).min(CAP);
-        self.failures = self.failures.saturating_add(1);
-        fraction(bound, random)
+        let factor = 1_u32.checked_shl(self.0).unwrap_or(u32::MAX);
+        self.0 = self.0.saturating_add(1);
+        fraction(BASE.saturating_mul(factor).min(CAP), random)
     }
 }
 
@@ -421,7 +373,7 @@ mod tests {
             let never = format!("HTTP/1.1 401 Unauthorized\r\n\r\n{content}");
             answer(&listener, &tls, &never).await - first
         };
-        let client = run(workers, SimulatedClient::Client("tnlrt_x".into()));
+        let client = run(workers, Some("tnlrt_x".into()));
         let both = async { tokio::join!(serving, client) };
         let (waited, ()) = LocalSet::new().run_until(both).await;
         assert!(waited >= Duration::from_secs(1), "{waited:?}");
@@ -435,7 +387,7 @@ mod tests {
     }
 
     /// Asks a server, over plain TCP, that reads one head and answers with this.
-    async fn ask(answer: &str) -> Result<UpgradedConnection, DialFailure> {
+    async fn ask(answer: &str) -> Result<(Stream, Bytes), DialFailure> {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let server = async {
             let (mut stream, _) = listener.accept().await.unwrap();
@@ -503,13 +455,9 @@ mod tests {
     const SECOND: Duration = Duration::from_secs(1);
     const LARGEST: u64 = u64::MAX;
 
-    fn redial() -> Redial {
-        Redial::new(60 * SECOND)
-    }
-
     #[test]
     fn waits_double_up_to_the_cap_and_lie_anywhere_below() {
-        let mut redial = redial();
+        let mut redial = Redial::default();
         for seconds in [1, 2, 4, 8, 16, 30, 30] {
             assert_eq!(redial.after_failure(None, LARGEST), seconds * SECOND);
         }
@@ -518,7 +466,7 @@ mod tests {
 
     #[test]
     fn a_server_is_dialled_no_earlier_than_it_asks() {
-        let mut redial = redial();
+        let mut redial = Redial::default();
         assert_eq!(redial.after_failure(Some(7 * SECOND), 0), 7 * SECOND);
         assert_eq!(redial.after_failure(Some(7 * SECOND), LARGEST), 9 * SECOND);
         assert_eq!(
@@ -529,20 +477,14 @@ mod tests {
 
     #[test]
     fn a_stable_session_lets_the_waits_start_over() {
-        let mut redial = redial();
+        let mut redial = Redial::default();
         let lost = CloseReason::Other(1006);
-        assert_eq!(redial.after_session(lost, SECOND, LARGEST), Some(SECOND));
-        assert_eq!(
-            redial.after_session(lost, SECOND, LARGEST),
-            Some(2 * SECOND)
-        );
-        assert_eq!(
-            redial.after_session(lost, 60 * SECOND, LARGEST),
-            Some(SECOND)
-        );
-        let drained = redial.after_session(CloseReason::Drained, 60 * SECOND, LARGEST);
+        assert_eq!(redial.after_session(lost, false, LARGEST), Some(SECOND));
+        assert_eq!(redial.after_session(lost, false, LARGEST), Some(2 * SECOND));
+        assert_eq!(redial.after_session(lost, true, LARGEST), Some(SECOND));
+        let drained = redial.after_session(CloseReason::Drained, true, LARGEST);
         assert_eq!(drained, Some(SECOND / 4));
-        let revoked = redial.after_session(CloseReason::Revoked, 60 * SECOND, LARGEST);
+        let revoked = redial.after_session(CloseReason::Revoked, true, LARGEST);
         assert_eq!(revoked, None);
     }
 }

@@ -4,20 +4,17 @@
 //! is ever missed. What the samples mean is for the scenario; here are only the sums that both
 //! scenarios need.
 
-use std::{collections::BTreeMap, future::Future, net::SocketAddr, path::Path, time::Duration};
+use std::{collections::BTreeMap, future::Future, net::SocketAddr, time::Duration};
 
-use anyhow::bail;
+use anyhow::{Context as _, bail};
 
 use crate::{
-    fleet::{
-        flags::FleetArgs,
-        status::{Status, clock},
-    },
+    fleet::status::{Status, clock},
     load::BUSY,
     measure::usage::{Cpu, Roles, resident},
     progress::Progress,
     report::{Interval, Run, Usage, format::count, latency::Latencies, tables::FLEET},
-    stack::child::Child,
+    stack::{ProgramArgs, child::Child},
 };
 
 /// Points of a curve, and intervals of a run, that a report shows at most.
@@ -26,13 +23,22 @@ const POINTS: usize = 100;
 /// A fleet without a report for this time has failed.
 const SILENCE: Duration = Duration::from_secs(60);
 
-/// What a fleet consists of.
-#[derive(Clone, Copy, Debug)]
-pub enum FleetWork<'a> {
-    /// Tunnel clients with the tokens of this file.
-    Clients(&'a Path),
-    /// So many TLS connections, and nothing more.
-    Handshakes(u64),
+/// Flags of the scenarios that measure a crowd of tunnels. They always start the server.
+#[derive(Clone, Debug, clap::Args)]
+#[command(next_help_heading = "Load")]
+pub struct FleetArgs {
+    /// First dials at once
+    #[arg(long, value_name = "N", default_value_t = 64, value_parser = clap::value_parser!(u32).range(1..=10_000))]
+    pub concurrency: u32,
+    /// Threads of the fleet. A dial costs more than its answer, so with one they would be the limit
+    #[arg(long, value_name = "N", default_value_t = 2, value_parser = clap::value_parser!(u16).range(1..=64))]
+    pub fleet_threads: u16,
+    /// Longest time until all tunnels are connected
+    #[arg(long, value_name = "TIME", default_value = "5m", value_parser = humantime::parse_duration)]
+    pub limit: Duration,
+    /// The programs.
+    #[command(flatten)]
+    pub programs: ProgramArgs,
 }
 
 /// A fleet, a server, and what was observed of them in the present phase. The fleet is killed and waited
@@ -43,50 +49,54 @@ pub struct FleetWatch {
     /// Number of the fleet's next line.
     next: u64,
     server: u32,
+    samples: Samples,
+}
+
+/// The samples of one phase.
+#[derive(Clone, Debug)]
+pub struct Samples {
+    /// The server's role.
+    role: &'static str,
+    fleet_threads: u16,
     samples: Vec<Sample>,
 }
 
 /// The fleet at one moment, and the server at very nearly that moment.
 #[derive(Clone, Debug)]
-pub struct Sample {
-    /// The reports of the fleet.
-    pub status: Status,
-    /// What the server used; none while there is no server.
-    pub server: Option<ServerUse>,
+struct Sample {
+    status: Status,
+    /// None while there is no server.
+    server: Option<ServerUse>,
 }
 
-/// What a server used.
+/// What a server used since it began.
 #[derive(Clone, Copy, Debug)]
-pub struct ServerUse {
+struct ServerUse {
     /// When, by [`clock`].
-    pub at: f64,
-    /// Since it began.
-    pub cpu: Cpu,
+    at: f64,
+    cpu: Cpu,
     /// Resident memory, bytes.
-    pub rss: u64,
+    rss: u64,
 }
 
 impl FleetWatch {
-    /// Starts a fleet, which begins to dial `address` at once, and follows it and the server with the process id
-    /// `server`. Sessions that lasted for `stable` let a client dial again without the waits that it had before.
+    /// Starts a fleet, which begins to dial `address` at once, and follows it and the server with this role and process
+    /// id. `clients` is the fleet's flag that says which there are. Sessions that lasted for `stable` let a client dial
+    /// again without the waits that it had before.
     ///
     /// # Errors
     /// This program cannot be started again.
     pub fn start(
         args: &FleetArgs,
+        (role, server): (&'static str, u32),
         address: SocketAddr,
-        server: u32,
-        work: FleetWork<'_>,
+        clients: String,
         stable: Duration,
     ) -> anyhow::Result<Self> {
-        let work = match work {
-            FleetWork::Clients(tokens) => format!("--tokens={}", tokens.display()),
-            FleetWork::Handshakes(count) => format!("--handshakes={count}"),
-        };
         let flags = [
             "fleet".to_owned(),
             format!("--server={address}"),
-            work,
+            clients,
             format!("--concurrency={}", args.concurrency),
             format!("--threads={}", args.fleet_threads),
             format!("--stable={}", humantime::format_duration(stable)),
@@ -95,22 +105,26 @@ impl FleetWatch {
             fleet: Child::start_own(FLEET, flags)?,
             next: 0,
             server,
-            samples: Vec::new(),
+            samples: Samples {
+                role,
+                fleet_threads: args.fleet_threads,
+                samples: Vec::new(),
+            },
         })
     }
 
     /// The server has another process id from here on; what its forerunner used no longer counts.
     pub fn server_is(&mut self, server: u32) {
         self.server = server;
-        for sample in &mut self.samples {
+        for sample in &mut self.samples.samples {
             sample.server = None;
         }
     }
 
-    /// This program, the fleet, and the server in its role.
-    pub fn roles(&self, role: &str) -> Roles {
+    /// This program, the fleet, and the server.
+    pub fn roles(&self) -> Roles {
         let mut roles = Roles::generator();
-        roles.add(role, self.server);
+        roles.add(self.samples.role, self.server);
         roles.add(FLEET, self.fleet.id());
         roles
     }
@@ -122,7 +136,9 @@ impl FleetWatch {
 
     /// The samples since the last call: a phase is over.
     pub fn take(&mut self) -> Samples {
-        Samples(std::mem::take(&mut self.samples))
+        let taken = self.samples.clone();
+        self.samples.samples.clear();
+        taken
     }
 
     /// The next sample. There is one every tenth of a second, and none is left out.
@@ -138,21 +154,12 @@ impl FleetWatch {
         let status = self.fleet.wait_line("how it stands", SILENCE, find).await?;
         self.next += 1;
         if status.stopped > 0 {
-            let refusals = kinds(&status.failures);
-            bail!(
-                "the server told {} simulated clients to stay away: {refusals}",
-                status.stopped
-            );
+            let (stopped, refusals) = (status.stopped, kinds(&status.failures));
+            bail!("the server told {stopped} simulated clients to stay away: {refusals}");
         }
-        let sample = Sample {
-            status,
-            server: ServerUse::of(self.server),
-        };
-        self.samples.push(sample);
-        let Some(Sample { status, .. }) = self.samples.last() else {
-            bail!("no sample");
-        };
-        Ok(status)
+        let server = ServerUse::of(self.server);
+        self.samples.samples.push(Sample { status, server });
+        self.samples.last().context("no sample")
     }
 
     /// Follows until `done`, or until the limit is over: then it gives false. `tell` is called
@@ -170,11 +177,8 @@ impl FleetWatch {
         loop {
             let status = self.next().await?;
             tell(status);
-            if done(status) {
-                return Ok(true);
-            }
-            if status.at > end {
-                return Ok(false);
+            if done(status) || status.at > end {
+                return Ok(done(status));
             }
         }
     }
@@ -187,8 +191,9 @@ impl FleetWatch {
         &mut self,
         wanted: u64,
         limit: Duration,
-        (role, progress): (&str, &Progress),
+        progress: &Progress,
     ) -> anyhow::Result<bool> {
+        let role = self.samples.role;
         let tell = |status: &Status| {
             let (up, wanted) = (count(status.up as f64), count(wanted as f64));
             let failures = match status.failures.is_empty() {
@@ -226,88 +231,76 @@ impl ServerUse {
     }
 }
 
-/// A phase in which clients connect, as it is reported.
-#[derive(Clone, Copy, Debug)]
-pub struct ConnectPhase<'a> {
-    /// Role of the server.
-    pub role: &'a str,
-    /// How the fleet stood before.
-    pub before: &'a Status,
-    /// When it began.
-    pub since: f64,
-    /// When the metering of its usage began.
-    pub metered_since: f64,
-    /// Threads of the fleet.
-    pub fleet_threads: u16,
-}
-
-/// The samples of one phase.
-#[derive(Debug)]
-pub struct Samples(Vec<Sample>);
-
 impl Samples {
     /// The last one's status.
     pub fn last(&self) -> Option<&Status> {
-        self.0.last().map(|sample| &sample.status)
+        self.samples.last().map(|sample| &sample.status)
     }
 
     /// A line over time since `start`, by the fleet's clock, of its reports.
     pub fn over_time(&self, start: f64, value: impl Fn(&Status) -> u64) -> Vec<(f64, f64)> {
-        let point = |status: &Status| (status.at - start, value(status) as f64);
-        self.0.iter().map(|sample| point(&sample.status)).collect()
+        let statuses = self.samples.iter().map(|sample| &sample.status);
+        let line = statuses.map(|status| (status.at - start, value(status) as f64));
+        line.collect()
     }
 
     /// Processor time of the server over time since `start`, seconds.
     pub fn server_cpu(&self, start: f64) -> Vec<(f64, f64)> {
-        let uses = || self.0.iter().filter_map(|sample| sample.server);
-        let Some(first) = uses().next() else {
-            return Vec::new();
-        };
-        let used = |of: ServerUse| of.cpu.since(first.cpu).as_secs_f64();
-        uses().map(|of| (of.at - start, used(of))).collect()
+        let uses = || self.samples.iter().filter_map(|sample| sample.server);
+        let first = uses().next().map_or_else(Cpu::default, |first| first.cpu);
+        let point = |of: ServerUse| (of.at - start, of.cpu.since(first).as_secs_f64());
+        uses().map(point).collect()
     }
 
     /// Resident memory of the server over the number of connected clients.
     pub fn memory_by_up(&self) -> Vec<(f64, f64)> {
         let point = |sample: &Sample| Some((sample.status.up as f64, sample.server?.rss as f64));
-        self.0.iter().filter_map(point).collect()
+        self.samples.iter().filter_map(point).collect()
     }
 
     /// Highest resident memory of the server.
     pub fn peak_rss(&self) -> u64 {
-        let of_server = self.0.iter().filter_map(|sample| sample.server);
+        let of_server = self.samples.iter().filter_map(|sample| sample.server);
         of_server.map(|of| of.rss).max().unwrap_or(0)
     }
 
-    /// The phase as a run, and the processor time of the fleet as a share of its threads' time.
-    pub fn run(&self, phase: ConnectPhase<'_>, mut usage: BTreeMap<String, Usage>) -> (Run, f64) {
-        let last = self.last().unwrap_or(phase.before);
-        let completed = last.connected - phase.before.connected;
+    /// A phase in which clients connected as a run, and the processor time of the fleet as a share of its threads' time.
+    /// `before` is how the fleet stood when it began, `since` when that was, `metered_since` when the metering of its
+    /// usage began.
+    pub fn run(
+        &self,
+        before: &Status,
+        since: f64,
+        metered_since: f64,
+        mut usage: BTreeMap<String, Usage>,
+    ) -> (Run, f64) {
+        let last = self.last().unwrap_or(before);
+        let completed = last.connected - before.connected;
         let end = match completed {
             0 => last.at,
             _ => last.connected_at,
         };
-        let seconds = (end - phase.since).max(1e-3);
-        if let Some(server) = usage.get_mut(phase.role) {
+        let seconds = (end - since).max(1e-3);
+        if let Some(server) = usage.get_mut(self.role) {
             // A meter looks less often than the samples do.
             server.peak_rss = server.peak_rss.max(self.peak_rss());
         }
         let cpu = |role: &str| usage.get(role).map(|usage| usage.cpu_seconds);
-        let metered = (last.at - phase.metered_since).max(1e-3);
-        let fleet_share = cpu(FLEET).unwrap_or(0.0) / metered / f64::from(phase.fleet_threads);
-        let server_cpu = cpu(phase.role).filter(|_| completed > 0);
-        let latencies = took(&self.0);
+        let metered = (last.at - metered_since).max(1e-3);
+        let fleet_share = cpu(FLEET).unwrap_or(0.0) / metered / f64::from(self.fleet_threads);
+        let server_cpu = cpu(self.role).filter(|_| completed > 0);
+        let latencies = took(&self.samples);
         let run = Run {
-            name: phase.role.to_owned(),
+            name: self.role.to_owned(),
             seconds,
             completed,
             rate: completed as f64 / seconds,
             latency: latencies.summary(),
             histogram: Some(latencies),
-            errors: failures_since(phase.before, last),
+            errors: failures_since(before, last),
             cpu_us_per_request: server_cpu.map(|cpu| cpu * 1e6 / completed as f64),
             usage,
-            timeline: self.timeline(phase.since),
+            timeline: self.timeline(since),
             generator_bound: fleet_share >= BUSY,
             ..Run::default()
         };
@@ -316,17 +309,16 @@ impl Samples {
 
     /// The phase in intervals since `start`.
     fn timeline(&self, start: f64) -> Vec<Interval> {
-        let step = self.0.len().div_ceil(POINTS).max(1);
-        let mut before = (start, 0, 0);
-        if let Some(Sample { status, .. }) = self.0.first() {
-            before = (status.at.min(start), status.connected, failed(status));
-        }
+        let state = |sample: &Sample| {
+            let failed: u64 = sample.status.failures.values().sum();
+            (sample.status.at, sample.status.connected, failed)
+        };
+        let mut before = self.samples.first().map_or((start, 0, 0), state);
+        before.0 = before.0.min(start);
+        let step = self.samples.len().div_ceil(POINTS).max(1);
         let mut timeline = Vec::new();
-        for samples in self.0.chunks(step) {
-            let Some(Sample { status, .. }) = samples.last() else {
-                break;
-            };
-            let now = (status.at, status.connected, failed(status));
+        for samples in self.samples.chunks(step) {
+            let now = samples.last().map_or(before, state);
             let seconds = now.0 - before.0;
             if seconds > 0.0 && now.0 > start {
                 let took = took(samples);
@@ -409,10 +401,6 @@ fn took(samples: &[Sample]) -> Latencies {
     latencies
 }
 
-fn failed(status: &Status) -> u64 {
-    status.failures.values().sum()
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -463,12 +451,16 @@ mod tests {
     #[test]
     fn a_phase_counts_only_what_is_its_own() {
         // A second phase: 100 were connected and 7 dials had failed before it began.
-        let samples = Samples(vec![
-            sample(9.9, 100, 7, &[]),
-            sample(10.1, 100, 7, &[]),
-            sample(10.5, 120, 9, &[1000, 3000]),
-            sample(11.5, 200, 9, &[2000]),
-        ]);
+        let samples = Samples {
+            role: FLEET,
+            fleet_threads: 1,
+            samples: vec![
+                sample(9.9, 100, 7, &[]),
+                sample(10.1, 100, 7, &[]),
+                sample(10.5, 120, 9, &[1000, 3000]),
+                sample(11.5, 200, 9, &[2000]),
+            ],
+        };
         let timeline = samples.timeline(10.0);
         let rates: Vec<_> = timeline
             .iter()
@@ -477,7 +469,7 @@ mod tests {
         assert_eq!(rates, [0.0, 50.0, 80.0]);
         let errors: f64 = timeline.iter().map(|interval| interval.error_rate).sum();
         assert!((errors - 5.0).abs() < 1e-6, "{errors}");
-        assert_eq!(took(&samples.0).count(), 3);
+        assert_eq!(took(&samples.samples).count(), 3);
         let (first, last) = (sample(0.0, 0, 7, &[]).status, samples.last().unwrap());
         assert_eq!(kinds(&failures_since(&first, last)), "status_503 2");
         assert_eq!(kinds(&failures_since(last, last)), "no dial failed");

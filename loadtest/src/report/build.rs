@@ -80,14 +80,14 @@ impl Table {
         rows: [(&str, String); N],
     ) -> Self {
         let rows = rows.map(|(name, value)| vec![name.to_owned(), value]);
-        Self::new(title, &["", head], rows.to_vec())
+        Self::new(title, &format!(",{head}"), rows.to_vec())
     }
 
-    /// A table with a column for each head.
-    pub fn new(title: impl Into<String>, columns: &[&str], rows: Vec<Vec<String>>) -> Self {
+    /// A table whose columns have these heads, with commas between.
+    pub fn new(title: impl Into<String>, heads: &str, rows: Vec<Vec<String>>) -> Self {
         Self {
             title: title.into(),
-            columns: columns.iter().map(|head| (*head).to_owned()).collect(),
+            columns: heads.split(',').map(str::to_owned).collect(),
             rows,
         }
     }

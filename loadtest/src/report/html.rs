@@ -133,7 +133,7 @@ mod tests {
             value: text(),
         }];
         report.runs = vec![run];
-        report.tables = vec![Table::new(text(), &[&text()], vec![vec![text()]])];
+        report.tables = vec![Table::new(text(), &text(), vec![vec![text()]])];
         report.charts = vec![Chart::new(text(), axis(), axis(), series)];
         report.note(text());
         report

@@ -95,7 +95,7 @@ pub(crate) fn results(runs: &[Run]) -> Table {
     let has_any = |figure: &&Figure| runs.iter().any(|run| (figure.of)(run).is_some());
     let figures: Vec<_> = RESULTS.iter().filter(has_any).collect();
     let heads = figures.iter().map(|figure| figure.title);
-    let columns: Vec<_> = std::iter::once("run").chain(heads).collect();
+    let heads: Vec<_> = std::iter::once("run").chain(heads).collect();
     let row = |run: &Run| {
         let cell = |figure: &&Figure| figure.cell((figure.of)(run));
         let bound = if run.generator_bound {
@@ -108,7 +108,7 @@ pub(crate) fn results(runs: &[Run]) -> Table {
             .chain(figures.iter().map(cell))
             .collect()
     };
-    Table::new("Results", &columns, runs.iter().map(row).collect())
+    Table::new("Results", &heads.join(","), runs.iter().map(row).collect())
 }
 
 /// A row for each kind of error of each run.
@@ -121,7 +121,7 @@ pub(crate) fn errors(runs: &[Run]) -> Table {
     });
     Table::new(
         "FailureCounts by kind",
-        &["run", "kind", "count", "share"],
+        "run,kind,count,share",
         rows.collect(),
     )
 }
@@ -134,15 +134,6 @@ fn share(run: &Run, times: u64) -> String {
 
 /// A row for each role of each run.
 pub(crate) fn used(runs: &[Run]) -> Table {
-    let columns = [
-        "run",
-        "role",
-        "cores busy",
-        "CPU time",
-        "peak RSS",
-        "RSS at end",
-        "processes",
-    ];
     let row = |run: &Run, role: &String, usage: &Usage| {
         vec![
             run.name.clone(),
@@ -158,7 +149,8 @@ pub(crate) fn used(runs: &[Run]) -> Table {
         let roles = run.usage.iter();
         roles.map(move |(role, usage)| row(run, role, usage))
     });
-    Table::new("What the programs used", &columns, rows.collect())
+    let heads = "run,role,cores busy,CPU time,peak RSS,RSS at end,processes";
+    Table::new("What the programs used", heads, rows.collect())
 }
 
 /// The role of this program itself.

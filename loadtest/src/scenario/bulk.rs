@@ -177,8 +177,11 @@ fn show(report: &mut Report, args: &Args, flows: &[Arc<Flow>]) {
     }
     let shares = report.runs.iter().zip(flows);
     let shares = shares.map(|(run, flow)| share_row(args, run, flow));
-    let shares = shares.collect();
-    report.tables.push(share_table(shares));
+    let title = "Each stream's throughput; fairness is 1 when all have as much";
+    let heads = "streams,number,slowest,median,fastest,fairness,first byte p50,first byte max";
+    report
+        .tables
+        .push(Table::new(title, heads, shares.collect()));
     report.tables.extend(cost_table(&report.runs));
     let x = Axis::new("time", Unit::Seconds, Scale::Linear);
     let y = Axis::new("throughput", Unit::BytesPerSecond, Scale::Linear);
@@ -232,21 +235,6 @@ fn share_row(args: &Args, run: &Run, flow: &Flow) -> Vec<String> {
     ]
 }
 
-fn share_table(rows: Vec<Vec<String>>) -> Table {
-    let columns = [
-        "streams",
-        "number",
-        "slowest",
-        "median",
-        "fastest",
-        "fairness",
-        "first byte p50",
-        "first byte max",
-    ];
-    let title = "Each stream's throughput; fairness is 1 when all have as much";
-    Table::new(title, &columns, rows)
-}
-
 /// What programs used is known for all flows together.
 fn cost_table(runs: &[Run]) -> Option<Table> {
     let none = BTreeMap::new();
@@ -263,9 +251,9 @@ fn cost_table(runs: &[Run]) -> Option<Table> {
             bytes(used.peak_rss as f64),
         ]
     };
-    let columns = ["role", "processor time per GiB", "of a core", "most memory"];
+    let heads = "role,processor time per GiB,of a core,most memory";
     let rows = usage.iter().map(row).collect();
-    (moved > 0.0).then(|| Table::new("What a gibibyte costs", &columns, rows))
+    (moved > 0.0).then(|| Table::new("What a gibibyte costs", heads, rows))
 }
 
 /// Adds the table about the link, and the link's rate to the chart of throughput.
@@ -290,17 +278,10 @@ fn add_link(report: &mut Report, args: &Args, link: Link, chart: &mut Chart) {
             cell(share, |share| format!("{share:.1} %")),
         ]
     };
-    let columns = [
-        "link",
-        "round trip",
-        "rate",
-        "first 2 s",
-        "after 2 s",
-        "share of the link after 2 s",
-    ];
+    let heads = "link,round trip,rate,first 2 s,after 2 s,share of the link after 2 s";
     let rows: Vec<_> = report.runs.iter().map(row).collect();
     let title = "What the streams reached of the link between tunnel client and tunnel server";
-    report.tables.push(Table::new(title, &columns, rows));
+    report.tables.push(Table::new(title, heads, rows));
     let longest = report
         .runs
         .iter()

@@ -107,16 +107,7 @@ fn table(run: &Run, counts: &SubscriberCounts, rate: Option<f64>) -> Table {
     let missed = run.errors.get(MISSED).copied().unwrap_or(0);
     let subscribers = counts.events.len() as f64;
     let due = rate.map(|rate| (rate * run.seconds * subscribers).round());
-    let columns = [
-        "subscribers",
-        "slowest",
-        "median",
-        "fastest",
-        "events",
-        "due",
-        "missed",
-        "disconnects",
-    ];
+    let heads = "subscribers,slowest,median,fastest,events,due,missed,disconnects";
     let row = vec![
         count(subscribers),
         each(|spread| spread.low),
@@ -127,7 +118,7 @@ fn table(run: &Run, counts: &SubscriberCounts, rate: Option<f64>) -> Table {
         count(missed as f64),
         count(counts.disconnects.load(Relaxed) as f64),
     ];
-    Table::new("Events of each subscriber", &columns, vec![row])
+    Table::new("Events of each subscriber", heads, vec![row])
 }
 
 /// The longest line; a source of longer ones does not send events.

@@ -14,18 +14,15 @@ use tokio::time::sleep;
 
 use crate::{
     fleet::{
-        flags::FleetArgs,
         runtimes::Runtimes,
         status::{Status, clock},
-        watch::{
-            ConnectPhase, FleetWatch, FleetWork, Samples, kinds, peak_rate, thinned, when_reached,
-        },
+        watch::{FleetArgs, FleetWatch, Samples, kinds, peak_rate, thinned, when_reached},
     },
     measure::{errors::FailureCounts, usage::Meter},
     progress::Progress,
     report::{
-        Axis, Chart, Report, Run, Scale, Series, Table, Unit, Usage, build,
-        format::{NONE, bytes, count, seconds},
+        Axis, Chart, Report, Scale, Series, Table, Unit, Usage, build,
+        format::{bytes, cell, count, seconds},
         tables::TUNNEL_SERVER,
     },
     scenario::http::Requests,
@@ -57,7 +54,6 @@ pub struct Args {
 #[derive(Debug)]
 struct StormMeasurement {
     tunnels: u64,
-    fleet_threads: u16,
     /// When the server was killed, and when its successor listened, by the fleet's clock.
     killed: f64,
     listening: f64,
@@ -85,7 +81,7 @@ pub async fn run(args: Args, progress: &Progress) -> anyhow::Result<Report> {
     let title = format!("{} tunnels lose their server", count(args.tunnels as f64));
     let mut report = Report::new("storm", title);
     let measured = measure(&args, &files, &runtimes, progress).await?;
-    show(&mut report, &measured);
+    measured.show(&mut report);
     Ok(report)
 }
 
@@ -95,17 +91,17 @@ async fn measure(
     runtimes: &Runtimes,
     progress: &Progress,
 ) -> anyhow::Result<StormMeasurement> {
-    let stack = &args.crowd.programs;
+    let (stack, tunnels) = (&args.crowd.programs, args.tunnels);
     progress.message("starting the tunnel server");
     let mut server = stack::start_server(stack, files, None).await?;
-    let (address, work) = (server.tunnel, FleetWork::Clients(runtimes.tokens()));
+    let (address, role) = (server.tunnel, (TUNNEL_SERVER, server.child.id()));
+    let clients = format!("--tokens={}", runtimes.tokens.display());
     // All sessions count as stable, as they are in a server that has run for a while.
-    let stable = Duration::ZERO;
-    let mut watch = FleetWatch::start(&args.crowd, address, server.child.id(), work, stable)?;
-    let (limit, shown) = (args.crowd.limit, (TUNNEL_SERVER, progress));
-    if !watch.until_up(args.tunnels, limit, shown).await? {
+    let mut watch = FleetWatch::start(&args.crowd, role, address, clients, Duration::ZERO)?;
+    let is_up = watch.until_up(tunnels, args.crowd.limit, progress).await?;
+    if !is_up {
         let status = watch.next().await?;
-        let (up, all) = (count(status.up as f64), count(args.tunnels as f64));
+        let (up, all) = (count(status.up as f64), count(tunnels as f64));
         let failures = kinds(&status.failures);
         bail!("only {up} of {all} connected within the limit: {failures}");
     }
@@ -122,11 +118,10 @@ async fn measure(
     let server = watch.meanwhile(Box::pin(starting)).await??;
     let listening = clock();
     watch.server_is(server.child.id());
-    let meter = Meter::start(watch.roles(TUNNEL_SERVER));
-    let is_back =
-        |status: &Status| status.lost - before.lost >= args.tunnels && status.up >= args.tunnels;
+    let meter = Meter::start(watch.roles());
+    let is_back = |status: &Status| status.lost - before.lost >= tunnels && status.up >= tunnels;
     let tell = |status: &Status| {
-        let (up, all) = (count(status.up as f64), count(args.tunnels as f64));
+        let (up, all) = (count(status.up as f64), count(tunnels as f64));
         progress.message(format_args!("{up} of {all} are back"));
     };
     let all = watch.until(args.crowd.limit, is_back, tell).await?;
@@ -138,8 +133,7 @@ async fn measure(
     let asking = requests.once_each(ASKING);
     let (answered, unanswered) = watch.meanwhile(Box::pin(asking)).await?;
     Ok(StormMeasurement {
-        tunnels: args.tunnels,
-        fleet_threads: args.crowd.fleet_threads,
+        tunnels,
         killed,
         listening,
         before,
@@ -154,27 +148,90 @@ async fn measure(
 
 type Line = Vec<(f64, f64)>;
 
-fn show(report: &mut Report, measured: &StormMeasurement) {
-    let samples = &measured.samples;
-    let served = fallen(samples.over_time(measured.killed, |status| status.up));
-    let handshakes = samples.over_time(measured.killed, |status| status.handshakes);
-    let phase = ConnectPhase {
-        role: TUNNEL_SERVER,
-        before: &measured.before,
-        since: measured.killed,
-        metered_since: measured.listening,
-        fleet_threads: measured.fleet_threads,
-    };
-    let (mut run, _) = samples.run(phase, measured.usage.clone());
-    "coming back".clone_into(&mut run.name);
-    report.tables.push(times(measured, &served));
-    report.tables.push(load(measured, &served, &handshakes));
-    notes(report, measured, &run);
-    report.runs.push(run);
-    report.charts.extend(charts(&served, &handshakes));
-    let curve = build::latency_chart(&report.runs);
-    let curve = curve.map(|chart| chart.titled("Time without a session"));
-    report.charts.extend(curve);
+impl StormMeasurement {
+    fn show(self, report: &mut Report) {
+        let over_time = |of: fn(&Status) -> u64| self.samples.over_time(self.killed, of);
+        let (served, handshakes) = (
+            fallen(over_time(|status| status.up)),
+            over_time(|status| status.handshakes),
+        );
+        report.tables.push(self.times(&served));
+        report.tables.push(self.load(&served, &handshakes));
+        self.notes(report);
+        let usage = self.usage;
+        let (mut run, _) = (self.samples).run(&self.before, self.killed, self.listening, usage);
+        "coming back".clone_into(&mut run.name);
+        if run.generator_bound {
+            report.warn("the fleet was the limit: real clients would have come back faster");
+        }
+        report.note(
+            "of failed dials, a status is a refusal of the server, and those within the outage found no listener; each \
+             makes its client wait longer, at random up to 1 s, 2 s, 4 s and so on to 30 s, as real clients do",
+        );
+        report.runs.push(run);
+        report.charts.extend(charts(&served, &handshakes));
+        let curve = build::latency_chart(&report.runs);
+        let curve = curve.map(|chart| chart.titled("Time without a session"));
+        report.charts.extend(curve);
+    }
+
+    fn times(&self, served: &Line) -> Table {
+        let since_listening = self.listening - self.killed;
+        let last = self.samples.last().filter(|_| self.all);
+        let share = |share: f64| when_reached(served, share * self.tunnels as f64);
+        let rows = [
+            ("half", share(0.5)),
+            ("90 %", share(0.9)),
+            ("99 %", share(0.99)),
+            ("all", last.map(|last| last.connected_at - self.killed)),
+        ];
+        let time = |at: Option<f64>| cell(at, |at| seconds(at.max(0.0)));
+        let row = |(name, at): (&str, Option<f64>)| {
+            let since = at.map(|at| at - since_listening);
+            vec![name.to_owned(), time(at), time(since)]
+        };
+        let heads = "served again,since the kill,since the server listened again";
+        Table::new(
+            "Time until tunnels are served again",
+            heads,
+            rows.map(row).to_vec(),
+        )
+    }
+
+    fn load(&self, served: &Line, handshakes: &Line) -> Table {
+        let most = |line: &Line| count(peak_rate(line, 1.0).round());
+        let cpu = peak_rate(&self.samples.server_cpu(self.killed), 1.0) * 100.0;
+        let rows = [
+            ("handshakes, most within one second", most(handshakes)),
+            ("served again, most within one second", most(served)),
+            (
+                "server CPU, most within one second",
+                format!("{cpu:.0} % of a core"),
+            ),
+            ("server memory, most", bytes(self.samples.peak_rss() as f64)),
+            (
+                "server memory before the kill",
+                bytes(self.rss_before as f64),
+            ),
+            (
+                "runtimes that answered afterwards",
+                count(self.answered as f64),
+            ),
+        ];
+        Table::of_values("The storm", "value", rows)
+    }
+
+    fn notes(&self, report: &mut Report) {
+        if !self.all {
+            let up = self.samples.last().map_or(0, |status| status.up);
+            let (up, all) = (count(up as f64), count(self.tunnels as f64));
+            report.warn(format!("only {up} of {all} came back within the limit"));
+        }
+        if self.unanswered.total() > 0 {
+            let kinds = kinds(&self.unanswered.by_name());
+            report.warn(format!("runtimes that did not answer afterwards: {kinds}"));
+        }
+    }
 }
 
 /// The line from where it is lowest: what was up before all had noticed is none of those that came back.
@@ -183,78 +240,6 @@ fn fallen(line: Line) -> Line {
     let lowest = heights.fold(f64::INFINITY, f64::min);
     let from = line.iter().position(|point| point.1 <= lowest).unwrap_or(0);
     line.into_iter().skip(from).collect()
-}
-
-fn times(measured: &StormMeasurement, served: &Line) -> Table {
-    let since_listening = measured.listening - measured.killed;
-    let last = measured.samples.last().filter(|_| measured.all);
-    let share = |share: f64| when_reached(served, share * measured.tunnels as f64);
-    let rows = [
-        ("half", share(0.5)),
-        ("90 %", share(0.9)),
-        ("99 %", share(0.99)),
-        ("all", last.map(|last| last.connected_at - measured.killed)),
-    ];
-    let cell = |at: Option<f64>| at.map_or_else(|| NONE.to_owned(), |at| seconds(at.max(0.0)));
-    let row = |(name, at): (&str, Option<f64>)| {
-        let since = at.map(|at| at - since_listening);
-        vec![name.to_owned(), cell(at), cell(since)]
-    };
-    let heads = [
-        "served again",
-        "since the kill",
-        "since the server listened again",
-    ];
-    Table::new(
-        "Time until tunnels are served again",
-        &heads,
-        rows.map(row).to_vec(),
-    )
-}
-
-fn load(measured: &StormMeasurement, served: &Line, handshakes: &Line) -> Table {
-    let most = |line: &Line| count(peak_rate(line, 1.0).round());
-    let cpu = peak_rate(&measured.samples.server_cpu(measured.killed), 1.0);
-    let rows = [
-        ("handshakes, most within one second", most(handshakes)),
-        ("served again, most within one second", most(served)),
-        (
-            "server CPU, most within one second",
-            format!("{:.0} % of a core", cpu * 100.0),
-        ),
-        (
-            "server memory, most",
-            bytes(measured.samples.peak_rss() as f64),
-        ),
-        (
-            "server memory before the kill",
-            bytes(measured.rss_before as f64),
-        ),
-        (
-            "runtimes that answered afterwards",
-            count(measured.answered as f64),
-        ),
-    ];
-    Table::of_values("The storm", "value", rows)
-}
-
-fn notes(report: &mut Report, measured: &StormMeasurement, run: &Run) {
-    if !measured.all {
-        let up = measured.samples.last().map_or(0, |status| status.up);
-        let (up, all) = (count(up as f64), count(measured.tunnels as f64));
-        report.warn(format!("only {up} of {all} came back within the limit"));
-    }
-    if measured.unanswered.total() > 0 {
-        let kinds = kinds(&measured.unanswered.by_name());
-        report.warn(format!("runtimes that did not answer afterwards: {kinds}"));
-    }
-    if run.generator_bound {
-        report.warn("the fleet was the limit: real clients would have come back faster");
-    }
-    report.note(
-        "of failed dials, a status is a refusal of the server, and those within the outage found no listener; each makes its \
-         client wait longer, at random up to 1 s, 2 s, 4 s and so on to 30 s, as real clients do",
-    );
 }
 
 fn charts(served: &Line, handshakes: &Line) -> [Chart; 2] {

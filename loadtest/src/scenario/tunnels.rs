@@ -17,16 +17,15 @@ use tokio::time::sleep;
 
 use crate::{
     fleet::{
-        flags::FleetArgs,
         runtimes::Runtimes,
         status::{Status, clock},
-        watch::{ConnectPhase, FleetWatch, FleetWork, kinds, peak_rate, thinned},
+        watch::{FleetArgs, FleetWatch, kinds, peak_rate, thinned},
     },
     measure::usage::{Meter, resident},
     progress::Progress,
     report::{
         Axis, Chart, Report, Run, Scale, Series, Table, Unit, Usage, build,
-        format::{NONE, bytes, count, per_second, seconds},
+        format::{NONE, bytes, cell, count, per_second, seconds},
         tables::{FLEET, TUNNEL_SERVER},
     },
     scenario::tunnels::spread::{SpreadArgs, SpreadLoad},
@@ -41,6 +40,19 @@ const CLIENT_REST: Duration = Duration::from_secs(3);
 
 /// A session lasts that long before its client counts it as stable, as a real one.
 const STABLE: Duration = Duration::from_secs(60);
+
+/// The role of the process that only does handshakes.
+const ALONE: &str = "TLS alone";
+
+/// Before memory is read, so that what handshakes needed is given back.
+const SETTLE: Duration = Duration::from_secs(1);
+
+/// Names of the runs.
+const NAMES: [&str; 3] = [
+    "tunnels connect",
+    "TLS alone, first half",
+    "TLS alone, second half",
+];
 
 /// Flags of `loadtest tunnels`.
 #[derive(Clone, Debug, clap::Args)]
@@ -71,6 +83,37 @@ pub struct Args {
     pub crowd: FleetArgs,
 }
 
+/// What was measured of a server's tunnels.
+#[derive(Debug)]
+struct TunnelsMeasurement {
+    connected: Connected,
+    /// Length of the time at rest, and what the programs used in it.
+    idle_seconds: f64,
+    idle: BTreeMap<String, Usage>,
+    /// Sessions that ended by themselves.
+    lost: u64,
+    /// Resident memory of a real client at rest.
+    real_client: Option<u64>,
+}
+
+/// What the connecting of one fleet to one server showed.
+#[derive(Debug)]
+struct Connected {
+    run: Run,
+    /// Processor time of the fleet, as a share of its threads' time.
+    fleet_share: f64,
+    /// Resident memory of the server before the first client.
+    before: u64,
+    /// The highest meanwhile.
+    peak: u64,
+    /// And once all was quiet again.
+    settled: u64,
+    all: bool,
+    over_time: Vec<(f64, f64)>,
+    /// Resident memory that came with the clients, over their number.
+    memory: Vec<(f64, f64)>,
+}
+
 /// Measures.
 ///
 /// # Errors
@@ -83,15 +126,11 @@ pub async fn run(args: Args, progress: &Progress) -> anyhow::Result<Report> {
     let mut report = Report::new("tunnels", title);
 
     let mut alone = Vec::new();
-    let halves = [args.tunnels / 2, args.tunnels - args.tunnels / 2];
-    if args.tls_baseline {
-        alone.extend(baseline(&args.crowd, &files, halves[0], progress).await?);
-    }
+    let half = args.tunnels / 2;
+    alone.extend(baseline(&args, &files, half, progress).await?);
     let measured = measure(&args, &files, &runtimes, progress, &mut report).await?;
-    if args.tls_baseline {
-        alone.extend(baseline(&args.crowd, &files, halves[1], progress).await?);
-    }
-    show(&mut report, measured, &alone);
+    alone.extend(baseline(&args, &files, args.tunnels - half, progress).await?);
+    show(&mut report, &measured, &alone);
     Ok(report)
 }
 
@@ -107,109 +146,156 @@ async fn measure(
     progress.message("starting the tunnel server");
     let server = stack::start_server(stack, files, None).await?;
     sleep(AFTER_START).await;
-    let before = resident(server.child.id()).unwrap_or(0);
-    let (address, work) = (server.tunnel, FleetWork::Clients(runtimes.tokens()));
-    let mut watch = FleetWatch::start(&args.crowd, address, server.child.id(), work, STABLE)?;
+    let role = (TUNNEL_SERVER, server.child.id());
+    let before = resident(role.1).unwrap_or(0);
+    let clients = format!("--tokens={}", runtimes.tokens.display());
+    let mut watch = FleetWatch::start(&args.crowd, role, server.tunnel, clients, STABLE)?;
     let wanted = (args.tunnels, before);
-    let connecting = connect(&mut watch, TUNNEL_SERVER, wanted, &args.crowd, progress);
-    let mut connected = Box::pin(connecting).await?;
+    let mut connected = connect(&mut watch, wanted, &args.crowd, progress).await?;
     progress.message("connected; settling");
     watch.meanwhile(sleep(args.settle)).await?;
     connected.settled = watch.server_rss();
-    let (idle_seconds, idle) = rest(args.idle, &mut watch, progress).await?;
-    let mut measured = TunnelsMeasurement {
-        connected,
-        idle_seconds,
-        idle,
-        lost: 0,
-        real_client: None,
+
+    let (meter, began) = (Meter::start(watch.roles()), clock());
+    let tell = |status: &Status| {
+        let left = args.idle.as_secs_f64() - (status.at - began);
+        let (up, left) = (count(status.up as f64), seconds(left.max(0.0).ceil()));
+        progress.message(format_args!("{up} at rest, {left} left"));
     };
+    watch.until(args.idle, |_| false, tell).await?;
+    let (idle_seconds, idle) = (clock() - began, meter.finish());
+
+    let mut real_client = None;
     if args.real_client {
         progress.message("starting a real tunnel client");
-        let resting = real_client(stack, files, &server, runtimes);
-        measured.real_client = Some(watch.meanwhile(Box::pin(resting)).await??);
+        let resting = rest_real_client(stack, files, &server, runtimes);
+        real_client = Some(watch.meanwhile(Box::pin(resting)).await??);
     }
     if args.spread.spread_load {
         let spread = SpreadLoad {
             args: &args.spread,
             fleet_threads: args.crowd.fleet_threads.into(),
             public: server.public,
-            roles: watch.roles(TUNNEL_SERVER),
+            roles: watch.roles(),
         };
         let load = spread.measure(runtimes, progress, report);
         watch.meanwhile(Box::pin(load)).await??;
     }
-    // No session may have ended meanwhile.
-    let end = watch.next().await?;
-    measured.lost = end.lost;
-    Ok(measured)
+    Ok(TunnelsMeasurement {
+        connected,
+        idle_seconds,
+        idle,
+        // No session may have ended meanwhile.
+        lost: watch.next().await?.lost,
+        real_client,
+    })
 }
 
-/// Watches the tunnels at rest; gives how long that was, and what the programs used.
-async fn rest(
-    idle: Duration,
-    watch: &mut FleetWatch,
-    progress: &Progress,
-) -> anyhow::Result<(f64, BTreeMap<String, Usage>)> {
-    let meter = Meter::start(watch.roles(TUNNEL_SERVER));
-    let began = clock();
-    let tell = |status: &Status| {
-        let left = seconds((idle.as_secs_f64() - (status.at - began)).max(0.0).ceil());
-        let up = count(status.up as f64);
-        progress.message(format_args!("{up} at rest, {left} left"));
-    };
-    watch.until(idle, |_| false, tell).await?;
-    Ok((clock() - began, meter.finish()))
-}
-
-async fn real_client(
+async fn rest_real_client(
     stack: &ProgramArgs,
     files: &Files,
     server: &Server,
     runtimes: &Runtimes,
 ) -> anyhow::Result<u64> {
     // It gets no requests, so its upstream need not exist.
-    let (token, upstream) = (runtimes.single_token(), "http://127.0.0.1:9");
-    let client = stack::start_client(stack, files, server.tunnel, token, upstream).await?;
-    client
-        .child
-        .wait_ready(client.address, stack::START_LIMIT)
-        .await?;
+    let (token, upstream) = (&runtimes.single, "http://127.0.0.1:9");
+    let Running { child, address } =
+        stack::start_client(stack, files, server.tunnel, token, upstream).await?;
+    child.wait_ready(address, stack::START_LIMIT).await?;
     sleep(CLIENT_REST).await;
-    Ok(resident(client.child.id()).unwrap_or(0))
+    Ok(resident(child.id()).unwrap_or(0))
 }
 
-/// The role of the process that only does handshakes.
-const ALONE: &str = "TLS alone";
-
-/// Before memory is read, so that what handshakes needed is given back.
-const SETTLE: Duration = Duration::from_secs(1);
-
-/// What the connecting of one fleet to one server showed.
-#[derive(Debug)]
-struct Connected {
-    run: Run,
-    /// Most connected within one second.
-    peak_rate: f64,
-    /// Processor time of the fleet, as a share of its threads' time.
-    fleet_share: f64,
-    /// Resident memory of the server before the first client.
-    before: u64,
-    /// The highest meanwhile.
-    peak: u64,
-    /// And once all was quiet again.
-    settled: u64,
-    all: bool,
-    over_time: Vec<(f64, f64)>,
-    /// Resident memory that came with the clients, over their number.
-    memory: Vec<(f64, f64)>,
+/// Waits until as many as wanted are connected, or the limit is over. `before` is the memory of the server.
+///
+/// # Errors
+/// The fleet ended, or no client was connected.
+async fn connect(
+    watch: &mut FleetWatch,
+    (wanted, before): (u64, u64),
+    args: &FleetArgs,
+    progress: &Progress,
+) -> anyhow::Result<Connected> {
+    let meter = Meter::start(watch.roles());
+    let start = watch.next().await?.at;
+    let all = watch.until_up(wanted, args.limit, progress).await?;
+    let usage = meter.finish();
+    let samples = watch.take();
+    let (run, fleet_share) = samples.run(&Status::default(), start, start, usage);
+    if run.completed == 0 {
+        let (role, failures, limit) = (run.name, kinds(&run.errors), args.limit);
+        bail!("no connection to the {role} within {limit:?}: {failures}");
+    }
+    let memory = samples.memory_by_up().into_iter();
+    let memory = memory.map(|(up, rss)| (up, (rss - before as f64).max(0.0)));
+    Ok(Connected {
+        run,
+        fleet_share,
+        before,
+        peak: samples.peak_rss(),
+        settled: 0,
+        all,
+        over_time: samples.over_time(start, |status| status.connected),
+        memory: thinned(&memory.collect::<Vec<_>>()),
+    })
 }
 
-/// Several of them together, as if they were one.
+/// Connects clients to a process that does handshakes and nothing else, with as many threads as the server has.
+/// None when there is no client to connect, or it is not wanted.
+///
+/// # Errors
+/// Either does not start, or no client could connect.
+async fn baseline(
+    args: &Args,
+    files: &Files,
+    wanted: u64,
+    progress: &Progress,
+) -> anyhow::Result<Option<Connected>> {
+    if wanted == 0 || !args.tls_baseline {
+        return Ok(None);
+    }
+    let flags = [
+        "tls-sink".to_owned(),
+        format!("--threads={}", args.crowd.programs.shards.max(1)),
+        format!("--cert={}", files.certificate().display()),
+        format!("--key={}", files.key().display()),
+    ];
+    let Running { child, address } = Running::start_own(ALONE, flags).await?;
+    let (role, clients) = ((ALONE, child.id()), format!("--handshakes={wanted}"));
+    let mut watch = FleetWatch::start(&args.crowd, role, address, clients, Duration::ZERO)?;
+    let wanted = (wanted, watch.server_rss());
+    let mut connected = connect(&mut watch, wanted, &args.crowd, progress).await?;
+    watch.meanwhile(sleep(SETTLE)).await?;
+    connected.settled = watch.server_rss();
+    Ok(Some(connected))
+}
+
+/// Writes into the report, before what is there of requests over the tunnels. `alone` is TLS alone, in halves.
+fn show(report: &mut Report, measured: &TunnelsMeasurement, alone: &[Connected]) {
+    let own = ConnectedSum::of(std::slice::from_ref(&measured.connected));
+    let both = [own, ConnectedSum::of(alone)];
+    let mut tables = vec![connecting(both), memory(measured, both)];
+    tables.extend(at_rest(measured, own));
+    report.tables.splice(0..0, tables);
+    let parts = std::iter::once(&measured.connected).chain(alone);
+    let mut runs: Vec<_> = parts.map(|part| part.run.clone()).collect();
+    for (run, name) in runs.iter_mut().zip(NAMES) {
+        name.clone_into(&mut run.name);
+    }
+    let mut charts = charts(measured, alone).to_vec();
+    let curve = build::latency_chart(&runs);
+    charts.extend(curve.map(|chart| chart.titled("Time to connect one")));
+    report.charts.splice(0..0, charts);
+    report.runs.splice(0..0, runs);
+    notes(report, measured, alone);
+}
+
+/// Several that connected together, as if they were one.
 #[derive(Clone, Copy, Debug, Default)]
 struct ConnectedSum {
-    connected: u64,
+    connected: f64,
     seconds: f64,
+    /// Most connected within one second.
     peak_rate: f64,
     fleet_share: f64,
     server_cpu: f64,
@@ -221,220 +307,92 @@ impl ConnectedSum {
     fn of(parts: &[Connected]) -> Option<Self> {
         let mut sum = Self::default();
         for part in parts {
-            sum.connected += part.run.completed;
+            sum.connected += part.run.completed as f64;
             sum.seconds += part.run.seconds;
             let server = part.run.usage.get(&part.run.name);
             sum.server_cpu += server.map_or(0.0, |server| server.cpu_seconds);
-            sum.peak_rate = sum.peak_rate.max(part.peak_rate);
+            sum.peak_rate = sum.peak_rate.max(peak_rate(&part.over_time, 1.0));
             sum.fleet_share += part.fleet_share / parts.len() as f64;
             sum.memory += part.settled.saturating_sub(part.before) as f64;
         }
-        (sum.connected > 0).then_some(sum)
+        (sum.connected > 0.0).then_some(sum)
     }
 
     fn rate(&self) -> f64 {
-        self.connected as f64 / self.seconds
+        self.connected / self.seconds
     }
 
     fn cpu_each(&self) -> f64 {
-        self.server_cpu / self.connected as f64
-    }
-
-    fn memory_each(&self) -> f64 {
-        self.memory / self.connected as f64
+        self.server_cpu / self.connected
     }
 }
 
-/// Waits until as many as wanted are connected, or the limit is over. `before` is the memory of the server.
-///
-/// # Errors
-/// The fleet ended, or no client was connected.
-async fn connect(
-    watch: &mut FleetWatch,
-    role: &str,
-    (wanted, before): (u64, u64),
-    args: &FleetArgs,
-    progress: &Progress,
-) -> anyhow::Result<Connected> {
-    let meter = Meter::start(watch.roles(role));
-    let start = watch.next().await?.at;
-    let shown = (role, progress);
-    let all = watch.until_up(wanted, args.limit, shown).await?;
-    let usage = meter.finish();
-    let samples = watch.take();
-    let last = samples.last();
-    if last.is_none_or(|status| status.connected == 0) {
-        let failures = last.map_or_else(String::new, |status| kinds(&status.failures));
-        let limit = args.limit;
-        bail!("no connection to the {role} within {limit:?}: {failures}");
-    }
-    let phase = ConnectPhase {
-        role,
-        before: &Status::default(),
-        since: start,
-        metered_since: start,
-        fleet_threads: args.fleet_threads,
-    };
-    let (run, fleet_share) = samples.run(phase, usage);
-    let over_time = samples.over_time(start, |status| status.connected);
-    let memory = samples.memory_by_up().into_iter();
-    let memory = memory.map(|(up, rss)| (up, (rss - before as f64).max(0.0)));
-    Ok(Connected {
-        peak_rate: peak_rate(&over_time, 1.0),
-        fleet_share,
-        before,
-        peak: samples.peak_rss(),
-        settled: 0,
-        all,
-        over_time: thinned(&over_time),
-        memory: thinned(&memory.collect::<Vec<_>>()),
-        run,
-    })
+/// The server's, and that of TLS alone.
+type Both = [Option<ConnectedSum>; 2];
+
+fn table(title: &str, rows: Vec<Vec<String>>) -> Table {
+    Table::new(title, &format!(",{TUNNEL_SERVER},{ALONE}"), rows)
 }
 
-/// Connects clients to a process that does handshakes and nothing else, with as many threads as the server has.
-/// None when there is no client to connect.
-///
-/// # Errors
-/// Either does not start, or no client could connect.
-async fn baseline(
-    args: &FleetArgs,
-    files: &Files,
-    wanted: u64,
-    progress: &Progress,
-) -> anyhow::Result<Option<Connected>> {
-    if wanted == 0 {
-        return Ok(None);
-    }
-    let flags = [
-        "tls-sink".to_owned(),
-        format!("--threads={}", args.programs.shards.max(1)),
-        format!("--cert={}", files.certificate().display()),
-        format!("--key={}", files.key().display()),
-    ];
-    let Running { child, address } = Running::start_own(ALONE, flags).await?;
-    let work = FleetWork::Handshakes(wanted);
-    let mut watch = FleetWatch::start(args, address, child.id(), work, Duration::ZERO)?;
-    let wanted = (wanted, watch.server_rss());
-    let mut connected = Box::pin(connect(&mut watch, ALONE, wanted, args, progress)).await?;
-    watch.meanwhile(sleep(SETTLE)).await?;
-    connected.settled = watch.server_rss();
-    Ok(Some(connected))
+/// A row with a figure of both.
+fn row(name: &str, both: Both, figure: impl Fn(&ConnectedSum) -> String) -> Vec<String> {
+    let [own, library] = both.map(|sum| cell(sum.as_ref(), &figure));
+    vec![name.to_owned(), own, library]
 }
 
-/// What was measured of a server's tunnels.
-#[derive(Debug)]
-struct TunnelsMeasurement {
-    connected: Connected,
-    /// Length of the time at rest, and what the programs used in it.
-    idle_seconds: f64,
-    idle: BTreeMap<String, Usage>,
-    /// Sessions that ended by themselves.
-    lost: u64,
-    /// Resident memory of a real client at rest.
-    real_client: Option<u64>,
-}
-
-const HALVES: [&str; 2] = ["TLS alone, first half", "TLS alone, second half"];
-
-/// Writes into the report, before what is there of requests over the tunnels. `alone` is TLS alone, in halves.
-fn show(report: &mut Report, measured: TunnelsMeasurement, alone: &[Connected]) {
-    let own = ConnectedSum::of(std::slice::from_ref(&measured.connected));
-    let library = ConnectedSum::of(alone);
-    let mut tables = vec![connecting(own, library), memory(&measured, own, library)];
-    tables.extend(at_rest(&measured, own));
-    report.tables.splice(0..0, tables);
-    let all = || std::iter::once(&measured.connected).chain(alone);
-    let mut runs: Vec<_> = all().map(|part| part.run.clone()).collect();
-    for (run, name) in runs
-        .iter_mut()
-        .zip(["tunnels connect"].into_iter().chain(HALVES))
-    {
-        name.clone_into(&mut run.name);
-    }
-    let mut charts = charts(&measured, alone).to_vec();
-    let curve = build::latency_chart(&runs);
-    charts.extend(curve.map(|chart| chart.titled("Time to connect one")));
-    report.charts.splice(0..0, charts);
-    report.runs.splice(0..0, runs);
-    notes(report, &measured, alone, own);
-}
-
-type Row = (&'static str, String, String);
-
-fn table(title: &str, rows: Vec<Row>) -> Table {
-    let cells = rows
-        .into_iter()
-        .map(|(name, own, library)| vec![name.to_owned(), own, library]);
-    Table::new(title, &["", TUNNEL_SERVER, ALONE], cells.collect())
-}
-
-fn connecting(own: Option<ConnectedSum>, library: Option<ConnectedSum>) -> Table {
-    let none = || NONE.to_owned();
-    let row = |name, figure: fn(&ConnectedSum) -> String| {
-        let [own, library] = [own, library].map(|sum| sum.as_ref().map_or_else(none, figure));
-        (name, own, library)
-    };
-    let ratio = |name, figure: fn(&ConnectedSum) -> f64| {
-        let both = own.zip(library);
-        let ratio = both.map(|(own, library)| count(figure(&own) / figure(&library)));
-        (name, ratio.unwrap_or_else(none), none())
+fn connecting(both: Both) -> Table {
+    let ratio = |name: &str, figure: fn(&ConnectedSum) -> f64| {
+        let [own, library] = both.map(|sum| sum.as_ref().map(figure));
+        let ratio = own.zip(library).map(|(own, library)| own / library);
+        vec![name.to_owned(), cell(ratio, count), NONE.to_owned()]
     };
     let rows = vec![
-        row("connected", |sum| count(sum.connected as f64)),
-        row("time to connect all", |sum| seconds(sum.seconds)),
-        row("handshakes", |sum| per_second(sum.rate())),
+        row("connected", both, |sum| count(sum.connected)),
+        row("time to connect all", both, |sum| seconds(sum.seconds)),
+        row("handshakes", both, |sum| per_second(sum.rate())),
         ratio("handshakes, ratio to TLS alone", ConnectedSum::rate),
-        row("most within one second", |sum| count(sum.peak_rate.round())),
-        row("server CPU for each", |sum| seconds(sum.cpu_each())),
+        row("most within one second", both, |sum| {
+            count(sum.peak_rate.round())
+        }),
+        row("server CPU for each", both, |sum| seconds(sum.cpu_each())),
         ratio("server CPU, ratio to TLS alone", ConnectedSum::cpu_each),
-        row("fleet CPU, share of its threads", |sum| {
+        row("fleet CPU, share of its threads", both, |sum| {
             percent(sum.fleet_share)
         }),
     ];
     table("Connecting", rows)
 }
 
-fn memory(
-    measured: &TunnelsMeasurement,
-    own: Option<ConnectedSum>,
-    library: Option<ConnectedSum>,
-) -> Table {
-    let none = || NONE.to_owned();
+fn memory(measured: &TunnelsMeasurement, both: Both) -> Table {
     let connected = &measured.connected;
-    let [own, library] =
-        [own, library].map(|sum| sum.map_or_else(none, |sum| bytes(sum.memory_each())));
     let after_idle = measured.idle.get(TUNNEL_SERVER);
     let after_idle = after_idle.map_or(connected.settled, |usage| usage.rss);
-    let grown = after_idle.saturating_sub(connected.before) as f64;
-    let grown = grown / connected.run.completed.max(1) as f64;
-    let one = |name, size: f64| (name, bytes(size), none());
+    let grown = after_idle.saturating_sub(connected.before) / connected.run.completed.max(1);
+    let one = |name: &str, size: u64| vec![name.to_owned(), bytes(size as f64), NONE.to_owned()];
     let mut rows = vec![
-        one("resident before any", connected.before as f64),
-        one("resident at most while connecting", connected.peak as f64),
-        one("resident when settled", connected.settled as f64),
-        ("for each, when settled", own, library),
+        one("resident before any", connected.before),
+        one("resident at most while connecting", connected.peak),
+        one("resident when settled", connected.settled),
+        row("for each, when settled", both, |sum| {
+            bytes(sum.memory / sum.connected)
+        }),
         one("for each, after the time at rest", grown),
     ];
-    let real = measured.real_client.map(|resident| resident as f64);
+    let real = measured.real_client;
     rows.extend(real.map(|resident| one("one real tunnel client at rest", resident)));
     table("Memory", rows)
 }
 
 fn at_rest(measured: &TunnelsMeasurement, own: Option<ConnectedSum>) -> Option<Table> {
-    let connected = own?.connected as f64;
     let used = |role: &str| {
         let usage = measured.idle.get(role)?;
         Some(usage.cpu_seconds / measured.idle_seconds)
     };
-    let server = used(TUNNEL_SERVER)?;
+    let (server, fleet) = (used(TUNNEL_SERVER)?, used(FLEET).unwrap_or(0.0));
     let rows = [
         ("share of a core, all together", percent(server)),
-        ("for each and second", seconds(server / connected)),
-        (
-            "share of a core, fleet",
-            percent(used(FLEET).unwrap_or(0.0)),
-        ),
+        ("for each and second", seconds(server / own?.connected)),
+        ("share of a core, fleet", percent(fleet)),
     ];
     let title = format!("CPU at rest, over {}", seconds(measured.idle_seconds));
     Some(Table::of_values(title, TUNNEL_SERVER, rows))
@@ -444,33 +402,26 @@ fn percent(share: f64) -> String {
     format!("{:.1} %", share * 100.0)
 }
 
-fn notes(
-    report: &mut Report,
-    measured: &TunnelsMeasurement,
-    alone: &[Connected],
-    own: Option<ConnectedSum>,
-) {
-    let connected = &measured.connected;
-    let failures = kinds(&connected.run.errors);
-    if !connected.all {
-        let up = count(own.map_or(0, |own| own.connected) as f64);
+fn notes(report: &mut Report, measured: &TunnelsMeasurement, alone: &[Connected]) {
+    let Connected { run, all, .. } = &measured.connected;
+    let failures = kinds(&run.errors);
+    if !all {
+        let up = count(run.completed as f64);
         report.warn(format!(
             "only {up} were connected within the limit: {failures}"
         ));
-    } else if !connected.run.errors.is_empty() {
+    } else if !run.errors.is_empty() {
         report.warn(format!("dials that failed on the way: {failures}"));
     }
-    if alone
-        .iter()
-        .any(|part| !part.all || !part.run.errors.is_empty())
-    {
+    let went_well = |part: &Connected| part.all && part.run.errors.is_empty();
+    if !alone.iter().all(went_well) {
         report.warn("not all handshakes with TLS alone went well: its figures are too low");
     }
     if measured.lost > 0 {
         let lost = count(measured.lost as f64);
         report.warn(format!("{lost} sessions ended unexpectedly"));
     }
-    if connected.run.generator_bound {
+    if run.generator_bound {
         report.warn(
             "the fleet was the limit while tunnels connected: a dialler verifies, which costs more \
              than to sign; compare the server CPU for each, or give it more --fleet-threads",
@@ -486,26 +437,23 @@ fn notes(
 }
 
 fn charts(measured: &TunnelsMeasurement, alone: &[Connected]) -> [Chart; 2] {
-    let tunnels = Series::new("tunnels", measured.connected.over_time.clone());
-    let halves = alone.iter().zip(HALVES);
-    let halves = halves.map(|(part, name)| Series::new(name, part.over_time.clone()));
-    let server = Series::new(TUNNEL_SERVER, measured.connected.memory.clone());
-    let library = alone
-        .first()
-        .map(|part| Series::new(ALONE, part.memory.clone()));
+    let connected = &measured.connected;
+    let names = ["tunnels"].into_iter().chain(NAMES.into_iter().skip(1));
+    let parts = std::iter::once(connected).chain(alone);
+    let over_time = names.zip(parts);
+    let over_time = over_time.map(|(name, part)| Series::new(name, thinned(&part.over_time)));
+    let memory = [(TUNNEL_SERVER, Some(connected)), (ALONE, alone.first())].into_iter();
+    let memory = memory.filter_map(|(name, part)| Some(Series::new(name, part?.memory.clone())));
     let axis = |label, unit| Axis::new(label, unit, Scale::Linear);
+    let up = || axis("connected", Unit::Count);
+    let time = axis("time", Unit::Seconds);
     [
-        Chart::new(
-            "Connected over time",
-            axis("time", Unit::Seconds),
-            axis("connected", Unit::Count),
-            std::iter::once(tunnels).chain(halves),
-        ),
+        Chart::new("Connected over time", time, up(), over_time),
         Chart::new(
             "Memory of the server that comes with them",
-            axis("connected", Unit::Count),
+            up(),
             axis("resident", Unit::Bytes),
-            std::iter::once(server).chain(library),
+            memory,
         ),
     ]
 }
