@@ -187,7 +187,7 @@ impl Stack {
         })
     }
 
-    /// The URL of a runtime; its name leads nowhere, so connect to [`Self::public_address`].
+    /// The URL of a runtime; its name leads nowhere, so connect to the server's `public`.
     pub fn url(&self, runtime: &str) -> Uri {
         let port = self.server.public.port();
         Uri::builder()
@@ -196,11 +196,6 @@ impl Stack {
             .path_and_query("/")
             .build()
             .unwrap_or_default()
-    }
-
-    /// Where platform clients connect.
-    pub fn public_address(&self) -> SocketAddr {
-        self.server.public
     }
 
     /// All its processes.

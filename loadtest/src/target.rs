@@ -1,6 +1,7 @@
 //! What is measured: any URL, or a tunnel that this program starts itself.
 
 use std::{
+    any::Any,
     fs,
     net::SocketAddr,
     path::{Path, PathBuf},
@@ -55,8 +56,8 @@ pub struct Target {
     pub http2: bool,
     /// The processes whose use is known, the load generator among them.
     pub roles: Roles,
-    /// What this program started, if anything.
-    pub stack: Option<Stack>,
+    /// What this program started for it, if anything.
+    pub started: Option<Box<dyn Any>>,
     uri: Uri,
     headers: HeaderMap,
 }
@@ -79,7 +80,7 @@ impl TargetArgs {
             let stack = Box::pin(Stack::start(&self.stack, plan)).await?;
             let runtime = plan.runtimes.first().copied().unwrap_or(RUNTIME);
             let mut target = self.in_stack(&stack, runtime).await?;
-            target.stack = Some(stack);
+            target.started = Some(Box::new(stack));
             return Ok(target);
         }
         let Some(url) = &self.url else {
@@ -93,7 +94,7 @@ impl TargetArgs {
     /// # Errors
     /// A process of `--pid` is not there.
     pub async fn in_stack(&self, stack: &Stack, runtime: &str) -> anyhow::Result<Target> {
-        let public = Some(stack.public_address());
+        let public = Some(stack.server.public);
         let mut target = self.at(&stack.url(runtime), public).await?;
         "self-contained".clone_into(&mut target.name);
         target.roles.extend(&stack.roles());
@@ -179,7 +180,7 @@ impl Target {
             dialer: Dialer::new(addresses, tls),
             http2: client.http2,
             roles: Roles::generator(),
-            stack: None,
+            started: None,
             uri: url.clone(),
             headers,
         })

@@ -18,8 +18,7 @@ pub mod named;
 mod noise;
 mod preset;
 mod sample;
-mod started;
-pub mod upstream;
+pub mod started;
 
 use std::net::SocketAddr;
 
@@ -40,8 +39,7 @@ use crate::{
 use named::NamedTarget;
 use noise::Noise;
 use sample::LoadLevel;
-use started::{OpenTarget, TargetChoice, UpstreamAnswer};
-use upstream::Upstream;
+use started::{OpenTarget, TargetChoice, Upstream, UpstreamChoice};
 
 /// The targets that ratios are to unless told otherwise, the better one first.
 const BASES: [&str; 2] = ["nginx", "hop"];
@@ -66,7 +64,7 @@ pub struct Args {
     /// What answers: nginx, sample, or the IP:PORT of something that runs and answers as `loadtest
     /// upstream` does [default: nginx where installed]
     #[arg(long, value_name = "WHAT")]
-    pub upstream: Option<upstream::UpstreamChoice>,
+    pub upstream: Option<UpstreamChoice>,
     /// Where the upstream listens, so that a tunnel of --target can lead there [default: a free
     /// port]
     #[arg(long, value_name = "IP:PORT")]
@@ -331,10 +329,10 @@ impl Environment {
         choices: &[TargetChoice],
         upstream: Upstream,
     ) -> anyhow::Result<Self> {
-        let expected: UpstreamAnswer = started::expected(&upstream).await?;
+        let expected = upstream.answer().await?;
         let mut targets = Vec::new();
         for choice in choices {
-            let opened = Box::pin(OpenTarget::open(choice, args, &upstream, &expected)).await;
+            let opened = Box::pin(choice.open(args, &upstream, &expected)).await;
             let opened = opened.map_err(|error| format!("{error:#}"));
             targets.push((choice.name().to_owned(), opened));
         }

@@ -1,24 +1,25 @@
-//! Targets of a comparison: which are wanted, and opening one until it answers as the upstream does.
+//! What a comparison starts: targets, each opened until it answers as the upstream does, and the upstream behind them.
 
-use std::{net::SocketAddr, time::Duration};
+use std::{any::Any, net::SocketAddr, str::FromStr, time::Duration};
 
-use anyhow::{Context as _, bail};
+use anyhow::{Context as _, anyhow, bail};
 use bytes::Bytes;
 use http::{Method, StatusCode, Uri};
 use tokio::time::{Instant, sleep, timeout};
 
+use super::{
+    Args,
+    named::NamedTarget,
+    preset::Preset,
+    sample::{LoadLevel, warm_size},
+};
 use crate::{
     client::body,
     measure::{errors::Failure, usage},
     report::{Report, tables::UPSTREAM},
-    scenario::compare::{
-        Args,
-        named::NamedTarget,
-        preset::{Preset, Programs},
-        upstream::Upstream,
-    },
-    stack::{Plan, RUNTIME, Stack},
+    stack::{Plan, RUNTIME, Stack, child::Child, start_upstream},
     target::{ClientArgs, Target},
+    upstream::UpstreamArgs,
 };
 
 /// How long a target may take to answer as the upstream does.
@@ -84,40 +85,35 @@ impl TargetChoice {
     pub(super) fn has_unknown_processes(&self) -> bool {
         matches!(self, Self::Named(target) if target.pids.is_empty())
     }
-}
 
-/// A target that answers as the upstream does. Dropping it ends what was started for it.
-#[derive(Debug)]
-pub(super) struct OpenTarget {
-    pub(super) target: Target,
-    pub(super) about: String,
-    _programs: Option<Programs>,
-}
-
-impl OpenTarget {
-    /// Opens a target, and asks it until it answers as expected or has had its time.
+    /// Opens the target, and asks it until it answers as expected or has had its time.
     pub(super) async fn open(
-        choice: &TargetChoice,
+        &self,
         args: &Args,
         upstream: &Upstream,
         expected: &UpstreamAnswer,
-    ) -> anyhow::Result<Self> {
-        let mut started = match choice {
-            TargetChoice::Direct => Self::of(at(upstream.address).await?, "the upstream itself"),
-            TargetChoice::Preset(preset) => Self::preset(preset, upstream).await?,
-            TargetChoice::Ours(_, flags) => Box::pin(Self::ours(args, flags, upstream)).await?,
-            TargetChoice::Named(target) => Self::named(args, target).await?,
+    ) -> anyhow::Result<OpenTarget> {
+        let mut opened = match self {
+            Self::Direct => OpenTarget {
+                target: at(upstream.address).await?,
+                about: "the upstream itself".to_owned(),
+            },
+            Self::Preset(preset) => open_preset(preset, upstream).await?,
+            Self::Ours(_, flags) => Box::pin(open_ours(args, flags, upstream)).await?,
+            Self::Named(target) => open_named(args, target).await?,
         };
         if let Some(pid) = upstream.pid {
-            started.target.roles.add(UPSTREAM, pid);
+            opened.target.roles.add(UPSTREAM, pid);
         }
         let until = Instant::now() + ANSWER_LIMIT;
         loop {
-            let wrong = match ask(&started.target).await {
-                Ok(answer) if answer == *expected => return Ok(started),
-                Ok(answer) => anyhow::anyhow!(
-                    "it answers {answer} where the upstream answers {expected}; all targets must lead to the \
-                     same upstream: see --upstream and --upstream-listen",
+            let wrong = match ask(&opened.target).await {
+                Ok(answer) if answer == *expected => return Ok(opened),
+                Ok(answer) => anyhow!(
+                    "it answers {} where the upstream answers {}; all targets must lead to the same upstream: see \
+                     --upstream and --upstream-listen",
+                    in_words(&answer),
+                    in_words(expected)
                 ),
                 Err(error) => error,
             };
@@ -127,91 +123,72 @@ impl OpenTarget {
             sleep(ASK_AGAIN).await;
         }
     }
-
-    fn of(target: Target, about: impl Into<String>) -> Self {
-        Self {
-            target,
-            about: about.into(),
-            _programs: None,
-        }
-    }
-
-    async fn preset(preset: &Preset, upstream: &Upstream) -> anyhow::Result<Self> {
-        let programs = preset.start(upstream.address, None, &[]).await?;
-        let mut started = Self::of(at(programs.address).await?, &preset.about);
-        for child in &programs.children {
-            started.target.roles.add(child.role(), child.id());
-        }
-        started._programs = Some(programs);
-        Ok(started)
-    }
-
-    async fn ours(args: &Args, flags: &[&str], upstream: &Upstream) -> anyhow::Result<Self> {
-        let mut stack = args.stack.clone();
-        for given in [
-            &mut stack.programs.server_flags,
-            &mut stack.programs.client_flags,
-        ] {
-            given.extend(flags.iter().map(|flag| (*flag).to_owned()));
-        }
-        let plan = Plan {
-            upstream: Some(upstream.address),
-            ..Plan::default()
-        };
-        let stack = Stack::start(&stack, plan).await?;
-        let public = Some(stack.public_address());
-        let mut target = Target::at(&stack.url(RUNTIME), public, &ClientArgs::default()).await?;
-        target.roles.extend(&stack.roles());
-        let shards = match args.stack.programs.shards {
-            1 => "1 shard".to_owned(),
-            shards => format!("{shards} shards"),
-        };
-        let flags = match flags {
-            [] => "as shipped".to_owned(),
-            flags => flags.join(" "),
-        };
-        let about = format!("tunnel server ({shards}) and tunnel client, TLS 1.3 between, {flags}");
-        target.stack = Some(stack);
-        Ok(Self::of(target, about))
-    }
-
-    async fn named(args: &Args, named: &NamedTarget) -> anyhow::Result<Self> {
-        let mut target = Target::at(&named.url, named.connect_to, &args.client).await?;
-        for pid in &named.pids {
-            usage::check(*pid).with_context(|| format!("there is no process {pid}"))?;
-            target.roles.add(&named.name, *pid);
-        }
-        let url = &named.url;
-        let about = match named.pids.len() {
-            0 => format!("{url}; its processes are not known, so its cost is not either"),
-            count => format!("{url} with {count} processes"),
-        };
-        Ok(Self::of(target, about))
-    }
 }
 
-/// What a target answers to a GET.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct UpstreamAnswer {
-    status: StatusCode,
-    content: Bytes,
+/// A target that answers as the upstream does. Dropping it ends what was started for it.
+#[derive(Debug)]
+pub(super) struct OpenTarget {
+    pub(super) target: Target,
+    pub(super) about: String,
 }
 
-impl std::fmt::Display for UpstreamAnswer {
-    fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(formatter, "{} ({} bytes)", self.status, self.content.len())
+async fn open_preset(preset: &Preset, upstream: &Upstream) -> anyhow::Result<OpenTarget> {
+    let programs = preset.start(upstream.address, None, &[]).await?;
+    let mut target = at(programs.address).await?;
+    for child in &programs.children {
+        target.roles.add(child.role(), child.id());
     }
+    target.started = Some(Box::new(programs));
+    let about = preset.about.clone();
+    Ok(OpenTarget { target, about })
 }
 
-/// What the upstream answers, as all targets must.
-pub(super) async fn expected(upstream: &Upstream) -> anyhow::Result<UpstreamAnswer> {
-    let address = upstream.address;
-    let answer = ask(&at(address).await?).await;
-    let answer = answer.with_context(|| format!("the upstream at {address}"))?;
-    if !answer.status.is_success() {
-        bail!("the upstream at {address} answers {}", answer.status);
+async fn open_ours(args: &Args, flags: &[&str], upstream: &Upstream) -> anyhow::Result<OpenTarget> {
+    let mut stack = args.stack.clone();
+    let programs = &mut stack.programs;
+    for given in [&mut programs.server_flags, &mut programs.client_flags] {
+        given.extend(flags.iter().map(|flag| (*flag).to_owned()));
     }
-    Ok(answer)
+    let plan = Plan {
+        upstream: Some(upstream.address),
+        ..Plan::default()
+    };
+    let stack = Stack::start(&stack, plan).await?;
+    let public = Some(stack.server.public);
+    let mut target = Target::at(&stack.url(RUNTIME), public, &ClientArgs::default()).await?;
+    target.roles.extend(&stack.roles());
+    target.started = Some(Box::new(stack));
+    let shards = match args.stack.programs.shards {
+        1 => "1 shard".to_owned(),
+        shards => format!("{shards} shards"),
+    };
+    let flags = match flags {
+        [] => "as shipped".to_owned(),
+        flags => flags.join(" "),
+    };
+    let about = format!("tunnel server ({shards}) and tunnel client, TLS 1.3 between, {flags}");
+    Ok(OpenTarget { target, about })
+}
+
+async fn open_named(args: &Args, named: &NamedTarget) -> anyhow::Result<OpenTarget> {
+    let mut target = Target::at(&named.url, named.connect_to, &args.client).await?;
+    for pid in &named.pids {
+        usage::check(*pid).with_context(|| format!("there is no process {pid}"))?;
+        target.roles.add(&named.name, *pid);
+    }
+    let url = &named.url;
+    let about = match named.pids.len() {
+        0 => format!("{url}; its processes are not known, so its cost is not either"),
+        count => format!("{url} with {count} processes"),
+    };
+    Ok(OpenTarget { target, about })
+}
+
+/// What is answered to a GET.
+type UpstreamAnswer = (StatusCode, Bytes);
+
+fn in_words((status, content): &UpstreamAnswer) -> String {
+    format!("{status} ({} bytes)", content.len())
 }
 
 async fn ask(target: &Target) -> anyhow::Result<UpstreamAnswer> {
@@ -220,16 +197,136 @@ async fn ask(target: &Target) -> anyhow::Result<UpstreamAnswer> {
         let mut connection = template.dialer.connect(false).await?;
         let request = template.request(body::empty());
         let (head, content) = connection.send(request).await?.into_parts();
-        Ok(UpstreamAnswer {
-            status: head.status,
-            content: connection.collect(content, LONGEST_ANSWER).await?,
-        })
+        let content = connection.collect(content, LONGEST_ANSWER).await?;
+        Ok((head.status, content))
     });
     let answer = asked.await.context("it does not answer in time")?;
-    answer.map_err(|failure: Failure| anyhow::anyhow!("it fails: {failure}"))
+    answer.map_err(|failure: Failure| anyhow!("it fails: {failure}"))
 }
 
 async fn at(address: SocketAddr) -> anyhow::Result<Target> {
     let url: Uri = format!("http://{address}/").parse()?;
     Target::at(&url, Some(address), &ClientArgs::default()).await
+}
+
+/// Which upstream is wanted.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum UpstreamChoice {
+    /// nginx, for which the generator is no measure: it sends files.
+    Nginx,
+    /// That of `loadtest upstream`.
+    Sample,
+    /// One that runs already.
+    At(SocketAddr),
+}
+
+impl FromStr for UpstreamChoice {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        match text {
+            "nginx" => Ok(Self::Nginx),
+            "sample" => Ok(Self::Sample),
+            address => (address.parse())
+                .map(Self::At)
+                .map_err(|_| format!("{address:?} is neither nginx nor sample nor an IP:PORT")),
+        }
+    }
+}
+
+/// An upstream. Dropping it ends what was started for it.
+#[derive(Debug)]
+pub(super) struct Upstream {
+    pub(super) about: String,
+    pub(super) address: SocketAddr,
+    pub(super) pid: Option<u32>,
+    takes_uploads: bool,
+    takes_others: bool,
+    _started: Option<Box<dyn Any>>,
+}
+
+impl Upstream {
+    /// One for all levels; or nginx, and for uploads, of which it swallows none, the sample upstream.
+    pub(super) async fn open_all(args: &Args) -> anyhow::Result<Vec<Self>> {
+        let listen = args.upstream_listen;
+        let nginx = Preset::nginx_upstream()?;
+        let is_nginx = || nginx.is_installed() && is_plain(&args.stack.upstream);
+        let choice = args.upstream.clone().unwrap_or_else(|| match is_nginx() {
+            true => UpstreamChoice::Nginx,
+            false => UpstreamChoice::Sample,
+        });
+        if let UpstreamChoice::At(address) = choice {
+            return Ok(vec![Self {
+                about: "an upstream that ran already".to_owned(),
+                address,
+                pid: None,
+                takes_uploads: true,
+                takes_others: true,
+                _started: None,
+            }]);
+        }
+        let is_nginx = choice == UpstreamChoice::Nginx;
+        let sample = start_upstream(&args.stack.upstream, listen.filter(|_| !is_nginx)).await?;
+        let mut all = Vec::new();
+        if is_nginx {
+            let size = args.size.as_u64();
+            let sizes = [size, warm_size(size)];
+            let programs = nginx.start(sample.address, listen, &sizes).await?;
+            all.push(Self {
+                about: nginx.about,
+                address: programs.address,
+                pid: programs.children.first().map(Child::id),
+                takes_uploads: false,
+                takes_others: true,
+                _started: Some(Box::new(programs)),
+            });
+        }
+        all.push(Self {
+            about: "sample upstream".to_owned(),
+            address: sample.address,
+            pid: Some(sample.child.id()),
+            takes_uploads: true,
+            takes_others: !is_nginx,
+            _started: Some(Box::new(sample)),
+        });
+        Ok(all)
+    }
+
+    /// Whether requests of this level go to it.
+    pub(super) fn serves(&self, level: LoadLevel) -> bool {
+        match level {
+            LoadLevel::Upload(_) => self.takes_uploads,
+            LoadLevel::Http(_) | LoadLevel::Download(_) => self.takes_others,
+        }
+    }
+
+    /// What it answers, as all targets must.
+    pub(super) async fn answer(&self) -> anyhow::Result<UpstreamAnswer> {
+        let address = self.address;
+        let answer = ask(&at(address).await?).await;
+        let answer = answer.with_context(|| format!("the upstream at {address}"))?;
+        if !answer.0.is_success() {
+            bail!("the upstream at {address} answers {}", answer.0);
+        }
+        Ok(answer)
+    }
+}
+
+/// Whether the sample upstream would do nothing that nginx does not.
+fn is_plain(args: &UpstreamArgs) -> bool {
+    args.delay.is_zero() && args.error_rate == 0.0 && args.answer_size.as_u64() == 16
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_upstream_is_named_or_has_an_address() {
+        assert_eq!("nginx".parse(), Ok(UpstreamChoice::Nginx));
+        let address = ([127, 0, 0, 1], 80).into();
+        assert_eq!("127.0.0.1:80".parse(), Ok(UpstreamChoice::At(address)));
+        let error = "localhost".parse::<UpstreamChoice>().unwrap_err();
+        assert!(error.contains("nor an IP:PORT"), "{error}");
+    }
 }
