@@ -77,7 +77,7 @@ async fn open(
     plan: Plan<'_>,
 ) -> anyhow::Result<(Target, Report)> {
     progress.message("starting");
-    let target = Box::pin(target.open_with(plan)).await?;
+    let target = Box::pin(target.open(plan)).await?;
     let report = Report::new(scenario, format!("{title} {}", target.name));
     Ok((target, report))
 }

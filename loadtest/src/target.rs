@@ -63,19 +63,11 @@ pub struct Target {
 }
 
 impl TargetArgs {
-    /// Resolves the URL, or starts the programs.
-    ///
-    /// # Errors
-    /// Says what is wrong with the flags, the name, or the programs.
-    pub async fn open(&self) -> anyhow::Result<Target> {
-        self.open_with(Plan::default()).await
-    }
-
     /// Resolves the URL, or starts the programs as planned.
     ///
     /// # Errors
-    /// As [`Self::open`].
-    pub async fn open_with(&self, plan: Plan<'_>) -> anyhow::Result<Target> {
+    /// Says what is wrong with the flags, the name, or the programs.
+    pub async fn open(&self, plan: Plan<'_>) -> anyhow::Result<Target> {
         if self.self_contained {
             let stack = Box::pin(Stack::start(&self.stack, plan)).await?;
             let runtime = plan.runtimes.first().copied().unwrap_or(RUNTIME);

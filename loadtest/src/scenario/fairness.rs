@@ -18,14 +18,14 @@
 //! has threads of its own here, so that reading it does not delay the small ones. The phases are
 //! interleaved in rounds; ratios are within a round.
 
-use std::{collections::BTreeMap, fmt, sync::Arc, time::Duration};
+use std::{sync::Arc, time::Duration};
 
 use bytesize::ByteSize;
 use http::{HeaderValue, Method, Uri};
 use tokio::join;
 
 use crate::{
-    load::{Load, LoadArgs, LoadModel, Outcome},
+    load::{Load, LoadArgs, LoadModel},
     measure::errors::FailureKind,
     progress::Progress,
     report::{
@@ -46,6 +46,9 @@ use crate::{
 
 /// The small requests' connections are made while the downloads run already.
 const CONNECTING: Duration = Duration::from_millis(250);
+
+/// The runtime beside that of a plain stack.
+const NEIGHBOUR: &str = "neighbour";
 
 /// Flags of `loadtest fairness`.
 #[derive(Clone, Debug, clap::Args)]
@@ -117,24 +120,21 @@ pub async fn run(args: Args, progress: &Progress) -> anyhow::Result<Report> {
     let name = &environment.at(Destination::Tunnel).name;
     let title = format!("small requests beside large ones, {name}");
     let mut report = Report::new("fairness", title);
-    let phases = if args.limits {
-        at_limits()
-    } else {
-        all(environment.has_neighbour(), args.direct)
+    let mut phases = match args.limits {
+        true => phases_at_limits(),
+        false => args.phases(environment.neighbour.is_some()),
     };
     let is_neighbour = |phase: &Phase| phase.destination == Destination::Neighbour;
     if !phases.iter().any(is_neighbour) {
         report.warn("no neighbour was measured: name its URL with --neighbour");
     }
-    let mut results = Results::new(phases);
-    let names = results.phases.iter().map(|result| result.phase.to_string());
-    let names: Vec<_> = names.collect();
-    let one = async |number: usize| match results.phases.get_mut(number) {
-        Some(result) => Box::pin(measure(&args, &environment, result, progress)).await,
+    let names: Vec<_> = phases.iter().map(Phase::name).collect();
+    let one = async |number: usize| match phases.get_mut(number) {
+        Some(phase) => Box::pin(measure(&args, &environment, phase, progress)).await,
         None => Ok(()),
     };
     rounds::interleave(args.rounds, &names, progress, one).await?;
-    results.fill(args.rounds.into(), &mut report);
+    show(&phases, args.rounds.into(), &mut report);
     Ok(report)
 }
 
@@ -142,15 +142,19 @@ pub async fn run(args: Args, progress: &Progress) -> anyhow::Result<Report> {
 async fn measure(
     args: &Args,
     environment: &Environment,
-    result: &mut PhaseRounds,
+    phase: &mut Phase,
     progress: &Progress,
 ) -> anyhow::Result<()> {
-    let destination = result.phase.destination;
-    let asked = environment.at(destination);
-    let loaded = environment.at(destination.beside());
+    let asked = environment.at(phase.destination);
+    let loaded = match phase.destination {
+        // The large requests go to the tunnel while the small ones go to its neighbour.
+        Destination::Neighbour => environment.at(Destination::Tunnel),
+        Destination::Tunnel | Destination::Direct => asked,
+    };
     let small = small(args, asked)?.run(progress, &asked.roles);
-    let Some(beside) = load(args, loaded, result.phase.beside)? else {
-        result.add(Box::pin(small).await?, None);
+    let Some(beside) = beside(args, loaded, &phase.beside)? else {
+        let (run, notes) = Box::pin(small).await?.into_run();
+        phase.small.add(run, notes);
         return Ok(());
     };
     let mut opened = beside.opened();
@@ -161,7 +165,13 @@ async fn measure(
     let quiet = Progress::none();
     let beside = beside.run(&quiet, &loaded.roles);
     let (small, beside) = join!(Box::pin(small), Box::pin(beside));
-    result.add(small?, Some(beside?));
+    let (mut run, mut notes) = small?.into_run();
+    // What programs used was for both.
+    run.cpu_us_per_request = None;
+    let (run_beside, notes_beside) = beside?.into_run();
+    notes.extend(notes_beside);
+    phase.small.add(run, notes);
+    phase.run_beside.add(run_beside, Vec::new());
     Ok(())
 }
 
@@ -176,6 +186,50 @@ fn small(args: &Args, target: &Target) -> anyhow::Result<Load> {
     Ok(load)
 }
 
+/// What runs beside the small requests; none for the unloaded phase.
+fn beside(args: &Args, target: &Target, beside: &Beside) -> anyhow::Result<Option<Load>> {
+    let mut load = Load::new(args.load_beside());
+    match *beside {
+        Beside::Nothing => return Ok(None),
+        Beside::Limit(limit) => beyond(&mut load, target, limit)?,
+        Beside::Downloads(count, ref path, pace) => {
+            let transfer = Transfer {
+                pace,
+                ..Transfer::new(target.template(Method::GET, Some(path))?, false, None)
+            };
+            let flow = Arc::new(Flow::new(transfer, count));
+            load.group("downloads", count, LoadModel::Closed, move |worker| {
+                transfer::work(flow.clone(), worker)
+            });
+        }
+    }
+    Ok(Some(load))
+}
+
+/// Adds a load that goes beyond a limit.
+fn beyond(load: &mut Load, target: &Target, limit: &Limit) -> anyhow::Result<()> {
+    let (_, path, field, connections, rate) = *limit;
+    let name = "beyond the limit";
+    let pace = rate.map_or(LoadModel::Closed, LoadModel::Open);
+    let (method, upload) = match path {
+        UPLOAD => (Method::POST, UPLOAD_SIZE),
+        _ => (Method::GET, 0),
+    };
+    let mut template = target.template(method, Some(path))?;
+    if path == ECHO {
+        let echo = Arc::new(Echo { template, size: 64 });
+        load.requests(name, connections, pace, echo);
+        return Ok(());
+    }
+    if field > 0 {
+        let large = HeaderValue::from_str(&"x".repeat(field))?;
+        template.headers.insert("x-large", large);
+    }
+    let client = Arc::new(Requests::new(template, upload)?);
+    load.requests(name, connections, pace, client);
+    Ok(())
+}
+
 impl Args {
     /// What runs beside is measured from within the small requests' warm-up until after them.
     fn load_beside(&self) -> LoadArgs {
@@ -186,6 +240,43 @@ impl Args {
             timeout: self.load.timeout.min(Duration::from_secs(2)),
             ..self.load
         }
+    }
+
+    /// All phases that can be measured; the first of each destination is the unloaded one.
+    fn phases(&self, has_neighbour: bool) -> Vec<Phase> {
+        let rate = self.bulk_rate.as_u64().to_string();
+        let paced = self.paced_path.replace("{rate}", &rate);
+        let bulk = &self.bulk_path;
+        let slow = Some(self.slow_rate.as_u64().max(1));
+        let kinds = [
+            ("unloaded", Beside::Nothing),
+            (
+                "paced downloads",
+                Beside::Downloads(self.bulk_streams, paced, None),
+            ),
+            (
+                "unthrottled downloads",
+                Beside::Downloads(self.bulk_streams, bulk.clone(), None),
+            ),
+            (
+                "slow readers",
+                Beside::Downloads(self.slow_readers, bulk.clone(), slow),
+            ),
+        ];
+        let at = |destination, kinds: &[(&'static str, Beside)]| {
+            let kinds = kinds.iter().cloned();
+            let kinds = kinds.map(|(kind, beside)| Phase::new(destination, kind, beside));
+            kinds.collect::<Vec<_>>()
+        };
+        let mut phases = at(Destination::Tunnel, &kinds[..2]);
+        if has_neighbour {
+            phases.extend(at(Destination::Neighbour, &kinds[..2]));
+        }
+        phases.extend(at(Destination::Tunnel, &kinds[2..]));
+        if self.direct {
+            phases.extend(at(Destination::Direct, &kinds));
+        }
+        phases
     }
 }
 
@@ -200,106 +291,58 @@ enum Destination {
     Direct,
 }
 
-impl Destination {
-    /// Where the large requests go while the small ones go here.
-    fn beside(self) -> Self {
-        match self {
-            Self::Tunnel | Self::Neighbour => Self::Tunnel,
-            Self::Direct => Self::Direct,
-        }
-    }
-}
-
 /// What runs beside small requests.
-#[derive(Clone, Copy, Debug, PartialEq)]
-enum BackgroundLoad {
+#[derive(Clone, Debug, PartialEq)]
+enum Beside {
     Nothing,
-    /// Downloads of a steady rate.
-    Paced,
-    /// Downloads as fast as they come.
-    Unthrottled,
-    /// Downloads that are hardly read.
-    SlowReaders,
+    /// So many downloads of this path, each of which reads so many bytes a second.
+    Downloads(usize, String, Option<u64>),
     /// A load that goes beyond one limit of the tunnel.
     Limit(&'static Limit),
 }
 
-/// A load of twice what a tunnel at its limits may, in one respect.
-#[derive(Debug, PartialEq)]
-struct Limit {
-    name: &'static str,
-    method: Method,
-    path: &'static str,
-    upload: u64,
-    /// Size of a large field.
-    field: usize,
-    is_websocket: bool,
-    connections: usize,
-    pace: LoadModel,
-}
+/// A load of twice what a tunnel at its limits may, in one respect: its name, path, size of a large field, connections,
+/// and rate, unless it is as fast as can be.
+type Limit = (&'static str, &'static str, usize, usize, Option<f64>);
 
 /// Limits of the server: bytes a second each way, exchanges begun in a second, exchanges open at once (no more
 /// than it lets one address have however few are left), WebSockets open at once, bytes of a head.
 const BYTES: u64 = 16 << 20;
-const RATE: u32 = 500;
+const RATE: f64 = 500.0;
 const EXCHANGES: usize = 16;
 const WEBSOCKETS: usize = 16;
 const HEAD: usize = 8 << 10;
 
 /// Connections of a load whose number is not the limit.
-const CONNECTIONS: usize = 16;
+const SOME: usize = 16;
 
-const GET: Limit = Limit {
-    name: "",
-    method: Method::GET,
-    path: "/",
-    upload: 0,
-    field: 0,
-    is_websocket: false,
-    connections: CONNECTIONS,
-    pace: LoadModel::Open(RATE as f64),
-};
+/// Paths that are asked in a way of their own.
+const UPLOAD: &str = "/upload";
+const ECHO: &str = "/echo";
 
-const LIMITS: &[Limit] = &[
-    Limit {
-        name: "downloads above its rate",
-        path: "/bytes/1048576",
-        pace: LoadModel::Closed,
-        ..GET
-    },
-    Limit {
-        name: "uploads above its rate",
-        method: Method::POST,
-        path: "/upload",
-        // Half a second of what is allowed, shared by all connections.
-        upload: BYTES / (2 * CONNECTIONS as u64),
-        pace: LoadModel::Closed,
-        ..GET
-    },
-    Limit {
-        name: "requests above its rate",
-        pace: LoadModel::Open(2.0 * RATE as f64),
-        ..GET
-    },
-    Limit {
-        name: "open exchanges above its number",
-        // Goes on for as long as the phase does.
-        path: "/pace?rate=1",
-        connections: 2 * EXCHANGES,
-        ..GET
-    },
-    Limit {
-        name: "WebSockets above their number",
-        path: "/echo",
-        is_websocket: true,
-        connections: 2 * WEBSOCKETS,
-        ..GET
-    },
-    Limit {
-        name: "heads above their size",
-        field: 2 * HEAD,
-        ..GET
-    },
+/// Half a second of what is allowed, shared by all connections.
+const UPLOAD_SIZE: u64 = BYTES / (2 * SOME as u64);
+
+const LIMITS: [Limit; 6] = [
+    ("downloads above its rate", "/bytes/1048576", 0, SOME, None),
+    ("uploads above its rate", UPLOAD, 0, SOME, None),
+    ("requests above its rate", "/", 0, SOME, Some(2.0 * RATE)),
+    // Each goes on for as long as the phase does.
+    (
+        "open exchanges above its number",
+        "/pace?rate=1",
+        0,
+        2 * EXCHANGES,
+        Some(RATE),
+    ),
+    (
+        "WebSockets above their number",
+        ECHO,
+        0,
+        2 * WEBSOCKETS,
+        Some(RATE),
+    ),
+    ("heads above their size", "/", 2 * HEAD, SOME, Some(RATE)),
 ];
 
 /// The server's flags that set the limits.
@@ -314,68 +357,63 @@ fn limit_flags() -> [String; 6] {
     ]
 }
 
-/// One row of the table.
-#[derive(Clone, Copy, Debug, PartialEq)]
+/// A neighbour beside a tunnel at its limits, in each way; the first is the unloaded one.
+fn phases_at_limits() -> Vec<Phase> {
+    let limits = LIMITS.iter().map(|limit| (limit.0, Beside::Limit(limit)));
+    let kinds = std::iter::once(("unloaded", Beside::Nothing)).chain(limits);
+    let phases = kinds.map(|(kind, beside)| Phase::new(Destination::Neighbour, kind, beside));
+    phases.collect()
+}
+
+/// One row of the table, and its rounds.
+#[derive(Debug)]
 struct Phase {
     /// Where the small requests go.
     destination: Destination,
-    beside: BackgroundLoad,
+    kind: &'static str,
+    beside: Beside,
+    small: Rounds,
+    run_beside: Rounds,
 }
 
-impl fmt::Display for Phase {
-    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
-        formatter.write_str(match self.beside {
-            BackgroundLoad::Nothing => "unloaded",
-            BackgroundLoad::Paced => "paced downloads",
-            BackgroundLoad::Unthrottled => "unthrottled downloads",
-            BackgroundLoad::SlowReaders => "slow readers",
-            BackgroundLoad::Limit(limit) => limit.name,
-        })?;
-        formatter.write_str(match self.destination {
+impl Phase {
+    fn new(destination: Destination, kind: &'static str, beside: Beside) -> Self {
+        Self {
+            destination,
+            kind,
+            beside,
+            small: Rounds::default(),
+            run_beside: Rounds::default(),
+        }
+    }
+
+    fn name(&self) -> String {
+        let place = match self.destination {
             Destination::Tunnel => "",
             Destination::Neighbour => ", neighbour",
             Destination::Direct => ", direct",
-        })
+        };
+        format!("{}{place}", self.kind)
+    }
+
+    /// The cells behind those of latencies: max, answered, starved, not sent, other errors, beside.
+    fn more_cells(&self) -> [String; 6] {
+        let longest = self.small.figure(&MAX).into_iter().flatten();
+        let errors = self.small.errors();
+        let of = |kind: FailureKind| errors.get(kind.name().as_ref()).copied().unwrap_or(0);
+        let (starved, unsent) = (of(FailureKind::Timeout), of(FailureKind::NotSent));
+        let others = errors.values().sum::<u64>() - starved - unsent;
+        let times = |times: u64| count(times as f64);
+        [
+            MAX.cell(longest.reduce(f64::max)),
+            times(self.small.completed()),
+            times(starved),
+            times(unsent),
+            times(others),
+            THROUGHPUT.cell(self.run_beside.median(&THROUGHPUT)),
+        ]
     }
 }
-
-/// A neighbour beside a tunnel at its limits, in each way; the first is the unloaded one.
-fn at_limits() -> Vec<Phase> {
-    let limits = LIMITS.iter().map(BackgroundLoad::Limit);
-    let beside = std::iter::once(BackgroundLoad::Nothing).chain(limits);
-    let phase = |beside| Phase {
-        destination: Destination::Neighbour,
-        beside,
-    };
-    beside.map(phase).collect()
-}
-
-/// All phases that can be measured; the first of each destination is the unloaded one.
-fn all(has_neighbour: bool, direct: bool) -> Vec<Phase> {
-    use BackgroundLoad::{Nothing, Paced, SlowReaders, Unthrottled};
-    let at = |destination, kinds: &[BackgroundLoad]| {
-        let kinds = kinds.iter().map(|beside| Phase {
-            destination,
-            beside: *beside,
-        });
-        kinds.collect::<Vec<_>>()
-    };
-    let mut phases = at(Destination::Tunnel, &[Nothing, Paced]);
-    if has_neighbour {
-        phases.extend(at(Destination::Neighbour, &[Nothing, Paced]));
-    }
-    phases.extend(at(Destination::Tunnel, &[Unthrottled, SlowReaders]));
-    if direct {
-        phases.extend(at(
-            Destination::Direct,
-            &[Nothing, Paced, Unthrottled, SlowReaders],
-        ));
-    }
-    phases
-}
-
-/// The runtime beside that of a plain stack.
-const NEIGHBOUR: &str = "neighbour";
 
 /// Open targets. Dropping it ends the programs that were started for them.
 #[derive(Debug)]
@@ -383,7 +421,6 @@ struct Environment {
     tunnel: Target,
     neighbour: Option<Target>,
     direct: Option<Target>,
-    _stack: Option<Stack>,
 }
 
 impl Environment {
@@ -397,10 +434,9 @@ impl Environment {
             None => None,
         };
         Ok(Self {
-            tunnel: args.target.open().await?,
+            tunnel: args.target.open(Plan::default()).await?,
             neighbour,
             direct: None,
-            _stack: None,
         })
     }
 
@@ -421,16 +457,14 @@ impl Environment {
             target.roles.add(UPSTREAM, upstream.child.id());
             direct = Some(target);
         }
+        let neighbour = Some(args.target.in_stack(&stack, NEIGHBOUR).await?);
+        let mut tunnel = args.target.in_stack(&stack, RUNTIME).await?;
+        tunnel.started = Some(Box::new(stack));
         Ok(Self {
-            tunnel: args.target.in_stack(&stack, RUNTIME).await?,
-            neighbour: Some(args.target.in_stack(&stack, NEIGHBOUR).await?),
+            tunnel,
+            neighbour,
             direct,
-            _stack: Some(stack),
         })
-    }
-
-    fn has_neighbour(&self) -> bool {
-        self.neighbour.is_some()
     }
 
     fn at(&self, destination: Destination) -> &Target {
@@ -443,167 +477,46 @@ impl Environment {
     }
 }
 
-/// The load of a phase; none for the unloaded one.
-fn load(args: &Args, target: &Target, beside: BackgroundLoad) -> anyhow::Result<Option<Load>> {
-    let mut load = Load::new(args.load_beside());
-    let rate = args.bulk_rate.as_u64().to_string();
-    let paced = args.paced_path.replace("{rate}", &rate);
-    let slow = args.slow_rate.as_u64().max(1);
-    let (count, path, pace) = match beside {
-        BackgroundLoad::Nothing => return Ok(None),
-        BackgroundLoad::Paced => (args.bulk_streams, &paced, None),
-        BackgroundLoad::Unthrottled => (args.bulk_streams, &args.bulk_path, None),
-        BackgroundLoad::SlowReaders => (args.slow_readers, &args.bulk_path, Some(slow)),
-        BackgroundLoad::Limit(limit) => {
-            beyond(&mut load, target, limit)?;
-            return Ok(Some(load));
-        }
-    };
-    let template = target.template(Method::GET, Some(path))?;
-    let transfer = Transfer {
-        pace,
-        ..Transfer::new(template, false, None)
-    };
-    let flow = Arc::new(Flow::new(transfer, count));
-    load.group("downloads", count, LoadModel::Closed, move |worker| {
-        transfer::work(flow.clone(), worker)
+/// Writes the rounds of all phases into the report.
+fn show(phases: &[Phase], rounds: usize, report: &mut Report) {
+    let rows = phases.iter().map(|phase| {
+        let is_here = |other: &&Phase| other.destination == phase.destination;
+        let mut here = phases.iter().filter(is_here);
+        let base = here.find(|other| other.beside == Beside::Nothing);
+        (phase.name(), &phase.small, base.map(|base| &base.small))
     });
-    Ok(Some(load))
-}
-
-/// Adds a load that goes beyond a limit.
-fn beyond(load: &mut Load, target: &Target, limit: &Limit) -> anyhow::Result<()> {
-    let name = "beyond the limit";
-    let mut template = target.template(limit.method.clone(), Some(limit.path))?;
-    if limit.is_websocket {
-        let echo = Arc::new(Echo { template, size: 64 });
-        load.requests(name, limit.connections, limit.pace, echo);
-        return Ok(());
+    let rows: Vec<_> = rows.collect();
+    let title = "small requests beside large ones".to_owned();
+    let mut table = rounds::table(title, "phase", &[P50, P99], (2, "× unloaded"), &rows);
+    let more = "max,answered,starved,not sent,other errors,beside";
+    table.columns.extend(more.split(',').map(str::to_owned));
+    for (cells, phase) in table.rows.iter_mut().zip(phases) {
+        cells.extend(phase.more_cells());
     }
-    if limit.field > 0 {
-        let large = HeaderValue::from_str(&"x".repeat(limit.field))?;
-        template.headers.insert("x-large", large);
-    }
-    let client = Arc::new(Requests::new(template, limit.upload)?);
-    load.requests(name, limit.connections, limit.pace, client);
-    Ok(())
-}
-
-/// The rounds of one phase.
-struct PhaseRounds {
-    phase: Phase,
-    small: Rounds,
-    /// What ran beside the small requests.
-    beside: Rounds,
-}
-
-impl PhaseRounds {
-    /// Adds a round.
-    fn add(&mut self, small: Outcome, beside: Option<Outcome>) {
-        let (mut run, mut notes) = small.into_run();
-        if let Some(beside) = beside {
-            // What programs used was for both.
-            run.cpu_us_per_request = None;
-            let (run, of_beside) = beside.into_run();
-            self.beside.add(run, Vec::new());
-            notes.extend(of_beside);
+    report.tables.push(table);
+    for phase in phases {
+        let name = phase.name();
+        let failed: u64 = phase.run_beside.errors().values().sum();
+        if matches!(phase.beside, Beside::Limit(_)) {
+            report.note(format!(
+                "{name}: beside it {failed} were refused, or given up after a while"
+            ));
+        } else if failed > 0 {
+            report.warn(format!(
+                "{name}: {failed} downloads beside the small requests failed"
+            ));
         }
-        self.small.add(run, notes);
+        report.notes.extend(phase.small.notes(&name));
+        report.runs.push(phase.small.run(name));
     }
-}
-
-/// The rounds of all phases.
-struct Results {
-    phases: Vec<PhaseRounds>,
-}
-
-impl Results {
-    fn new(phases: Vec<Phase>) -> Self {
-        let phases = phases.into_iter().map(|phase| PhaseRounds {
-            phase,
-            small: Rounds::default(),
-            beside: Rounds::default(),
-        });
-        Self {
-            phases: phases.collect(),
-        }
-    }
-
-    /// Writes everything into the report.
-    fn fill(&self, rounds: usize, report: &mut Report) {
-        self.add_table(report);
-        for PhaseRounds {
-            phase,
-            small,
-            beside,
-        } in &self.phases
-        {
-            report.runs.push(small.run(phase.to_string()));
-            let failed: u64 = beside.errors().values().sum();
-            if matches!(phase.beside, BackgroundLoad::Limit(_)) {
-                report.note(format!(
-                    "{phase}: beside it {failed} were refused, or given up after a while"
-                ));
-            } else if failed > 0 {
-                report.warn(format!(
-                    "{phase}: {failed} downloads beside the small requests failed"
-                ));
-            }
-            report.notes.extend(small.notes(&phase.to_string()));
-        }
-        report.charts.extend(latency_chart(&report.runs));
-        report.note(rounds::meaning(rounds));
-        report.note(
-            "ratios are to the unloaded phase of the same place (tunnel, neighbour, upstream); \
-             what programs used is for small and large requests together; starved requests got no \
-             answer within --timeout; those not sent were still waiting for a free connection at \
-             the end",
-        );
-    }
-
-    fn add_table<'a>(&'a self, report: &mut Report) {
-        let row = |result: &'a PhaseRounds| {
-            let base = self.unloaded(result.phase);
-            (result.phase.to_string(), &result.small, base)
-        };
-        let rows: Vec<_> = self.phases.iter().map(row).collect();
-        let title = "small requests beside large ones".to_owned();
-        let ratios = (2, "× unloaded");
-        let mut table = rounds::table(title, "phase", &[P50, P99], ratios, &rows);
-        let more = "max,answered,starved,not sent,other errors,beside";
-        table.columns.extend(more.split(',').map(str::to_owned));
-        for (cells, result) in table.rows.iter_mut().zip(&self.phases) {
-            cells.extend(more_cells(result));
-        }
-        report.tables.push(table);
-    }
-
-    /// The unloaded phase of the same destination.
-    fn unloaded(&self, phase: Phase) -> Option<&Rounds> {
-        let base = Phase {
-            beside: BackgroundLoad::Nothing,
-            ..phase
-        };
-        let found = self.phases.iter().find(|result| result.phase == base);
-        found.map(|result| &result.small)
-    }
-}
-
-fn more_cells(PhaseRounds { small, beside, .. }: &PhaseRounds) -> [String; 6] {
-    let longest = small.figure(&MAX).into_iter().flatten();
-    let errors: BTreeMap<String, u64> = small.errors();
-    let of = |kind: FailureKind| errors.get(kind.name().as_ref()).copied().unwrap_or(0);
-    let (starved, unsent) = (of(FailureKind::Timeout), of(FailureKind::NotSent));
-    let others = errors.values().sum::<u64>() - starved - unsent;
-    let times = |times: u64| count(times as f64);
-    [
-        MAX.cell(longest.reduce(f64::max)),
-        times(small.completed()),
-        times(starved),
-        times(unsent),
-        times(others),
-        THROUGHPUT.cell(beside.median(&THROUGHPUT)),
-    ]
+    report.charts.extend(latency_chart(&report.runs));
+    report.note(rounds::meaning(rounds));
+    report.note(
+        "ratios are to the unloaded phase of the same place (tunnel, neighbour, upstream); \
+         what programs used is for small and large requests together; starved requests got no \
+         answer within --timeout; those not sent were still waiting for a free connection at \
+         the end",
+    );
 }
 
 #[cfg(test)]
@@ -628,16 +541,13 @@ mod tests {
 
     #[test]
     fn phases_are_told_against_the_unloaded_one_of_their_round() {
-        let phase = |destination, beside| Phase {
-            destination,
-            beside,
-        };
-        let mut results = Results::new(vec![
-            phase(Destination::Tunnel, BackgroundLoad::Nothing),
-            phase(Destination::Neighbour, BackgroundLoad::Nothing),
-            phase(Destination::Neighbour, BackgroundLoad::Paced),
-            phase(Destination::Direct, BackgroundLoad::Paced),
-        ]);
+        let downloads = || Beside::Downloads(1, "/".to_owned(), None);
+        let mut phases = [
+            Phase::new(Destination::Tunnel, "unloaded", Beside::Nothing),
+            Phase::new(Destination::Neighbour, "unloaded", Beside::Nothing),
+            Phase::new(Destination::Neighbour, "paced downloads", downloads()),
+            Phase::new(Destination::Direct, "paced downloads", downloads()),
+        ];
         for (unloaded, loaded) in [(1, 2), (2, 6), (1, 2)] {
             // What the tunnel itself does unloaded is not the neighbour's measure.
             let rounds = [
@@ -646,13 +556,13 @@ mod tests {
                 run(loaded, 3),
                 run(loaded, 0),
             ];
-            for (result, run) in results.phases.iter_mut().zip(rounds) {
-                result.small.add(run, Vec::new());
+            for (phase, run) in phases.iter_mut().zip(rounds) {
+                phase.small.add(run, Vec::new());
             }
-            results.phases[2].beside.add(run(1, 1), Vec::new());
+            phases[2].run_beside.add(run(1, 1), Vec::new());
         }
         let mut report = Report::new("fairness", "test");
-        results.fill(3, &mut report);
+        show(&phases, 3, &mut report);
         let rows = &report.tables[0].rows;
         assert_eq!(rows[0][4], "1.00 (1.00–1.00)");
         assert_eq!(rows[2][0], "paced downloads, neighbour");
