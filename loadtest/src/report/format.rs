@@ -20,9 +20,6 @@ const BYTES: [Step; 5] = [
     (1_073_741_824.0, " GiB"),
     (1_099_511_627_776.0, " TiB"),
 ];
-/// For marks on axes only, where there is no room for all digits.
-const THOUSANDS: [Step; 4] = [(1.0, ""), (1e3, "k"), (1e6, "M"), (1e9, "G")];
-
 /// A duration: `87.0 µs`, `1.25 ms`, `12.3 s`.
 pub(crate) fn seconds(value: f64) -> String {
     if value == 0.0 {
@@ -69,7 +66,7 @@ pub(crate) fn percentile(quantile: f64) -> String {
     let nines = -(1.0 - quantile).max(1e-9).log10();
     // One digit more than there are nines, so that neighbours differ.
     let digits = (nines + 1.0).clamp(0.0, 9.0) as usize;
-    format!("{} %", trimmed(format!("{:.*}", digits, quantile * 100.0)))
+    format!("{} %", trimmed(&format!("{:.*}", digits, quantile * 100.0)))
 }
 
 /// This figure, or a dash.
@@ -89,31 +86,13 @@ pub(crate) fn value(unit: Unit, value: f64) -> String {
     }
 }
 
-/// A mark on an axis: no digit that says nothing, and the unit that `reference` would have, so
-/// that the marks of an evenly spaced axis can be compared at a glance.
-pub(crate) fn tick(unit: Unit, value: f64, reference: f64) -> String {
-    let (steps, suffix): (&[Step], _) = match unit {
-        Unit::Quantile => return percentile(value),
-        Unit::Count => (&THOUSANDS, ""),
-        Unit::PerSecond => (&THOUSANDS, "/s"),
-        Unit::Bytes => (&BYTES, ""),
-        Unit::BytesPerSecond => (&BYTES, "/s"),
-        Unit::Seconds => (&SECONDS, ""),
-    };
-    if !value.is_finite() {
-        return NONE.to_owned();
+/// A mark on an axis: as [`value`], without digits that say nothing.
+pub(crate) fn tick(unit: Unit, mark: f64) -> String {
+    let text = value(unit, mark);
+    match text.split_once(' ') {
+        Some((number, unit)) => format!("{} {unit}", trimmed(number)),
+        None => text,
     }
-    if value == 0.0 {
-        return "0".to_owned();
-    }
-    let (size, name) = match unit {
-        // Four digits are as short as `2.5k` and say more.
-        Unit::Count | Unit::PerSecond if reference.abs() < 10_000.0 => (1.0, ""),
-        _ => fitting(reference, steps),
-    };
-    let number = value / size;
-    let digits = (5 - magnitude(number)).clamp(0, 9) as usize;
-    format!("{}{name}{suffix}", trimmed(grouped(number, digits)))
 }
 
 /// The value in the unit that fits it.
@@ -169,14 +148,11 @@ fn grouped(number: f64, digits: usize) -> String {
 }
 
 /// Without the zeros that end a fraction.
-fn trimmed(number: String) -> String {
+fn trimmed(number: &str) -> &str {
     if !number.contains('.') {
         return number;
     }
-    number
-        .trim_end_matches('0')
-        .trim_end_matches('.')
-        .to_owned()
+    number.trim_end_matches('0').trim_end_matches('.')
 }
 
 /// With a suffix, unless there is no number.
@@ -248,14 +224,15 @@ mod tests {
     }
 
     #[test]
-    fn marks_share_the_unit_of_their_axis() {
-        assert_eq!(tick(Unit::Seconds, 0.5, 2.0), "0.5 s");
-        assert_eq!(tick(Unit::Seconds, 0.5, 0.5), "500 ms");
-        assert_eq!(tick(Unit::PerSecond, 5_000.0, 20_000.0), "5k/s");
-        assert_eq!(tick(Unit::PerSecond, 2_500.0, 7_500.0), "2,500/s");
-        assert_eq!(tick(Unit::BytesPerSecond, 536_870_912.0, 2e9), "0.5 GiB/s");
-        assert_eq!(tick(Unit::Count, 256.0, 256.0), "256");
-        assert_eq!(tick(Unit::Bytes, 0.0, 2e9), "0");
+    fn marks_have_no_digit_that_says_nothing() {
+        assert_eq!(tick(Unit::Seconds, 0.5), "500 ms");
+        assert_eq!(tick(Unit::PerSecond, 20_000.0), "20,000/s");
+        assert_eq!(
+            tick(Unit::BytesPerSecond, 1.5 * 1_073_741_824.0),
+            "1.5 GiB/s"
+        );
+        assert_eq!(tick(Unit::Count, 256.0), "256");
+        assert_eq!(tick(Unit::Bytes, 0.0), "0 B");
     }
 
     #[test]
@@ -271,7 +248,7 @@ mod tests {
         for unit in units {
             for number in [f64::NAN, f64::INFINITY, f64::NEG_INFINITY] {
                 assert_eq!(value(unit, number), NONE);
-                assert_eq!(tick(unit, number, number), NONE);
+                assert_eq!(tick(unit, number), NONE);
             }
         }
     }

@@ -1,6 +1,6 @@
 //! An axis of a chart: where a value lies between its two ends, and which marks stand at it.
 
-use crate::report::{Axis, Scale, Unit, format};
+use crate::report::{Axis, Scale, Unit};
 
 /// Larger values are not drawn: their squares are not finite.
 const LARGEST: f64 = 1e100;
@@ -28,53 +28,57 @@ pub(super) struct Span {
     high: f64,
     /// The values to be marked, within the ends.
     pub(super) marks: Vec<f64>,
-    unit: Unit,
 }
 
 impl Span {
     /// The span that shows all `values` which the scale can show.
     pub(super) fn over(axis: &Axis, direction: Orientation, values: &[f64]) -> Self {
-        let can_show = |value: &f64| even(axis.scale, *value).is_some();
+        let scale = axis.scale;
+        let can_show = |value: &f64| even(scale, *value).is_some();
         let mut shown: Vec<f64> = values.iter().copied().filter(can_show).collect();
         shown.sort_by(f64::total_cmp);
         shown.dedup();
+        let few = (1..=OWN_MARKS).contains(&shown.len());
         let (mut low, mut high) = match (shown.first(), shown.last()) {
             (Some(first), Some(last)) => (*first, *last),
-            _ if axis.scale == Scale::Tail => (0.0, 0.99),
-            _ => (1.0, 1.0),
+            _ => (0.5, 0.99),
         };
-        let mut marks = match axis.scale {
-            Scale::Linear => {
-                (low, high) = linear_ends(direction, low, high);
-                linear_marks(axis.unit, low, high)
+        let is_vertical = direction == Orientation::Vertical;
+        if scale == Scale::Linear {
+            // From zero if that wastes little room.
+            if low >= 0.0 && (is_vertical || low <= high / 4.0) {
+                low = 0.0;
             }
+            if high - low <= high.abs() * 1e-9 {
+                high = low + low.abs().max(1.0);
+            }
+        }
+        let mut marks = match scale {
+            Scale::Linear => linear_marks(axis.unit, low, high),
             Scale::Log => log_marks(axis.unit, low, high),
             Scale::Tail => tail_marks(),
         };
         marks.retain(can_show);
-        if direction == Orientation::Vertical {
+        if is_vertical {
             let slack = |end: f64| end.abs() * 1e-9;
             let below = marks.iter().rfind(|mark| **mark <= low + slack(low));
             let above = marks.iter().find(|mark| **mark >= high - slack(high));
             (low, high) = (*below.unwrap_or(&low), *above.unwrap_or(&high));
-        } else if axis.scale != Scale::Tail && (1..=OWN_MARKS).contains(&shown.len()) {
+        } else if scale != Scale::Tail && few {
             marks = shown;
         }
-        let [mut low, mut high] = [low, high].map(|end| even(axis.scale, end).unwrap_or(0.0));
-        if axis.scale != Scale::Linear && high - low < 1e-6 {
+        let [mut low, mut high] = [low, high].map(|end| even(scale, end).unwrap_or(0.0));
+        if high - low < 1e-6 && scale != Scale::Linear {
             (low, high) = (low - 0.5, high + 0.5);
         }
         let slack = (high - low) * 1e-9;
-        let within = |mark: &f64| {
-            even(axis.scale, *mark).is_some_and(|at| at >= low - slack && at <= high + slack)
-        };
-        marks.retain(within);
+        let ends = low - slack..=high + slack;
+        marks.retain(|mark| even(scale, *mark).is_some_and(|at| ends.contains(&at)));
         Self {
-            scale: axis.scale,
+            scale,
             low,
             high,
             marks,
-            unit: axis.unit,
         }
     }
 
@@ -82,15 +86,6 @@ impl Span {
     pub(super) fn position(&self, value: f64) -> Option<f64> {
         let position = (even(self.scale, value)? - self.low) / (self.high - self.low);
         position.is_finite().then(|| position.clamp(0.0, 1.0))
-    }
-
-    /// How a mark is written.
-    pub(super) fn text(&self, mark: f64) -> String {
-        let reference = match self.scale {
-            Scale::Linear => self.low.abs().max(self.high.abs()),
-            Scale::Log | Scale::Tail => mark,
-        };
-        format::tick(self.unit, mark, reference)
     }
 }
 
@@ -106,32 +101,18 @@ fn even(scale: Scale, value: f64) -> Option<f64> {
     }
 }
 
-/// The ends of a linear axis: from zero if that wastes little room, and never of no length.
-fn linear_ends(direction: Orientation, low: f64, high: f64) -> (f64, f64) {
-    let is_vertical = direction == Orientation::Vertical;
-    let from_zero = low >= 0.0 && (is_vertical || low <= high / 4.0);
-    let low = if from_zero { 0.0 } else { low };
-    let high = if is_vertical { high.max(0.0) } else { high };
-    if high - low > high.abs().max(low.abs()) * 1e-9 {
-        return (low, high);
-    }
-    let room = if high == 0.0 { 1.0 } else { high.abs() / 2.0 };
-    (if from_zero { 0.0 } else { low - room }, high + room)
-}
-
 /// Multiples of 1, 2 or 5 times a power of ten (of sizes: times a power of 1024), from the one
 /// below `low` on.
 fn linear_marks(unit: Unit, low: f64, high: f64) -> Vec<f64> {
-    let base = if is_size(unit) {
-        let powers = (high.abs().max(low.abs()).log2() / 10.0 + 1e-9).floor();
-        1024_f64.powf(powers.max(0.0))
-    } else {
-        1.0
+    let powers = match is_size(unit) {
+        true => (high.abs().max(low.abs()).log2() / 10.0 + 1e-9).floor(),
+        false => 0.0,
     };
+    let base = 1024_f64.powf(powers.max(0.0));
     let least = (high - low) / base / MARKS;
     let power = 10_f64.powf(least.log10().floor());
-    let steps = [1.0, 2.0, 5.0, 10.0].map(|digit| digit * power);
-    let step = steps.into_iter().find(|step| *step >= least * (1.0 - 1e-9));
+    let mut steps = [1.0, 2.0, 5.0].map(|digit| digit * power).into_iter();
+    let step = steps.find(|step| *step >= least * (1.0 - 1e-9));
     let step = step.unwrap_or(10.0 * power) * base;
     let first = (low / step + 1e-9).floor();
     let marks = (0..=20).map(|index| (first + f64::from(index)) * step);
@@ -143,17 +124,14 @@ fn log_marks(unit: Unit, low: f64, high: f64) -> Vec<f64> {
     let base: f64 = if is_size(unit) { 2.0 } else { 10.0 };
     let powers = high.log(base) - low.log(base);
     let digits: &[f64] = match powers {
-        ..0.8 if !is_size(unit) => &[1.0, 1.5, 2.0, 3.0, 4.0, 5.0, 6.0, 8.0],
         ..1.5 if !is_size(unit) => &[1.0, 2.0, 5.0],
         _ => &[1.0],
     };
     let every = (powers / MARKS).ceil().max(1.0) as i32;
     let first = (low.log(base).floor() as i32).div_euclid(every);
-    let few = if digits.len() > 1 { 4 } else { 20 };
-    let marks = (first..=first + few).flat_map(|index| {
-        digits
-            .iter()
-            .map(move |digit| digit * base.powi(index * every))
+    let marks = (first..=first + 12).flat_map(|index| {
+        let power = base.powi(index * every);
+        digits.iter().map(move |digit| digit * power)
     });
     marks.collect()
 }
@@ -172,6 +150,7 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
+    use crate::report::format;
 
     #[test]
     fn marks_fit_the_values() {
@@ -185,14 +164,14 @@ mod tests {
                 Linear,
                 Vertical,
                 &[900.0, 4_300.0],
-                "0|1,000/s|2,000/s|3,000/s|4,000/s|5,000/s",
+                "0/s|1,000/s|2,000/s|3,000/s|4,000/s|5,000/s",
             ),
             (
                 Unit::BytesPerSecond,
                 Linear,
                 Vertical,
                 &[3.0 * gib],
-                "0|0.5 GiB/s|1 GiB/s|1.5 GiB/s|2 GiB/s|2.5 GiB/s|3 GiB/s",
+                "0 B/s|512 MiB/s|1 GiB/s|1.5 GiB/s|2 GiB/s|2.5 GiB/s|3 GiB/s",
             ),
             (Unit::Count, Log, Horizontal, &[64.0, 1.0, 16.0], "1|16|64"),
             (
@@ -225,9 +204,12 @@ mod tests {
             ),
         ];
         for (unit, scale, direction, values, expected) in cases {
-            let mut span = Span::over(&Axis::new("it", unit, scale), direction, values);
-            let marks = std::mem::take(&mut span.marks);
-            let texts: Vec<_> = marks.into_iter().map(|mark| span.text(mark)).collect();
+            let span = Span::over(&Axis::new("it", unit, scale), direction, values);
+            let texts: Vec<_> = span
+                .marks
+                .iter()
+                .map(|mark| format::tick(unit, *mark))
+                .collect();
             assert_eq!(texts.join("|"), expected);
         }
     }

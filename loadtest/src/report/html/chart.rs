@@ -4,7 +4,7 @@ use super::{
     axis::{Orientation, Span},
     escape,
 };
-use crate::report::{Chart, Series, format};
+use crate::report::{Chart, Series, Unit, format};
 
 /// Size of the drawing, and of the plot in it: what is left of and below it is for marks.
 const WIDTH: f64 = 760.0;
@@ -27,30 +27,22 @@ const DASHES: usize = 4;
 /// The chart as a `figure`. A line has the colour of its name's place in `names`.
 pub(super) fn figure(chart: &Chart, names: &[&str]) -> String {
     let points = || chart.series.iter().flat_map(|series| &series.points);
-    let xs: Vec<f64> = points().map(|point| point.0).collect();
-    let ys: Vec<f64> = points().map(|point| point.1).collect();
+    let (xs, ys): (Vec<_>, Vec<_>) = points().copied().unzip();
     let across = Span::over(&chart.x, Orientation::Horizontal, &xs);
     let up = Span::over(&chart.y, Orientation::Vertical, &ys);
-    let class = |series: &Series| {
+    let (mut lines, mut legend) = (String::new(), String::new());
+    for series in &chart.series {
         let place = names.iter().position(|name| *name == series.name);
         let place = place.unwrap_or_default();
-        format!("c{} d{}", place % COLOURS, place / COLOURS % DASHES)
-    };
-    let lines: String = chart
-        .series
-        .iter()
-        .map(|series| line(chart, series, &class(series), &across, &up))
-        .collect();
-    let legend: String = chart
-        .series
-        .iter()
-        .map(|series| {
-            let (class, name) = (class(series), escape(&series.name));
-            format!("<li><svg width=\"24\" height=\"8\"><path class=\"{class}\" d=\"M2 4H22\"/></svg>{name}</li>")
-        })
-        .collect();
+        let class = format!("c{} d{}", place % COLOURS, place / COLOURS % DASHES);
+        lines += &line(chart, series, &class, &across, &up);
+        let name = escape(&series.name);
+        legend += &format!(
+            "<li><svg width=\"24\" height=\"8\"><path class=\"{class}\" d=\"M2 4H22\"/></svg>{name}</li>"
+        );
+    }
     let [title, x, y] = [&chart.title, &chart.x.label, &chart.y.label].map(|text| escape(text));
-    let axes = vertical_marks(&up) + &horizontal_marks(&across);
+    let axes = vertical_marks(chart.y.unit, &up) + &horizontal_marks(chart.x.unit, &across);
     format!(
         "<figure><figcaption>{title}</figcaption><ul class=\"legend\">{legend}</ul><p>{y}</p>\
          <svg viewBox=\"0 0 {WIDTH} {HEIGHT}\" role=\"img\" aria-label=\"{title}\">{axes}{lines}</svg>\
@@ -59,8 +51,7 @@ pub(super) fn figure(chart: &Chart, names: &[&str]) -> String {
 }
 
 fn line(chart: &Chart, series: &Series, class: &str, across: &Span, up: &Span) -> String {
-    let mut path = String::new();
-    let mut dots = String::new();
+    let (mut path, mut dots) = (String::new(), String::new());
     for (x, y) in &series.points {
         let Some((left, height)) = across.position(*x).zip(up.position(*y)) else {
             continue;
@@ -68,53 +59,45 @@ fn line(chart: &Chart, series: &Series, class: &str, across: &Span, up: &Span) -
         let (left, top) = (LEFT + left * PLOT_WIDTH, from_top(height));
         let step = if path.is_empty() { 'M' } else { 'L' };
         path += &format!("{step}{left:.1} {top:.1}");
-        let (x, y) = (
-            format::value(chart.x.unit, *x),
-            format::value(chart.y.unit, *y),
-        );
+        let [x, y] = [(&chart.x, x), (&chart.y, y)].map(|(axis, at)| format::value(axis.unit, *at));
         let text = escape(&format!("{}: {x}, {y}", series.name));
         dots += &format!(
             "<circle cx=\"{left:.1}\" cy=\"{top:.1}\" r=\"3\"><title>{text}</title></circle>"
         );
     }
-    let many = if series.points.len() > DOTS {
-        " many"
-    } else {
-        ""
-    };
+    let is_many = series.points.len() > DOTS;
+    let many = if is_many { " many" } else { "" };
     format!("<g class=\"{class}{many}\"><path d=\"{path}\"/>{dots}</g>")
 }
 
-fn vertical_marks(up: &Span) -> String {
+fn vertical_marks(unit: Unit, up: &Span) -> String {
     let mark = |mark: &f64| {
         let y = from_top(up.position(*mark).unwrap_or_default());
-        let (right, text) = (LEFT + PLOT_WIDTH, escape(&up.text(*mark)));
+        let (right, text, left) = (LEFT + PLOT_WIDTH, format::tick(unit, *mark), LEFT - 8.0);
         format!(
             "<path class=\"grid\" d=\"M{LEFT} {y:.1}H{right}\"/>\
-             <text x=\"{}\" y=\"{y:.1}\" dy=\".32em\" text-anchor=\"end\">{text}</text>",
-            LEFT - 8.0
+             <text x=\"{left}\" y=\"{y:.1}\" dy=\".32em\" text-anchor=\"end\">{text}</text>"
         )
     };
     up.marks.iter().map(mark).collect()
 }
 
 /// The marks without those that would overlap an earlier one.
-fn horizontal_marks(across: &Span) -> String {
+fn horizontal_marks(unit: Unit, across: &Span) -> String {
     let mut free_from = f64::NEG_INFINITY;
     let mut marks = String::new();
     for mark in &across.marks {
-        let text = across.text(*mark);
+        let text = format::tick(unit, *mark);
         let half = text.chars().count() as f64 * DIGIT / 2.0;
         let x = LEFT + across.position(*mark).unwrap_or_default() * PLOT_WIDTH;
         if x - half < free_from {
             continue;
         }
         free_from = x + half + DIGIT;
-        let (text, bottom) = (escape(&text), PLOT_TOP + PLOT_HEIGHT);
+        let (bottom, below) = (PLOT_TOP + PLOT_HEIGHT, PLOT_TOP + PLOT_HEIGHT + 18.0);
         marks += &format!(
             "<path class=\"grid\" d=\"M{x:.1} {PLOT_TOP}V{bottom}\"/>\
-             <text x=\"{x:.1}\" y=\"{}\" text-anchor=\"middle\">{text}</text>",
-            bottom + 18.0
+             <text x=\"{x:.1}\" y=\"{below}\" text-anchor=\"middle\">{text}</text>"
         );
     }
     marks
@@ -127,7 +110,7 @@ fn from_top(height: f64) -> f64 {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::report::{Axis, Scale, Unit};
+    use crate::report::{Axis, Scale};
 
     fn drawn(scales: (Scale, Scale), points: &[(f64, f64)]) -> String {
         let x = Axis::new("across", Unit::Count, scales.0);
@@ -174,6 +157,11 @@ mod tests {
     fn marks_without_room_are_left_out() {
         let axis = Axis::new("it", Unit::Bytes, Scale::Log);
         let tight = Span::over(&axis, Orientation::Horizontal, &[1e6, 1e6 + 1.0, 1e9]);
-        assert_eq!(horizontal_marks(&tight).matches("<text").count(), 2);
+        assert_eq!(
+            horizontal_marks(Unit::Bytes, &tight)
+                .matches("<text")
+                .count(),
+            2
+        );
     }
 }
