@@ -1,7 +1,11 @@
 //! WebSocket messages that come back: how many a second, and how long the round trip takes.
 //!
-//! Without a rate each connection sends the next message when the last has come back. With a rate
-//! messages are due at even intervals, and the connections take turns, whatever the target does; see `paced`.
+//! Without a rate each connection sends the next message when the last has come back. With a rate messages are due at even
+//! intervals and do not wait for one another; the connections take turns. A message's latency counts from when it was due,
+//! so a target that stalls shows in all messages that it delayed. What was due when there was no connection is sent late,
+//! over the next one.
+//!
+//! The upgrade is that of HTTP/1.1 (RFC 6455) or HTTP/2 (RFC 8441). Messages are numbered, and expected back in order.
 
 use std::{
     cell::{Cell, RefCell},
@@ -16,7 +20,7 @@ use futures_util::{
     SinkExt as _, StreamExt as _,
     stream::{SplitSink, SplitStream},
 };
-use http::{HeaderValue, Method, StatusCode, Uri, header};
+use http::{HeaderValue, Method, StatusCode, header};
 use hyper::{ext::Protocol, upgrade::Upgraded};
 use hyper_util::rt::TokioIo;
 use tokio::time::{Instant, sleep, sleep_until, timeout_at};
@@ -24,8 +28,8 @@ use tokio_tungstenite::{
     WebSocketStream, client_async_with_config,
     tungstenite::{
         Error, Message,
+        client::IntoClientRequest as _,
         error::ProtocolError,
-        handshake::client::generate_key,
         protocol::{Role, WebSocketConfig},
     },
 };
@@ -48,6 +52,12 @@ use crate::{
     stack::Plan,
     target::TargetArgs,
 };
+
+/// Memory for each of many sockets; a longer message takes more reads.
+const READ_BUFFER: usize = 16 * 1024;
+
+/// A message is filled up with this behind its number.
+const FILL: u8 = b'x';
 
 /// Flags of `loadtest websocket`.
 #[derive(Clone, Debug, clap::Args)]
@@ -88,7 +98,7 @@ pub async fn run(args: Args, progress: &Progress) -> anyhow::Result<Report> {
         Some(rate) => {
             let pace = LoadModel::Open(rate * args.connections as f64);
             load.group(&target.name, args.connections, pace, move |worker| {
-                work(echo.clone(), worker)
+                work_paced(echo.clone(), worker)
             });
         }
     }
@@ -96,33 +106,6 @@ pub async fn run(args: Args, progress: &Progress) -> anyhow::Result<Report> {
     report.add_standard_charts();
     Ok(report)
 }
-
-impl Client for Echo {
-    type Connection = Socket;
-
-    async fn connect(&self, _worker: usize) -> Result<Socket, Failure> {
-        self.connect().await
-    }
-
-    async fn exchange(&self, socket: &mut Socket) -> Result<BodyBytes, Failure> {
-        let size = self.size as u64;
-        socket.sender.send().await?;
-        socket.receiver.receive().await?;
-        Ok(BodyBytes {
-            up: size,
-            down: size,
-        })
-    }
-}
-
-/// Memory for each of many sockets; a longer message takes more reads.
-const READ_BUFFER: usize = 16 * 1024;
-
-/// The version of the protocol (RFC 6455).
-const VERSION: &str = "13";
-
-/// A message is filled up with this behind its number.
-const FILL: u8 = b'x';
 
 /// Makes WebSockets whose messages come back.
 #[derive(Debug)]
@@ -136,75 +119,61 @@ type Web = WebSocketStream<Either<Stream, TokioIo<Upgraded>>>;
 
 /// A WebSocket whose two directions can be used at once.
 pub(crate) struct Socket {
-    sender: Sender,
-    receiver: Receiver,
-}
-
-/// Sends the next message.
-struct Sender {
     sink: SplitSink<Web, Message>,
-    numbers: NumberedMessages,
+    stream: SplitStream<Web>,
+    /// Messages that have come back in a closed loop.
+    count: u64,
     /// A WebSocket over HTTP/2 ends with its connection.
     _connection: Option<Http2>,
 }
 
-/// Expects the next message.
-struct Receiver {
-    stream: SplitStream<Web>,
-    numbers: NumberedMessages,
-}
+impl Client for Echo {
+    type Connection = Socket;
 
-impl Echo {
-    /// Connects and agrees on a WebSocket.
-    async fn connect(&self) -> Result<Socket, Failure> {
-        let (web, connection) = if self.template.http2 {
-            let (web, connection) = self.extended_connect().await?;
-            (web, Some(connection))
-        } else {
-            (self.upgrade().await?, None)
+    async fn connect(&self, _worker: usize) -> Result<Socket, Failure> {
+        let (web, connection) = match self.template.http2 {
+            true => self.extended_connect().await?,
+            false => (self.upgrade().await?, None),
         };
         let (sink, stream) = web.split();
         Ok(Socket {
-            sender: Sender {
-                sink,
-                numbers: NumberedMessages::new(self.size),
-                _connection: connection,
-            },
-            receiver: Receiver {
-                stream,
-                numbers: NumberedMessages::new(self.size),
-            },
+            sink,
+            stream,
+            count: 0,
+            _connection: connection,
         })
     }
 
+    async fn exchange(&self, socket: &mut Socket) -> Result<BodyBytes, Failure> {
+        let message = self.message(socket.count);
+        send(&mut socket.sink, message.clone()).await?;
+        receive(&mut socket.stream, &message).await?;
+        socket.count += 1;
+        let size = self.size as u64;
+        Ok(BodyBytes {
+            up: size,
+            down: size,
+        })
+    }
+}
+
+impl Echo {
     async fn upgrade(&self) -> Result<Web, Failure> {
-        let mut request = self.template.request(());
-        let fields = [
-            (header::CONNECTION, "Upgrade"),
-            (header::UPGRADE, "websocket"),
-            (header::SEC_WEBSOCKET_VERSION, VERSION),
-            (header::SEC_WEBSOCKET_KEY, &generate_key()),
-        ];
-        for (name, value) in fields {
-            // All of them are values of fields.
-            let value = HeaderValue::try_from(value).ok();
-            request
-                .headers_mut()
-                .extend(value.map(|value| (name, value)));
-        }
-        // The library wants a scheme, and sends the path alone.
-        let uri = Uri::try_from(format!("ws://target{}", self.template.uri));
-        *request.uri_mut() = uri.map_err(|_| Failure::fatal(FailureKind::Protocol))?;
+        // The library wants a scheme and a host, and sends the path alone.
+        let uri = format!("ws://target{}", self.template.uri);
+        let request = uri.into_client_request();
+        let mut request = request.map_err(|_| Failure::fatal(FailureKind::Protocol))?;
+        request.headers_mut().extend(self.template.headers.clone());
         let stream = Either::Left(self.template.dialer.dial().await?);
         let made = client_async_with_config(request, stream, Some(config())).await;
-        let (web, _) = made.map_err(|error| Failure::fatal(kind(&error)))?;
+        let (web, _) = made.map_err(|error| failure(&error))?;
         Ok(web)
     }
 
-    async fn extended_connect(&self) -> Result<(Web, Http2), Failure> {
+    async fn extended_connect(&self) -> Result<(Web, Option<Http2>), Failure> {
         let mut request = self.template.request(body::empty());
         *request.method_mut() = Method::CONNECT;
-        let version = HeaderValue::from_static(VERSION);
+        let version = HeaderValue::from_static("13");
         let headers = request.headers_mut();
         headers.insert(header::SEC_WEBSOCKET_VERSION, version);
         let protocol = Protocol::from_static("websocket");
@@ -212,71 +181,50 @@ impl Echo {
         let mut connection = self.template.dialer.http2().await?;
         let mut answer = connection.send(request).await?;
         if answer.status() != StatusCode::OK {
-            return Err(Failure::fatal(FailureKind::Status(
-                answer.status().as_u16(),
-            )));
+            let status = FailureKind::Status(answer.status().as_u16());
+            return Err(Failure::fatal(status));
         }
         let upgraded = hyper::upgrade::on(&mut answer).await;
         let upgraded = upgraded.map_err(|error| Failure::fatal(FailureKind::of_hyper(&error)))?;
         let io = Either::Right(TokioIo::new(upgraded));
         let web = WebSocketStream::from_raw_socket(io, Role::Client, Some(config())).await;
-        Ok((web, connection))
-    }
-}
-
-impl Sender {
-    /// Sends the next message.
-    async fn send(&mut self) -> Result<(), Failure> {
-        let message = Message::Binary(self.numbers.next());
-        self.sink
-            .send(message)
-            .await
-            .map_err(|error| Failure::fatal(kind(&error)))
-    }
-}
-
-impl Receiver {
-    /// Waits for the next message that comes back, and compares it with what was sent.
-    async fn receive(&mut self) -> Result<(), Failure> {
-        loop {
-            let message = match self.stream.next().await {
-                None => return Err(Failure::fatal(FailureKind::ClosedEarly)),
-                Some(message) => message.map_err(|error| Failure::fatal(kind(&error)))?,
-            };
-            return match message {
-                Message::Binary(_) | Message::Text(_) => {
-                    let is_right = message.into_data() == self.numbers.next();
-                    let wrong = Failure::fatal(FailureKind::Other("wrong_echo"));
-                    if is_right { Ok(()) } else { Err(wrong) }
-                }
-                Message::Close(_) => Err(Failure::fatal(FailureKind::Other("closed_by_target"))),
-                // The library answers a ping when the next message is sent.
-                Message::Ping(_) | Message::Pong(_) | Message::Frame(_) => continue,
-            };
-        }
-    }
-}
-
-/// The messages of one socket: a number, as far as there is room for it, and a filling.
-struct NumberedMessages {
-    size: usize,
-    next: u64,
-}
-
-impl NumberedMessages {
-    fn new(size: usize) -> Self {
-        Self { size, next: 0 }
+        Ok((web, Some(connection)))
     }
 
-    fn next(&mut self) -> Bytes {
+    /// The message with this number: the number, as far as there is room for it, and a filling.
+    fn message(&self, number: u64) -> Bytes {
         let mut message = BytesMut::with_capacity(self.size);
         // The last bytes of the number change most.
-        let number = self.next.to_be_bytes();
+        let number = number.to_be_bytes();
         let room = self.size.min(number.len());
         message.put_slice(&number[number.len() - room..]);
         message.put_bytes(FILL, self.size - room);
-        self.next += 1;
         message.freeze()
+    }
+}
+
+async fn send(sink: &mut SplitSink<Web, Message>, message: Bytes) -> Result<(), Failure> {
+    let sent = sink.send(Message::Binary(message)).await;
+    sent.map_err(|error| failure(&error))
+}
+
+/// Waits for the next message that comes back, and compares it with what was sent.
+async fn receive(stream: &mut SplitStream<Web>, sent: &Bytes) -> Result<(), Failure> {
+    loop {
+        let kind = match stream.next().await {
+            Some(Ok(message @ (Message::Binary(_) | Message::Text(_)))) => {
+                match message.into_data() == *sent {
+                    true => return Ok(()),
+                    false => FailureKind::Other("wrong_echo"),
+                }
+            }
+            // The library answers a ping when the next message is sent.
+            Some(Ok(Message::Ping(_) | Message::Pong(_) | Message::Frame(_))) => continue,
+            Some(Ok(Message::Close(_))) => FailureKind::Other("closed_by_target"),
+            Some(Err(error)) => return Err(failure(&error)),
+            None => FailureKind::ClosedEarly,
+        };
+        return Err(Failure::fatal(kind));
     }
 }
 
@@ -290,49 +238,46 @@ fn config() -> WebSocketConfig {
 }
 
 /// Why a WebSocket broke.
-fn kind(error: &Error) -> FailureKind {
-    match error {
+fn failure(error: &Error) -> Failure {
+    Failure::fatal(match error {
         Error::Io(error) => FailureKind::of_io(error),
         Error::Http(answer) => FailureKind::Status(answer.status().as_u16()),
         Error::ConnectionClosed | Error::AlreadyClosed => FailureKind::Other("closed_by_target"),
-        Error::Protocol(error) => match error {
-            ProtocolError::ResetWithoutClosingHandshake | ProtocolError::HandshakeIncomplete => {
-                FailureKind::ClosedEarly
-            }
-            ProtocolError::SecWebSocketAcceptKeyMismatch => {
-                FailureKind::Other("upgrade_wrong_accept")
-            }
+        Error::Protocol(
+            ProtocolError::ResetWithoutClosingHandshake | ProtocolError::HandshakeIncomplete,
+        ) => FailureKind::ClosedEarly,
+        Error::Protocol(ProtocolError::SecWebSocketAcceptKeyMismatch) => {
+            FailureKind::Other("upgrade_wrong_accept")
+        }
+        Error::Protocol(
             ProtocolError::MissingConnectionUpgradeHeader
-            | ProtocolError::MissingUpgradeWebSocketHeader => {
-                FailureKind::Other("upgrade_incomplete")
-            }
-            _ => FailureKind::Protocol,
-        },
+            | ProtocolError::MissingUpgradeWebSocketHeader,
+        ) => FailureKind::Other("upgrade_incomplete"),
         _ => FailureKind::Protocol,
-    }
+    })
 }
 
-/// One connection, until the window is over and the last message has come back.
-async fn work(echo: Arc<Echo>, mut worker: Worker) {
+/// One connection in open loop, until the window is over and the last message has come back.
+async fn work_paced(echo: Arc<Echo>, mut worker: Worker) {
     let limit = worker.timeout;
     // What fails here fails again within the window, and is counted there.
-    let mut socket = connected(limit, echo.connect()).await.ok();
+    let mut socket = connected(limit, echo.connect(worker.index)).await.ok();
     let window = worker.ready().await;
     let Some(schedule) = worker.schedule() else {
         return;
     };
     let paced = PacedSocket {
+        echo: &echo,
         schedule,
         window,
         recorder: &worker.recorder,
-        size: echo.size as u64,
         limit,
         open: RefCell::default(),
     };
     while !window.is_over() {
         let ready = match socket.take() {
             Some(socket) => Ok(socket),
-            None => connected(limit, echo.connect()).await,
+            None => connected(limit, echo.connect(worker.index)).await,
         };
         let failure = match ready {
             Ok(socket) => match paced.exchange(socket).await {
@@ -357,10 +302,10 @@ async fn work(echo: Arc<Echo>, mut worker: Worker) {
 
 /// What is on its way over a connection.
 struct PacedSocket<'a> {
+    echo: &'a Echo,
     schedule: &'a Schedule,
     window: Window,
     recorder: &'a Recorder,
-    size: u64,
     limit: Duration,
     /// When the messages were due that this connection took and that have not come back yet, in order.
     open: RefCell<VecDeque<Instant>>,
@@ -368,15 +313,11 @@ struct PacedSocket<'a> {
 
 impl PacedSocket<'_> {
     /// Uses a connection until all was sent and has come back, or it breaks.
-    async fn exchange(&self, socket: Socket) -> Result<(), Failure> {
-        let Socket {
-            mut sender,
-            mut receiver,
-        } = socket;
+    async fn exchange(&self, mut socket: Socket) -> Result<(), Failure> {
         let sent = Cell::new(false);
-        let receive = self.receive(&mut receiver, &sent);
+        let receive = self.receive(&mut socket.stream, &sent);
         let send = async {
-            self.send(&mut sender).await?;
+            self.send(&mut socket.sink).await?;
             sent.set(true);
             // What is on its way has the usual time limit; then it is the receiver's failure.
             let last = self.open.borrow().back().copied();
@@ -393,30 +334,38 @@ impl PacedSocket<'_> {
         }
     }
 
-    async fn send(&self, sender: &mut Sender) -> Result<(), Failure> {
+    async fn send(&self, sink: &mut SplitSink<Web, Message>) -> Result<(), Failure> {
+        let mut number = 0;
         while let Some(due) = self.schedule.take(&self.window, self.recorder) {
             self.open.borrow_mut().push_back(due);
             self.schedule.wait(due, self.recorder).await;
-            within(self.limit, sender.send()).await?;
+            within(self.limit, send(sink, self.echo.message(number))).await?;
+            number += 1;
         }
         Ok(())
     }
 
-    async fn receive(&self, receiver: &mut Receiver, sent: &Cell<bool>) -> Result<(), Failure> {
+    async fn receive(
+        &self,
+        stream: &mut SplitStream<Web>,
+        sent: &Cell<bool>,
+    ) -> Result<(), Failure> {
+        let mut number = 0;
         loop {
             // The oldest has the least time left; when none is open, no message is awaited.
             let oldest = self.open.borrow().front().copied();
             let until = oldest.unwrap_or_else(Instant::now) + self.limit;
-            match timeout_at(until, receiver.receive()).await {
+            match timeout_at(until, receive(stream, &self.echo.message(number))).await {
                 Ok(received) => received?,
                 Err(_) if oldest.is_none() => continue,
                 Err(_) => return Err(Failure::fatal(FailureKind::Timeout)),
             }
-            let begun = self.open.borrow_mut().pop_front();
-            match begun {
-                Some(begun) => self.recorder.completed(begun, self.size, self.size),
-                None => return Err(Failure::fatal(FailureKind::Other("wrong_echo"))),
-            }
+            number += 1;
+            let Some(begun) = self.open.borrow_mut().pop_front() else {
+                return Err(Failure::fatal(FailureKind::Other("wrong_echo")));
+            };
+            let size = self.echo.size as u64;
+            self.recorder.completed(begun, size, size);
             if sent.get() && self.open.borrow().is_empty() {
                 return Ok(());
             }
@@ -438,14 +387,24 @@ impl PacedSocket<'_> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::target::{ClientArgs, Target};
 
-    #[test]
-    fn messages_are_numbered_as_far_as_there_is_room() {
-        let mut numbers = NumberedMessages::new(10);
-        assert_eq!(&numbers.next()[..], b"\0\0\0\0\0\0\0\0xx");
-        assert_eq!(&numbers.next()[..], b"\0\0\0\0\0\0\0\x01xx");
-        let mut small = NumberedMessages::new(1);
-        assert_eq!((&small.next()[..], &small.next()[..]), (&[0][..], &[1][..]));
-        assert_eq!(NumberedMessages::new(0).next().len(), 0);
+    #[tokio::test]
+    async fn messages_are_numbered_as_far_as_there_is_room() {
+        let url = "http://127.0.0.1:1/".parse().unwrap();
+        let target = Target::at(&url, None, &ClientArgs::default())
+            .await
+            .unwrap();
+        let message = |size, number| {
+            let template = target.template(Method::GET, None).unwrap();
+            Echo { template, size }.message(number)
+        };
+        assert_eq!(&message(10, 0)[..], b"\0\0\0\0\0\0\0\0xx");
+        assert_eq!(&message(10, 1)[..], b"\0\0\0\0\0\0\0\x01xx");
+        assert_eq!(
+            (&message(1, 0)[..], &message(1, 1)[..]),
+            (&[0][..], &[1][..])
+        );
+        assert_eq!(message(0, 0).len(), 0);
     }
 }
