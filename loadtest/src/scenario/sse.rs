@@ -24,7 +24,7 @@ use crate::{
     },
     load::{Load, LoadArgs, LoadModel, Worker},
     measure::{
-        Recorder, Window,
+        Window,
         errors::{Failure, FailureKind},
     },
     progress::Progress,
@@ -36,6 +36,17 @@ use crate::{
     stack::Plan,
     target::TargetArgs,
 };
+
+/// The longest line; a source of longer ones does not send events.
+const LONGEST: usize = 1024 * 1024;
+
+/// The kind of events that never came, and of those that did not say when they were sent.
+const MISSED: &str = "missed_event";
+const UNTIMED: &str = "no_send_time";
+
+/// A source that is silent for so many of its periods is taken for dead, unless the time limit is
+/// longer.
+const SILENT_PERIODS: f64 = 3.0;
 
 /// Flags of `loadtest sse`.
 #[derive(Clone, Debug, clap::Args)]
@@ -70,24 +81,29 @@ pub async fn run(args: Args, progress: &Progress) -> anyhow::Result<Report> {
     let mut template = target.sample_template(Method::GET, &sample)?;
     let wanted = HeaderValue::from_static("text/event-stream");
     template.headers.insert(header::ACCEPT, wanted);
-    let rate = target.is_sample().then_some(args.rate);
-    let (template, counts) = (
-        Arc::new(template),
-        Arc::new(SubscriberCounts::new(args.subscribers)),
-    );
+    let subscription = Arc::new(Subscription {
+        template,
+        rate: target.is_sample().then_some(args.rate),
+        events: (0..args.subscribers).map(|_| AtomicU64::new(0)).collect(),
+        disconnects: AtomicU64::new(0),
+    });
     let mut load = Load::new(args.load);
-    let counted = counts.clone();
+    let (subscribers, subscribed) = (args.subscribers, subscription.clone());
     load.group(
         &target.name,
-        args.subscribers,
+        subscribers,
         LoadModel::Closed,
-        move |worker| work(template.clone(), counted.clone(), rate, worker),
+        move |worker| work(subscribed.clone(), worker),
     );
     report.add(load.run(progress, &target.roles).await?);
 
-    let table = report.runs.first().map(|run| table(run, &counts, rate));
+    let table = report.runs.first().map(|run| subscription.table(run));
     report.tables.extend(table);
-    if counts.untimed.load(Relaxed) > 0 {
+    if report
+        .runs
+        .iter()
+        .any(|run| run.errors.contains_key(UNTIMED))
+    {
         report.warn(
             "events came whose data does not begin with the time of sending (nanoseconds since \
              the Unix epoch): they are counted as no_send_time",
@@ -98,196 +114,81 @@ pub async fn run(args: Args, progress: &Progress) -> anyhow::Result<Report> {
     Ok(report)
 }
 
-/// What each subscriber got, and what was missed.
-fn table(run: &Run, counts: &SubscriberCounts, rate: Option<f64>) -> Table {
-    let rates = counts.events.iter();
-    let rates = rates.map(|events| events.load(Relaxed) as f64 / run.seconds);
-    let spread = Spread::of_all(rates);
-    let each = |pick: fn(Spread) -> f64| cell(spread.map(pick), per_second);
-    let missed = run.errors.get(MISSED).copied().unwrap_or(0);
-    let subscribers = counts.events.len() as f64;
-    let due = rate.map(|rate| (rate * run.seconds * subscribers).round());
-    let heads = "subscribers,slowest,median,fastest,events,due,missed,disconnects";
-    let row = vec![
-        count(subscribers),
-        each(|spread| spread.low),
-        each(|spread| spread.median),
-        each(|spread| spread.high),
-        count(run.completed as f64),
-        cell(due, count),
-        count(missed as f64),
-        count(counts.disconnects.load(Relaxed) as f64),
-    ];
-    Table::new("Events of each subscriber", heads, vec![row])
-}
-
-/// The longest line; a source of longer ones does not send events.
-const LONGEST: usize = 1024 * 1024;
-
-/// An event, as far as this program cares.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-struct Event {
-    /// Its `id:` when that is a number.
-    id: Option<u64>,
-    /// The number at the beginning of its first `data:` line.
-    sent_ns: Option<u64>,
-    /// Bytes of its lines.
-    bytes: u64,
-}
-
-/// What was read of an event that is not over yet.
-#[derive(Debug, Default)]
-struct Parser {
-    line: Vec<u8>,
-    event: Event,
-    has_data: bool,
-    after_return: bool,
-}
-
-/// A line is longer than any event's.
-#[derive(Debug, PartialEq, Eq)]
-struct TooLong;
-
-impl Parser {
-    /// Takes a piece, and hands each event that it completes to `found`.
-    fn push(&mut self, piece: &[u8], mut found: impl FnMut(Event)) -> Result<(), TooLong> {
-        let mut rest = piece;
-        while let Some(end) = rest.iter().position(|byte| matches!(byte, b'\n' | b'\r')) {
-            let (before, after) = rest.split_at(end);
-            // A line feed right after a carriage return belongs to its line end.
-            let is_second = self.after_return && before.is_empty() && after.first() == Some(&b'\n');
-            self.after_return = after.first() == Some(&b'\r');
-            self.event.bytes += before.len() as u64 + 1;
-            if !is_second {
-                self.extend(before)?;
-                self.end_line(&mut found);
-            }
-            rest = &after[1..];
-        }
-        self.after_return &= rest.is_empty();
-        self.event.bytes += rest.len() as u64;
-        self.extend(rest)
-    }
-
-    fn extend(&mut self, part: &[u8]) -> Result<(), TooLong> {
-        if self.line.len() + part.len() > LONGEST {
-            return Err(TooLong);
-        }
-        self.line.extend_from_slice(part);
-        Ok(())
-    }
-
-    fn end_line(&mut self, found: &mut impl FnMut(Event)) {
-        if self.line.is_empty() {
-            // An event without data is none, such as a comment that keeps the connection alive.
-            let event = std::mem::take(&mut self.event);
-            if std::mem::take(&mut self.has_data) {
-                found(event);
-            }
-            return;
-        }
-        let line = std::mem::take(&mut self.line);
-        let colon = line.iter().position(|byte| *byte == b':');
-        let (name, value) = line.split_at(colon.unwrap_or(line.len()));
-        let value = value.strip_prefix(b":").unwrap_or(value);
-        let value = value.strip_prefix(b" ").unwrap_or(value);
-        match name {
-            b"data" if !self.has_data => {
-                self.has_data = true;
-                self.event.sent_ns = number(value);
-            }
-            b"id" => self.event.id = number(value),
-            _ => {}
-        }
-        // The memory serves the next line.
-        self.line = line;
-        self.line.clear();
-    }
-}
-
-/// The digits that a value begins with, when a blank or nothing follows them.
-fn number(value: &[u8]) -> Option<u64> {
-    let end = value
-        .iter()
-        .position(|byte| *byte == b' ')
-        .unwrap_or(value.len());
-    str::from_utf8(&value[..end]).ok()?.parse().ok()
-}
-
-/// The kind of events that never came.
-const MISSED: &str = "missed_event";
-
-/// A source that is silent for so many of its periods is taken for dead, unless the time limit is
-/// longer.
-const SILENT_PERIODS: f64 = 3.0;
-
-/// What is counted for each subscriber, or beside the load's own figures.
-#[derive(Debug)]
-pub(crate) struct SubscriberCounts {
-    /// Events within the window.
+/// What all subscribers ask for, and what is counted beside the load's own figures.
+struct Subscription {
+    template: Template,
+    /// That of the source, where it is known.
+    rate: Option<f64>,
+    /// Events of each subscriber within the window.
     events: Vec<AtomicU64>,
     /// How often a subscription ended before the window did.
     disconnects: AtomicU64,
-    /// Events that did not say when they were sent.
-    untimed: AtomicU64,
 }
 
-impl SubscriberCounts {
-    fn new(subscribers: usize) -> Self {
-        Self {
-            events: (0..subscribers).map(|_| AtomicU64::new(0)).collect(),
-            disconnects: AtomicU64::new(0),
-            untimed: AtomicU64::new(0),
-        }
+impl Subscription {
+    /// What each subscriber got, and what was missed.
+    fn table(&self, run: &Run) -> Table {
+        let rates = self.events.iter();
+        let rates = rates.map(|events| events.load(Relaxed) as f64 / run.seconds);
+        let spread = Spread::of_all(rates);
+        let each = |pick: fn(Spread) -> f64| cell(spread.map(pick), per_second);
+        let missed = run.errors.get(MISSED).copied().unwrap_or(0);
+        let subscribers = self.events.len() as f64;
+        let due = self
+            .rate
+            .map(|rate| (rate * run.seconds * subscribers).round());
+        let heads = "subscribers,slowest,median,fastest,events,due,missed,disconnects";
+        let row = vec![
+            count(subscribers),
+            each(|spread| spread.low),
+            each(|spread| spread.median),
+            each(|spread| spread.high),
+            count(run.completed as f64),
+            cell(due, count),
+            count(missed as f64),
+            count(self.disconnects.load(Relaxed) as f64),
+        ];
+        Table::new("Events of each subscriber", heads, vec![row])
     }
 }
 
-type Source = (Connection, Incoming);
-
-/// Takes events until the window is over. `rate` is that of the source, where it is known.
-async fn work(
-    template: Arc<Template>,
-    counts: Arc<SubscriberCounts>,
-    rate: Option<f64>,
-    mut worker: Worker,
-) {
-    let limit = worker.timeout;
+/// One subscriber: takes events until the window is over, and subscribes anew when it is cut off.
+async fn work(subscription: Arc<Subscription>, mut worker: Worker) {
+    let (template, limit) = (&subscription.template, worker.timeout);
     // What fails here fails again within the window, and is counted there.
     let mut source = template.open(limit).await.ok();
     let window = worker.ready().await;
     // The last instant that counts: what breaks or is missing after the window was due within it.
     let last = window.end - Duration::from_nanos(1);
     let mut listener = Listener {
-        counts: &counts,
-        events: counts.events.get(worker.index),
-        recorder: &worker.recorder,
-        rate,
+        subscription: &subscription,
+        worker: &worker,
         window,
-        limit,
         received: Received::default(),
     };
     while !window.is_over() {
-        let begun = Instant::now();
+        let mut since = Instant::now();
         let subscribed = match source.take() {
             Some(source) => Ok(source),
             None => template.open(limit).await,
         };
-        let (since, failure) = match subscribed {
+        let failure = match subscribed {
             Ok(source) => {
                 let Err(failure) = listener.listen(source).await else {
                     break;
                 };
-                if window.contains(Instant::now()) {
-                    counts.disconnects.fetch_add(1, Relaxed);
+                since = Instant::now();
+                if window.contains(since) {
+                    subscription.disconnects.fetch_add(1, Relaxed);
                 }
-                (Instant::now(), failure)
+                failure
             }
-            Err(failure) => (begun, failure),
+            Err(failure) => failure,
         };
         worker.recorder.failed(since.min(last), failure.kind);
         sleep(PAUSE).await;
     }
-    if let Some(rate) = rate {
+    if let Some(rate) = subscription.rate {
         let begin = at_clock(window.begin);
         let end = begin + nanoseconds(window.end - window.begin);
         let missed = missing(&listener.received, rate, begin, end);
@@ -308,26 +209,27 @@ struct Received {
 
 /// Takes the events of a subscriber, one subscription after another.
 struct Listener<'a> {
-    counts: &'a SubscriberCounts,
-    events: Option<&'a AtomicU64>,
-    recorder: &'a Recorder,
-    rate: Option<f64>,
+    subscription: &'a Subscription,
+    worker: &'a Worker,
     window: Window,
-    limit: Duration,
     received: Received,
 }
 
 impl Listener<'_> {
     /// Ends well with the first event that was sent after the window.
-    async fn listen(&mut self, (mut connection, mut content): Source) -> Result<(), Failure> {
-        if self.rate.is_none() {
+    async fn listen(
+        &mut self,
+        (mut connection, mut content): (Connection, Incoming),
+    ) -> Result<(), Failure> {
+        let rate = self.subscription.rate;
+        if rate.is_none() {
             // Only the sample upstream is known to number its events across subscriptions.
             self.received.last_id = None;
         }
-        let period = self.rate.map_or(0.0, |rate| SILENT_PERIODS / rate);
-        let limit = self.limit.max(Duration::from_secs_f64(period));
+        let period = rate.map_or(0.0, |rate| SILENT_PERIODS / rate);
+        let limit = self.worker.timeout.max(Duration::from_secs_f64(period));
         // What was sent within the window is awaited for the time limit, no longer.
-        let latest = self.window.end + self.limit;
+        let latest = self.window.end + self.worker.timeout;
         let mut parser = Parser::default();
         loop {
             let silent = Instant::now() + limit;
@@ -341,11 +243,11 @@ impl Listener<'_> {
             let Some(data) = data else {
                 return Err(Failure::fatal(FailureKind::Other("stream_ended")));
             };
+            let (now, clock) = (Instant::now(), since_epoch());
             let mut is_over = false;
-            let now = Instant::now();
-            let clock = since_epoch();
-            let parsed = parser.push(&data, |event| is_over |= self.take(&event, now, clock));
-            parsed.map_err(|_| Failure::fatal(FailureKind::Protocol))?;
+            for event in parser.push(&data)? {
+                is_over |= self.take(&event, now, clock);
+            }
             if is_over {
                 return Ok(());
             }
@@ -354,10 +256,11 @@ impl Listener<'_> {
 
     /// Counts an event that came `now`; whether it was sent after the window.
     fn take(&mut self, event: &Event, now: Instant, clock: u64) -> bool {
+        let Worker {
+            index, recorder, ..
+        } = self.worker;
         let Some(sent) = event.sent_ns else {
-            self.counts.untimed.fetch_add(1, Relaxed);
-            self.recorder
-                .failed(now, FailureKind::Other("no_send_time"));
+            recorder.failed(now, FailureKind::Other(UNTIMED));
             return now >= self.window.end;
         };
         // A clock that is a little behind the source's must not make the future.
@@ -366,30 +269,24 @@ impl Listener<'_> {
         if begun >= self.window.end {
             return true;
         }
-        self.check_order(event, begun);
+        if let Some(id) = event.id
+            && let Some(last) = self.received.last_id.replace(id)
+        {
+            let missed = id.saturating_sub(last.saturating_add(1));
+            recorder.failed_times(begun, FailureKind::Other(MISSED), missed);
+            let repeated = u64::from(id <= last);
+            recorder.failed_times(begun, FailureKind::Other("repeated_event"), repeated);
+        }
         let first = self.received.span.map_or(sent, |(first, _)| first);
         self.received.span = Some((first, sent));
         if self.window.contains(begun) {
-            self.recorder.completed(begun, 0, event.bytes);
-            if let Some(events) = self.events {
+            recorder.completed(begun, 0, event.bytes);
+            if let Some(events) = self.subscription.events.get(*index) {
                 events.fetch_add(1, Relaxed);
             }
             self.received.events += 1;
         }
         false
-    }
-
-    fn check_order(&mut self, event: &Event, begun: Instant) {
-        let Some(id) = event.id else { return };
-        if let Some(last) = self.received.last_id.replace(id) {
-            let missed = id.saturating_sub(last.saturating_add(1));
-            self.recorder
-                .failed_times(begun, FailureKind::Other(MISSED), missed);
-            if id <= last {
-                self.recorder
-                    .failed(begun, FailureKind::Other("repeated_event"));
-            }
-        }
     }
 }
 
@@ -418,14 +315,81 @@ fn at_clock(instant: Instant) -> u64 {
 
 /// Nanoseconds since the Unix epoch.
 fn since_epoch() -> u64 {
-    let since = SystemTime::now()
-        .duration_since(UNIX_EPOCH)
-        .unwrap_or_default();
-    nanoseconds(since)
+    let since = SystemTime::now().duration_since(UNIX_EPOCH);
+    nanoseconds(since.unwrap_or_default())
 }
 
 fn nanoseconds(span: Duration) -> u64 {
     u64::try_from(span.as_nanos()).unwrap_or(u64::MAX)
+}
+
+/// An event, as far as this program cares.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+struct Event {
+    /// Its `id:` when that is a number.
+    id: Option<u64>,
+    /// The number at the beginning of its first `data:` line.
+    sent_ns: Option<u64>,
+    /// Bytes of its lines.
+    bytes: u64,
+}
+
+/// Events out of bytes as they come, in pieces of any size: what was read of one that is not over yet.
+#[derive(Debug, Default)]
+struct Parser {
+    line: Vec<u8>,
+    event: Event,
+    has_data: bool,
+    after_return: bool,
+}
+
+impl Parser {
+    /// Takes a piece, and gives the events that it completes. A line that is too long is an error.
+    fn push(&mut self, piece: &[u8]) -> Result<Vec<Event>, Failure> {
+        let mut events = Vec::new();
+        for &byte in piece {
+            self.event.bytes += 1;
+            // A line feed right after a carriage return belongs to its line end.
+            let is_second = self.after_return && byte == b'\n';
+            self.after_return = byte == b'\r';
+            match byte {
+                b'\n' if is_second => {}
+                // An event without data is none, such as a comment that keeps the connection alive.
+                b'\n' | b'\r' if self.line.is_empty() => {
+                    let event = std::mem::take(&mut self.event);
+                    events.extend(std::mem::take(&mut self.has_data).then_some(event));
+                }
+                b'\n' | b'\r' => self.end_line(),
+                _ if self.line.len() == LONGEST => {
+                    return Err(Failure::fatal(FailureKind::Protocol));
+                }
+                _ => self.line.push(byte),
+            }
+        }
+        Ok(events)
+    }
+
+    fn end_line(&mut self) {
+        let colon = self.line.iter().position(|byte| *byte == b':');
+        let (name, value) = self.line.split_at(colon.unwrap_or(self.line.len()));
+        let value = value.strip_prefix(b":").unwrap_or(value);
+        let value = value.strip_prefix(b" ").unwrap_or(value);
+        match name {
+            b"data" if !self.has_data => {
+                self.has_data = true;
+                self.event.sent_ns = number(value);
+            }
+            b"id" => self.event.id = number(value),
+            _ => {}
+        }
+        self.line.clear();
+    }
+}
+
+/// The digits that a value begins with, when a blank or nothing follows them.
+fn number(value: &[u8]) -> Option<u64> {
+    let digits = value.split(|byte| *byte == b' ').next()?;
+    str::from_utf8(digits).ok()?.parse().ok()
 }
 
 #[cfg(test)]
@@ -436,9 +400,8 @@ mod tests {
         let mut parser = Parser::default();
         let mut found = Vec::new();
         for piece in pieces {
-            parser
-                .push(piece, |event| found.push((event.id, event.sent_ns)))
-                .unwrap();
+            let events = parser.push(piece).unwrap().into_iter();
+            found.extend(events.map(|event| (event.id, event.sent_ns)));
         }
         found
     }
@@ -468,18 +431,18 @@ mod tests {
     #[test]
     fn bytes_of_an_event_are_all_of_its_lines() {
         let mut parser = Parser::default();
-        let mut bytes = 0;
-        parser.push(b"data: 1\n", |_| panic!("no end yet")).unwrap();
-        parser.push(b"\n", |event| bytes = event.bytes).unwrap();
-        assert_eq!(bytes, "data: 1\n\n".len() as u64);
+        assert_eq!(parser.push(b"data: 1\n"), Ok(Vec::new()));
+        let events = parser.push(b"\n").unwrap();
+        assert_eq!(events[0].bytes, "data: 1\n\n".len() as u64);
     }
 
     #[test]
     fn a_line_without_end_is_refused() {
         let mut parser = Parser::default();
         let piece = vec![b'x'; LONGEST];
-        assert_eq!(parser.push(&piece, |_| {}), Ok(()));
-        assert_eq!(parser.push(b"x", |_| {}), Err(TooLong));
+        assert_eq!(parser.push(&piece), Ok(Vec::new()));
+        let failure = Failure::fatal(FailureKind::Protocol);
+        assert_eq!(parser.push(b"x"), Err(failure));
     }
 
     #[test]
