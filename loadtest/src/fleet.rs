@@ -27,7 +27,7 @@ use std::{
     time::Duration,
 };
 
-use anyhow::{Context as _, bail};
+use anyhow::{Context as _, bail, ensure};
 use rustls::client::Resumption;
 use rustls_pki_types::ServerName;
 use tokio::{sync::Semaphore, task::JoinSet};
@@ -130,9 +130,11 @@ fn clients(args: &Args) -> anyhow::Result<Vec<Option<Box<str>>>> {
     let text = fs::read_to_string(file).with_context(|| format!("--tokens {}", file.display()))?;
     let tokens = text.lines().map(str::trim).filter(|line| !line.is_empty());
     let clients: Vec<_> = tokens.map(|token| Some(token.into())).collect();
-    if clients.is_empty() {
-        bail!("--tokens {}: holds no token", file.display());
-    }
+    ensure!(
+        !clients.is_empty(),
+        "--tokens {}: holds no token",
+        file.display()
+    );
     Ok(clients)
 }
 
@@ -153,9 +155,7 @@ fn work(fleet: FleetThread, clients: Vec<Option<Box<str>>>) -> anyhow::Result<()
             tunnels.spawn_local(tunnel::run(fleet.clone(), token));
         }
         while let Some(ended) = tunnels.join_next().await {
-            if ended.is_err() {
-                bail!("a simulated client panicked");
-            }
+            ensure!(ended.is_ok(), "a simulated client panicked");
         }
         // All of them were told to stay away; that is told like everything else.
         std::future::pending().await

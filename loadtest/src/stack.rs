@@ -15,7 +15,7 @@ use std::{
     time::Duration,
 };
 
-use anyhow::{Context as _, bail};
+use anyhow::{Context as _, ensure};
 use http::Uri;
 
 use crate::{
@@ -200,16 +200,11 @@ impl Stack {
 
     /// All its processes.
     pub fn roles(&self) -> Roles {
+        let running = self.clients.iter().chain(&self.upstream).chain(&self.relay);
+        let children = running.map(|running| &running.child);
         let mut roles = Roles::default();
-        if let Some(upstream) = &self.upstream {
-            roles.add(UPSTREAM, upstream.child.id());
-        }
-        roles.add(TUNNEL_SERVER, self.server.child.id());
-        for client in &self.clients {
-            roles.add(TUNNEL_CLIENT, client.child.id());
-        }
-        if let Some(relay) = &self.relay {
-            roles.add(RELAY, relay.child.id());
+        for child in children.chain([&self.server.child]) {
+            roles.add(child.role(), child.id());
         }
         roles
     }
@@ -331,12 +326,11 @@ pub fn program(args: &ProgramArgs, name: &str) -> anyhow::Result<PathBuf> {
         }
     };
     let path = directory.join(name);
-    if !path.is_file() {
-        bail!(
-            "there is no {}: run `cargo build --release` in the project, or name the directory \
+    ensure!(
+        path.is_file(),
+        "there is no {}: run `cargo build --release` in the project, or name the directory \
              with --programs",
-            path.display()
-        );
-    }
+        path.display()
+    );
     Ok(path)
 }

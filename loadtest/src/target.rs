@@ -7,7 +7,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use anyhow::{Context as _, bail};
+use anyhow::{Context as _, bail, ensure};
 use http::{HeaderMap, HeaderName, HeaderValue, Method, Uri, header, uri::PathAndQuery};
 use rustls_pki_types::{CertificateDer, ServerName, pem::PemObject as _};
 
@@ -234,9 +234,7 @@ async fn resolve(host: &str, port: u16) -> anyhow::Result<Vec<SocketAddr>> {
     let found: Vec<_> = found
         .with_context(|| format!("{host}: cannot find the address of this name"))?
         .collect();
-    if found.is_empty() {
-        bail!("{host}: has no address");
-    }
+    ensure!(!found.is_empty(), "{host}: has no address");
     Ok(found)
 }
 
@@ -245,9 +243,11 @@ fn read_certificates(file: &Path) -> anyhow::Result<Vec<CertificateDer<'static>>
     let certificates: Result<Vec<_>, _> = CertificateDer::pem_slice_iter(&text).collect();
     let certificates =
         certificates.with_context(|| format!("--ca {}: is no PEM", file.display()))?;
-    if certificates.is_empty() {
-        bail!("--ca {}: holds no certificate", file.display());
-    }
+    ensure!(
+        !certificates.is_empty(),
+        "--ca {}: holds no certificate",
+        file.display()
+    );
     Ok(certificates)
 }
 

@@ -11,7 +11,7 @@ use anyhow::Context as _;
 use bytes::{Buf as _, BufMut as _, Bytes, BytesMut};
 use bytesize::ByteSize;
 use futures_util::stream;
-use http::{HeaderMap, HeaderValue, Method, Response, StatusCode, header};
+use http::{HeaderMap, HeaderValue, Method, StatusCode, header};
 use http_body_util::BodyExt as _;
 use hyper::body::Incoming;
 use tokio::sync::mpsc;
@@ -146,43 +146,22 @@ fn with_prefix(message: &[u8]) -> anyhow::Result<Bytes> {
     Ok(bytes.freeze())
 }
 
-/// A message that cannot be read: compressed, which was not requested, or too long.
-#[derive(Debug, PartialEq, Eq)]
-struct MalformedMessage;
-
-/// Messages out of bytes as they come, in pieces of any size.
-#[derive(Debug, Default)]
-struct Messages {
-    buffer: BytesMut,
-}
-
-impl Messages {
-    /// Takes a piece.
-    fn push(&mut self, piece: &[u8]) {
-        self.buffer.extend_from_slice(piece);
+/// Takes the first message out of a buffer, without its prefix, if it is complete. One that is compressed, which was not
+/// requested, or too long cannot be read.
+fn take_message(buffer: &mut BytesMut) -> Result<Option<Bytes>, Failure> {
+    let Some(mut prefix) = buffer.get(..PREFIX) else {
+        return Ok(None);
+    };
+    let is_compressed = prefix.get_u8() != 0;
+    let length = prefix.get_u32() as usize;
+    if is_compressed || length > LONGEST {
+        return Err(Failure::harmless(FailureKind::Protocol));
     }
-
-    /// The next message that is complete, without its prefix.
-    fn next(&mut self) -> Result<Option<Bytes>, MalformedMessage> {
-        let Some(mut prefix) = self.buffer.get(..PREFIX) else {
-            return Ok(None);
-        };
-        let is_compressed = prefix.get_u8() != 0;
-        let length = prefix.get_u32() as usize;
-        if is_compressed || length > LONGEST {
-            return Err(MalformedMessage);
-        }
-        if self.buffer.len() < PREFIX + length {
-            return Ok(None);
-        }
-        self.buffer.advance(PREFIX);
-        Ok(Some(self.buffer.split_to(length).freeze()))
+    if buffer.len() < PREFIX + length {
+        return Ok(None);
     }
-
-    /// Whether a message was begun and not ended.
-    fn is_cut(&self) -> bool {
-        !self.buffer.is_empty()
-    }
+    buffer.advance(PREFIX);
+    Ok(Some(buffer.split_to(length).freeze()))
 }
 
 /// The status in these fields; none when there is none. The error is what to count.
@@ -194,6 +173,10 @@ fn status(fields: &HeaderMap) -> Option<Result<(), FailureKind>> {
         Some(code @ 1..=LAST_STATUS) => Err(FailureKind::GrpcStatus(code)),
         Some(_) | None => Err(FailureKind::Other("grpc_status_unknown")),
     })
+}
+
+fn other(kind: &'static str) -> Failure {
+    Failure::harmless(FailureKind::Other(kind))
 }
 
 /// Makes calls of one message or many. Each message is answered before the next is sent.
@@ -210,37 +193,38 @@ struct Calls {
     shared: Shared,
 }
 
-/// A connection, and the call that is going on.
-#[derive(Debug)]
-struct CallConnection {
-    connection: Http2,
-    call: Option<Call>,
-}
-
+/// A call that is going on.
 #[derive(Debug)]
 struct Call {
     /// None once the last message was sent.
     sender: Option<mpsc::Sender<Bytes>>,
-    answer: CallResponse,
     sent: u64,
+    content: Incoming,
+    /// What has come of messages that are not complete.
+    buffer: BytesMut,
+    status: Option<Result<(), FailureKind>>,
 }
 
 impl Client for Calls {
-    type Connection = CallConnection;
+    type Connection = (Http2, Option<Call>);
 
-    async fn connect(&self, worker: usize) -> Result<CallConnection, Failure> {
-        Ok(CallConnection {
-            connection: self.shared.connect(&self.template.dialer, worker).await?,
-            call: None,
-        })
+    async fn connect(&self, worker: usize) -> Result<Self::Connection, Failure> {
+        let connection = self.shared.connect(&self.template.dialer, worker).await?;
+        Ok((connection, None))
     }
 
-    async fn exchange(&self, state: &mut CallConnection) -> Result<BodyBytes, Failure> {
-        let CallConnection { connection, call } = state;
+    async fn exchange(
+        &self,
+        (connection, call): &mut Self::Connection,
+    ) -> Result<BodyBytes, Failure> {
         // A call that fails is not put back, so the next message begins another.
         let mut current = match call.take() {
             Some(mut current) => {
-                current.send(self.message.clone()).await;
+                if let Some(sender) = &current.sender {
+                    // When it is not taken, the call is over, and its answer says why.
+                    drop(sender.send(self.message.clone()).await);
+                }
+                current.sent += 1;
                 current
             }
             None => self.begin(connection).await?,
@@ -250,21 +234,19 @@ impl Client for Calls {
             // The target hears of the end together with the last message.
             current.sender = None;
         }
-        let Some(message) = current.answer.message(connection).await? else {
+        let Some(message) = current.message(connection).await? else {
             // A call that fails has a status and no message.
-            current.answer.end(connection).await?;
-            let kind = if current.sent == 1 {
-                "no_message"
-            } else {
-                "ended_early"
-            };
-            return Err(Failure::harmless(FailureKind::Other(kind)));
+            current.end(connection).await?;
+            return Err(other(match current.sent {
+                1 => "no_message",
+                _ => "ended_early",
+            }));
         };
         if self.is_echoed && self.message.get(PREFIX..) != Some(&message[..]) {
-            return Err(Failure::harmless(FailureKind::Other("wrong_message")));
+            return Err(other("wrong_message"));
         }
         if is_last {
-            current.answer.end(connection).await?;
+            current.end(connection).await?;
         } else {
             *call = Some(current);
         }
@@ -274,8 +256,8 @@ impl Client for Calls {
         })
     }
 
-    fn is_open(state: &mut CallConnection) -> bool {
-        state.connection.is_open()
+    fn is_open((connection, _): &mut Self::Connection) -> bool {
+        connection.is_open()
     }
 }
 
@@ -292,55 +274,29 @@ impl Calls {
             (None, body::full(self.message.clone()))
         };
         let answer = connection.send(self.template.request(content)).await?;
+        if answer.status() != StatusCode::OK {
+            let status = FailureKind::Status(answer.status().as_u16());
+            return Err(Failure::harmless(status));
+        }
+        if !is_grpc(answer.headers()) {
+            return Err(other("no_grpc"));
+        }
         Ok(Call {
             sender,
-            answer: CallResponse::new(answer)?,
             sent: 1,
+            // A call that fails at once may have its status here, and no trailers.
+            status: status(answer.headers()),
+            content: answer.into_body(),
+            buffer: BytesMut::new(),
         })
     }
 }
 
 impl Call {
-    async fn send(&mut self, message: Bytes) {
-        if let Some(sender) = &self.sender {
-            // When it is not taken, the call is over, and its answer says why.
-            drop(sender.send(message).await);
-        }
-        self.sent += 1;
-    }
-}
-
-/// What comes back of one call.
-#[derive(Debug)]
-struct CallResponse {
-    content: Incoming,
-    messages: Messages,
-    status: Option<Result<(), FailureKind>>,
-}
-
-impl CallResponse {
-    fn new(answer: Response<Incoming>) -> Result<Self, Failure> {
-        if answer.status() != StatusCode::OK {
-            return Err(Failure::harmless(FailureKind::Status(
-                answer.status().as_u16(),
-            )));
-        }
-        if !is_grpc(answer.headers()) {
-            return Err(Failure::harmless(FailureKind::Other("no_grpc")));
-        }
-        Ok(Self {
-            // A call that fails at once may have its status here, and no trailers.
-            status: status(answer.headers()),
-            content: answer.into_body(),
-            messages: Messages::default(),
-        })
-    }
-
     /// The next message; none when no more come.
     async fn message(&mut self, connection: &Http2) -> Result<Option<Bytes>, Failure> {
         loop {
-            let message = self.messages.next();
-            let message = message.map_err(|_| Failure::harmless(FailureKind::Protocol))?;
+            let message = take_message(&mut self.buffer)?;
             if message.is_some() {
                 return Ok(message);
             }
@@ -348,13 +304,10 @@ impl CallResponse {
                 return Ok(None);
             };
             let frame = frame.map_err(|error| connection.failure(&error))?;
-            match frame.into_data() {
-                Ok(data) => self.messages.push(&data),
-                Err(frame) => {
-                    if let Ok(trailers) = frame.into_trailers() {
-                        self.status = status(&trailers).or(self.status);
-                    }
-                }
+            if let Some(trailers) = frame.trailers_ref() {
+                self.status = status(trailers).or(self.status);
+            } else if let Ok(data) = frame.into_data() {
+                self.buffer.extend_from_slice(&data);
             }
         }
     }
@@ -363,10 +316,10 @@ impl CallResponse {
     async fn end(&mut self, connection: &Http2) -> Result<(), Failure> {
         let extra = self.message(connection).await?;
         match self.status {
-            None => Err(Failure::harmless(FailureKind::Other("grpc_status_missing"))),
+            None => Err(other("grpc_status_missing")),
             Some(Err(kind)) => Err(Failure::harmless(kind)),
-            Some(Ok(())) if extra.is_some() || self.messages.is_cut() => {
-                Err(Failure::harmless(FailureKind::Other("wrong_message")))
+            Some(Ok(())) if extra.is_some() || !self.buffer.is_empty() => {
+                Err(other("wrong_message"))
             }
             Some(Ok(())) => Ok(()),
         }
@@ -385,11 +338,11 @@ mod tests {
         stream.extend_from_slice(&with_prefix(b"").unwrap());
         stream.extend_from_slice(&with_prefix(&[7; 300]).unwrap());
         for size in [1, 2, 3, 7, 311, 1000] {
-            let mut messages = Messages::default();
+            let mut buffer = BytesMut::new();
             let mut found = Vec::new();
             for piece in stream.chunks(size) {
-                messages.push(piece);
-                while let Some(message) = messages.next().unwrap() {
+                buffer.extend_from_slice(piece);
+                while let Some(message) = take_message(&mut buffer).unwrap() {
                     found.push(message);
                 }
             }
@@ -398,16 +351,19 @@ mod tests {
                 [&b"hello"[..], b"", &[7; 300]],
                 "in pieces of {size}"
             );
-            assert!(!messages.is_cut());
+            assert!(buffer.is_empty());
         }
     }
 
     #[test]
     fn what_cannot_be_a_message_is_refused() {
         for prefix in [[1, 0, 0, 0, 1], [0, 0xff, 0, 0, 0]] {
-            let mut messages = Messages::default();
-            messages.push(&prefix);
-            assert_eq!(messages.next(), Err(MalformedMessage));
+            let mut buffer = BytesMut::new();
+            buffer.extend_from_slice(&prefix);
+            assert_eq!(
+                take_message(&mut buffer).unwrap_err().kind,
+                FailureKind::Protocol
+            );
         }
     }
 

@@ -6,7 +6,7 @@
 
 use std::{collections::BTreeSet, str::FromStr};
 
-use anyhow::{Context as _, bail};
+use anyhow::{Context as _, bail, ensure};
 use bytesize::ByteSize;
 use clap::Parser as _;
 
@@ -74,9 +74,10 @@ pub async fn run(args: Args, progress: &Progress) -> anyhow::Result<Report> {
             &mut report,
         );
         // One that has none at its first level has none at any.
-        if results.is_empty() {
-            bail!("{name} has no runs that could be scaled");
-        }
+        ensure!(
+            !results.is_empty(),
+            "{name} has no runs that could be scaled"
+        );
         Ok(())
     };
     rounds::interleave(args.rounds, &labels, progress, measure).await?;

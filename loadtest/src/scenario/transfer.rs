@@ -137,16 +137,18 @@ impl Transfer {
         moved: impl Fn(u64),
     ) -> Result<u64, Failure> {
         let mut content = self.template.ask(connection, limit).await?;
-        let mut pace = RateLimit::new(self.pace);
+        let (begun, mut total) = (Instant::now(), 0);
         while let Some(data) = within(limit, connection.frame(&mut content)).await? {
             moved(data.len() as u64);
             if self.verify && !is_filling(&data) {
                 return Err(Failure::fatal(FailureKind::Other("wrong_content")));
             }
-            pace.moved += data.len() as u64;
-            pace.wait().await;
+            total += data.len() as u64;
+            if let Some(rate) = self.pace {
+                sleep_until(begun + Duration::from_secs_f64(total as f64 / rate as f64)).await;
+            }
         }
-        Ok(pace.moved)
+        Ok(total)
     }
 
     /// Gives how many bytes the sample upstream got; of any other, how many there are.
@@ -201,30 +203,6 @@ async fn while_moving<T>(
             Ok(done) => return done,
             Err(_) if total.get() == before => return Err(Failure::fatal(FailureKind::Timeout)),
             Err(_) => {}
-        }
-    }
-}
-
-/// Waits where bytes move faster than they may.
-struct RateLimit {
-    rate: Option<f64>,
-    begun: Instant,
-    moved: u64,
-}
-
-impl RateLimit {
-    fn new(rate: Option<u64>) -> Self {
-        Self {
-            rate: rate.map(|rate| rate as f64),
-            begun: Instant::now(),
-            moved: 0,
-        }
-    }
-
-    /// Waits until as much may have moved as has.
-    async fn wait(&self) {
-        if let Some(rate) = self.rate {
-            sleep_until(self.begun + Duration::from_secs_f64(self.moved as f64 / rate)).await;
         }
     }
 }
@@ -359,18 +337,6 @@ mod tests {
             data[place] = b'y';
             assert!(!is_filling(&data), "at {place}");
         }
-    }
-
-    #[tokio::test(start_paused = true)]
-    async fn a_pace_is_kept_over_all_pieces() {
-        let begun = Instant::now();
-        let mut pace = RateLimit::new(Some(1_000));
-        for _ in 0..10 {
-            pace.moved += 100;
-            pace.wait().await;
-        }
-        let taken = begun.elapsed();
-        assert!(taken >= Duration::from_secs(1) && taken < Duration::from_millis(1_010));
     }
 
     #[tokio::test(start_paused = true)]

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use anyhow::{Context as _, bail};
+use anyhow::{Context as _, ensure};
 use rustls::{
     ClientConfig, DigitallySignedStruct, RootCertStore, SignatureScheme,
     client::danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier},
@@ -56,9 +56,10 @@ fn roots(authorities: Vec<CertificateDer<'static>>) -> anyhow::Result<RootCertSt
             .add(authority)
             .context("a CA certificate is not usable")?;
     }
-    if roots.is_empty() {
-        bail!("no CA certificates are known: give --ca FILE, or --insecure");
-    }
+    ensure!(
+        !roots.is_empty(),
+        "no CA certificates are known: give --ca FILE, or --insecure"
+    );
     Ok(roots)
 }
 
