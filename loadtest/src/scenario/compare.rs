@@ -22,7 +22,7 @@ pub mod started;
 
 use std::net::SocketAddr;
 
-use anyhow::bail;
+use anyhow::{bail, ensure};
 use bytesize::ByteSize;
 
 use crate::{
@@ -119,6 +119,8 @@ pub enum Traffic {
 pub async fn run(args: Args, progress: &Progress) -> anyhow::Result<Report> {
     let mut report = Report::new("compare", "the same load over several targets");
     let choices = TargetChoice::all(&args, &mut report)?;
+    let names = choices.iter().map(|choice| choice.name().to_owned());
+    let names: Vec<_> = names.collect();
     progress.message("starting the targets");
     let levels = args.levels();
     let mut environments = Vec::new();
@@ -130,37 +132,27 @@ pub async fn run(args: Args, progress: &Progress) -> anyhow::Result<Report> {
     if environments.len() > 1 {
         report.note("uploads go to the sample upstream, since nginx swallows none by itself");
     }
-    let base = args.base(&choices, &environments, &mut report)?;
-    describe(&environments, &mut report);
+    let base = args.base(&names, &environments, &mut report)?;
+    describe(&names, &environments, &mut report);
     let mut known = Roles::generator();
-    for target in environments.iter().flat_map(Environment::opened) {
-        known.extend(&target.target.roles);
+    for opened in environments.iter().flat_map(|all| &all.targets).flatten() {
+        known.extend(&opened.target.roles);
     }
     let noise = Noise::start(known);
-    let names = choices.iter().map(|choice| choice.name().to_owned());
-    let names: Vec<_> = names.collect();
     let mut results = Results::new(&levels, &names);
     for round in 0..usize::from(args.rounds) {
         measure(&args, progress, &environments, round, &mut results).await?;
     }
-    if results
-        .cells
-        .iter()
-        .flatten()
-        .all(|cell| cell.completed() == 0)
-    {
-        let failures = environments.iter().flat_map(Environment::failures);
+    if (results.cells.iter().flatten()).all(|cell| cell.completed() == 0) {
+        let failures = environments.iter().flat_map(|all| all.failures.clone());
         let reasons = failures.collect::<Vec<_>>().join("\n");
         bail!("no target could be measured\n{reasons}");
     }
     results.fill(&base, &mut report);
     report.note(rounds::meaning(args.rounds.into()));
-    let is_named = choices.iter().any(TargetChoice::has_unknown_processes);
-    let mut upstreams = environments.iter().map(|environment| &environment.upstream);
-    noise.report(
-        is_named || upstreams.any(|upstream| upstream.pid.is_none()),
-        &mut report,
-    );
+    let is_unknown = choices.iter().any(TargetChoice::has_unknown_processes)
+        || environments.iter().any(|all| all.upstream.pid.is_none());
+    noise.report(is_unknown, &mut report);
     Ok(report)
 }
 
@@ -172,42 +164,36 @@ async fn measure(
     round: usize,
     results: &mut Results<'_>,
 ) -> anyhow::Result<()> {
-    for (number, &level) in results.levels.iter().enumerate() {
+    let levels = results.levels.iter().zip(&mut results.cells);
+    for (number, (&level, cells)) in levels.enumerate() {
         let environment = environments.iter().find(|all| all.upstream.serves(level));
-        let Some(Environment { targets, .. }) = environment else {
-            continue;
-        };
+        let targets = environment.map_or(&[][..], |environment| &environment.targets);
         for index in rounds::order(targets.len(), round + 2 * number) {
-            let Some((name, Ok(OpenTarget { target, .. }))) = targets.get(index) else {
+            let Some(OpenTarget { target, .. }) = &targets[index] else {
                 continue;
             };
-            let label = format!("round {} of {}, {level}, {name}", round + 1, args.rounds);
-            progress.label(label);
+            let (rounds, name) = (args.rounds, &results.names[index]);
+            progress.label(format!("round {} of {rounds}, {level}, {name}", round + 1));
             let measured = sample::measure(level, target, args, progress);
             let (run, notes) = Box::pin(measured).await?;
-            if let Some(cell) = results.cells[number].get_mut(index) {
-                cell.add(run, notes);
-            }
+            cells[index].add(run, notes);
         }
     }
     Ok(())
 }
 
-fn describe(environments: &[Environment], report: &mut Report) {
-    if let Some(environment) = environments.first() {
-        let names: Vec<_> = environment
-            .targets
-            .iter()
-            .map(|(name, _)| name.as_str())
-            .collect();
-        report.title = format!("{} over {}", environment.upstream.about, names.join(", "));
-        for (name, started) in &environment.targets {
-            if let Ok(OpenTarget { about, .. }) = started {
-                report.note(format!("{name}: {about}"));
-            }
+fn describe(names: &[String], environments: &[Environment], report: &mut Report) {
+    if let Some(Environment {
+        upstream, targets, ..
+    }) = environments.first()
+    {
+        report.title = format!("{} over {}", upstream.about, names.join(", "));
+        for (name, opened) in names.iter().zip(targets) {
+            let about = opened.iter().map(|opened| &opened.about);
+            about.for_each(|about| report.note(format!("{name}: {about}")));
         }
     }
-    for failure in environments.iter().flat_map(Environment::failures) {
+    for failure in environments.iter().flat_map(|all| &all.failures) {
         report.warn(failure);
     }
 }
@@ -242,21 +228,20 @@ impl<'a> Results<'a> {
             let ratios = (figures.len(), ratio.as_str());
             let table = rounds::table(level.to_string(), "target", figures, ratios, &rows);
             report.tables.push(table.with_errors(&rows));
-            let measured = rows.iter().filter(|(_, cell, _)| !cell.is_empty());
-            let measured: Vec<_> = measured.collect();
-            let runs = measured
-                .iter()
-                .map(|(name, cell, _)| cell.run(name.clone()));
-            let mut runs: Vec<_> = runs.collect();
+            let mut runs = Vec::new();
+            for (name, cell, _) in rows.iter().filter(|(_, cell, _)| !cell.is_empty()) {
+                runs.push(cell.run(name.clone()));
+                let name = format!("{level}, {name}");
+                report.notes.extend(failed(&name, cell));
+                report.notes.extend(cell.notes(&name));
+            }
             let title = format!("{level}: latency by percentile");
             curves.extend(latency_chart(&runs).map(|chart| chart.titled(title)));
             by_round.extend(self.by_round(*level, cells));
-            for ((_, cell, _), run) in measured.into_iter().zip(&mut runs) {
+            for mut run in runs {
                 run.name = format!("{level}, {}", run.name);
-                report.notes.extend(failed(&run.name, cell));
-                report.notes.extend(cell.notes(&run.name));
+                report.runs.push(run);
             }
-            report.runs.extend(runs);
         }
         let charts = self.charts().into_iter().chain(curves).chain(by_round);
         report.charts.extend(charts);
@@ -270,12 +255,8 @@ impl<'a> Results<'a> {
             (name, rounds.collect())
         });
         let x = Axis::new("round", Unit::Count, Scale::Linear);
-        rounds::chart(
-            format!("{level}: {} by round", figure.title),
-            figure,
-            x,
-            lines,
-        )
+        let title = format!("{level}: {} by round", figure.title);
+        rounds::chart(title, figure, x, lines)
     }
 
     /// Each figure of small requests against the number of connections, if there are several numbers.
@@ -297,11 +278,8 @@ impl<'a> Results<'a> {
             });
             rounds::chart(format!("{} by connections", figure.title), figure, x, lines)
         };
-        LoadLevel::Http(0)
-            .figures()
-            .iter()
-            .filter_map(chart)
-            .collect()
+        let figures = LoadLevel::Http(0).figures().iter();
+        figures.filter_map(chart).collect()
     }
 }
 
@@ -317,10 +295,13 @@ fn failed(name: &str, cell: &Rounds) -> Option<Note> {
     (!errors.is_empty()).then(|| Note::warning(text))
 }
 
-/// An upstream and all targets in front of it; those that could not be started with the reason.
+/// An upstream and all targets in front of it.
 struct Environment {
     upstream: Upstream,
-    targets: Vec<(String, Result<OpenTarget, String>)>,
+    /// In the order of the choices; none for those that could not be started.
+    targets: Vec<Option<OpenTarget>>,
+    /// Why not.
+    failures: Vec<String>,
 }
 
 impl Environment {
@@ -330,23 +311,19 @@ impl Environment {
         upstream: Upstream,
     ) -> anyhow::Result<Self> {
         let expected = upstream.answer().await?;
-        let mut targets = Vec::new();
+        let (mut targets, mut failures) = (Vec::new(), Vec::new());
         for choice in choices {
             let opened = Box::pin(choice.open(args, &upstream, &expected)).await;
-            let opened = opened.map_err(|error| format!("{error:#}"));
-            targets.push((choice.name().to_owned(), opened));
+            if let Err(error) = &opened {
+                failures.push(format!("{} was not measured: {error:#}", choice.name()));
+            }
+            targets.push(opened.ok());
         }
-        Ok(Self { upstream, targets })
-    }
-
-    fn opened(&self) -> impl Iterator<Item = &OpenTarget> {
-        self.targets.iter().flat_map(|(_, opened)| opened)
-    }
-
-    fn failures(&self) -> impl Iterator<Item = String> {
-        let targets = self.targets.iter();
-        let failed = targets.filter_map(|(name, opened)| Some((name, opened.as_ref().err()?)));
-        failed.map(|(name, reason)| format!("{name} was not measured: {reason}"))
+        Ok(Self {
+            upstream,
+            targets,
+            failures,
+        })
     }
 }
 
@@ -366,24 +343,29 @@ impl Args {
     /// The target that ratios are to: nginx, else the least that any proxy costs, else the first that runs.
     fn base(
         &self,
-        choices: &[TargetChoice],
+        names: &[String],
         environments: &[Environment],
         report: &mut Report,
     ) -> anyhow::Result<String> {
-        let names: Vec<_> = choices.iter().map(TargetChoice::name).collect();
         if let Some(base) = &self.base {
-            if !names.contains(&base.as_str()) {
-                let names = names.join(", ");
-                bail!("--base {base}: no such target; there are {names}");
-            }
+            let all = names.join(", ");
+            ensure!(
+                names.contains(base),
+                "--base {base}: no such target; there are {all}"
+            );
             return Ok(base.clone());
         }
-        let targets = environments.first().map(|environment| &environment.targets);
-        let runs = |wanted: &&str| {
-            let mut all = targets.into_iter().flatten();
-            all.any(|(name, opened)| name == wanted && opened.is_ok())
-        };
-        let base = BASES.into_iter().chain(names).find(runs);
+        let targets = environments.iter().take(1).flat_map(|all| &all.targets);
+        let opened = names
+            .iter()
+            .zip(targets)
+            .filter(|(_, opened)| opened.is_some());
+        let opened: Vec<_> = opened.map(|(name, _)| name.as_str()).collect();
+        let is_opened = |name: &&str| opened.contains(name);
+        let base = BASES
+            .into_iter()
+            .find(is_opened)
+            .or(opened.first().copied());
         let base = base.unwrap_or(BASES[0]);
         if base != BASES[0] {
             report.warn(format!(
