@@ -19,7 +19,7 @@ use serde::Serialize;
 use crate::report::latency::Latencies;
 
 /// Everything that one call of the program measured.
-#[derive(Debug, Clone, Serialize)]
+#[derive(Debug, Default, Clone, Serialize)]
 pub struct Report {
     /// The subcommand, such as `http`.
     pub scenario: String,
@@ -44,7 +44,7 @@ pub struct Report {
 }
 
 /// The machine that all programs shared.
-#[derive(Debug, Clone, Serialize)]
+#[derive(Debug, Default, Clone, Serialize)]
 pub struct Machine {
     /// Processors that this process may use.
     pub cores: usize,

@@ -2,7 +2,6 @@
 
 use std::{
     any::Any,
-    fs,
     net::SocketAddr,
     path::{Path, PathBuf},
 };
@@ -148,13 +147,18 @@ impl Target {
         let port = url.port_u16().unwrap_or(if secure { 443 } else { 80 });
         let addresses = match connect_to {
             Some(address) => vec![address],
-            None => resolve(host, port).await?,
+            None => {
+                let found = tokio::net::lookup_host((host, port)).await;
+                let found = found.map(Iterator::collect);
+                found.with_context(|| format!("{host}: cannot find the address of this name"))?
+            }
         };
+        ensure!(!addresses.is_empty(), "{host}: has no address");
         let tls = if secure {
             let trust = match &client.ca {
                 _ if client.insecure => Trust::Anybody,
                 Some(file) => Trust::Only(read_certificates(file)?),
-                None => Trust::System,
+                None => Trust::system(),
             };
             let name = ServerName::try_from(host.to_owned())
                 .with_context(|| format!("{host}: is no name that a certificate can have"))?;
@@ -229,25 +233,11 @@ impl Target {
     }
 }
 
-async fn resolve(host: &str, port: u16) -> anyhow::Result<Vec<SocketAddr>> {
-    let found = tokio::net::lookup_host((host, port)).await;
-    let found: Vec<_> = found
-        .with_context(|| format!("{host}: cannot find the address of this name"))?
-        .collect();
-    ensure!(!found.is_empty(), "{host}: has no address");
-    Ok(found)
-}
-
 fn read_certificates(file: &Path) -> anyhow::Result<Vec<CertificateDer<'static>>> {
-    let text = fs::read(file).with_context(|| format!("--ca {}", file.display()))?;
-    let certificates: Result<Vec<_>, _> = CertificateDer::pem_slice_iter(&text).collect();
-    let certificates =
-        certificates.with_context(|| format!("--ca {}: is no PEM", file.display()))?;
-    ensure!(
-        !certificates.is_empty(),
-        "--ca {}: holds no certificate",
-        file.display()
-    );
+    let name = || format!("--ca {}", file.display());
+    let read = CertificateDer::pem_file_iter(file).and_then(Iterator::collect::<Result<Vec<_>, _>>);
+    let certificates = read.with_context(name)?;
+    ensure!(!certificates.is_empty(), "{}: holds no certificate", name());
     Ok(certificates)
 }
 

@@ -37,12 +37,9 @@ impl Roles {
     pub fn extend(&mut self, other: &Self) {
         for (role, pids) in &other.processes {
             let ours = self.processes.entry(role.clone()).or_default();
-            ours.extend(
-                pids.iter()
-                    .filter(|pid| !ours.contains(pid))
-                    .copied()
-                    .collect::<Vec<_>>(),
-            );
+            ours.extend(pids);
+            ours.sort_unstable();
+            ours.dedup();
         }
     }
 
@@ -50,9 +47,8 @@ impl Roles {
     fn families(&self) -> BTreeMap<String, Vec<u32>> {
         let children = children();
         let families = self.processes.iter();
-        families
-            .map(|(role, roots)| (role.clone(), family(roots, &children)))
-            .collect()
+        let families = families.map(|(role, roots)| (role.clone(), family(roots, &children)));
+        families.collect()
     }
 }
 
@@ -153,17 +149,11 @@ pub struct Cpu {
 impl Cpu {
     /// What the process has used so far; none when it is gone.
     pub fn of(pid: u32) -> Option<Self> {
-        let directory = format!("/proc/{pid}");
-        let stat = fs::read_to_string(format!("{directory}/stat")).ok()?;
-        let tasks = fs::read_dir(format!("{directory}/task")).ok()?;
-        let fine = tasks
-            .flatten()
-            .filter_map(|task| scheduled(&task.path()).map(|(ran, _)| ran))
-            .sum();
-        Some(Self {
-            coarse: coarse(&stat)?,
-            fine,
-        })
+        let (_, coarse) = stat(pid)?;
+        let tasks = fs::read_dir(format!("/proc/{pid}/task")).ok()?;
+        let scheduled = tasks.flatten().filter_map(|task| scheduled(&task.path()));
+        let fine = scheduled.map(|(ran, _)| ran).sum();
+        Some(Self { coarse, fine })
     }
 
     /// What was used between `earlier` and this.
@@ -191,12 +181,18 @@ fn scheduled(directory: &Path) -> Option<(Duration, Duration)> {
     Some((next()?, next()?))
 }
 
-fn coarse(stat: &str) -> Option<Duration> {
+/// The parent of a process, and its user and system time in steps of the kernel's ticks.
+fn stat(pid: u32) -> Option<(u32, Duration)> {
+    let text = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
     // The name in brackets may contain anything, so fields are counted from its end.
-    let fields: Vec<_> = stat.rsplit_once(')')?.1.split_ascii_whitespace().collect();
-    let ticks = fields.get(11)?.parse::<u64>().ok()? + fields.get(12)?.parse::<u64>().ok()?;
-    let each = rustix::param::clock_ticks_per_second().max(1);
-    Some(Duration::from_secs_f64(ticks as f64 / each as f64))
+    let fields: Vec<_> = text.rsplit_once(')')?.1.split_ascii_whitespace().collect();
+    let number = |field: usize| fields.get(field)?.parse::<u64>().ok();
+    let ticks = (number(11)? + number(12)?) as f64;
+    let each = rustix::param::clock_ticks_per_second().max(1) as f64;
+    Some((
+        u32::try_from(number(1)?).ok()?,
+        Duration::from_secs_f64(ticks / each),
+    ))
 }
 
 /// Resident memory of a process, bytes.
@@ -220,16 +216,9 @@ fn children() -> HashMap<u32, Vec<u32>> {
     let Ok(entries) = fs::read_dir("/proc") else {
         return children;
     };
-    let pids = entries
-        .flatten()
-        .filter_map(|entry| entry.file_name().to_str()?.parse::<u32>().ok());
-    for pid in pids {
-        let stat = fs::read_to_string(format!("/proc/{pid}/stat"));
-        let parent = stat.ok().and_then(|stat| {
-            let fields = stat.rsplit_once(')')?.1;
-            fields.split_ascii_whitespace().nth(1)?.parse().ok()
-        });
-        if let Some(parent) = parent {
+    let pids = entries.flatten();
+    for pid in pids.filter_map(|entry| entry.file_name().to_str()?.parse().ok()) {
+        if let Some((parent, _)) = stat(pid) {
             children.entry(parent).or_default().push(pid);
         }
     }

@@ -3,7 +3,7 @@
 use std::{fs, thread, time::SystemTime};
 
 use crate::report::{
-    Axis, Chart, Machine, Note, NoteLevel, Report, Run, Scale, Series, Table, Unit,
+    Axis, Chart, Interval, Machine, Note, NoteLevel, Report, Run, Scale, Series, Table, Unit,
 };
 
 impl Report {
@@ -15,11 +15,7 @@ impl Report {
             started: humantime::format_rfc3339_seconds(SystemTime::now()).to_string(),
             version: env!("CARGO_PKG_VERSION").to_owned(),
             machine: Machine::here(),
-            settings: Vec::new(),
-            runs: Vec::new(),
-            tables: Vec::new(),
-            charts: Vec::new(),
-            notes: Vec::new(),
+            ..Self::default()
         }
     }
 
@@ -38,10 +34,18 @@ impl Report {
 
     /// Adds the charts that fit any runs: latency by percentile, rate and latency over time.
     pub fn add_standard_charts(&mut self) {
+        let y = Axis::new("completed", Unit::PerSecond, Scale::Linear);
+        let rate = over_time("Completed over time", y, &self.runs, |interval| {
+            interval.rate
+        });
+        let y = Axis::new("latency", Unit::Seconds, Scale::Log);
+        let latency = over_time("99th percentile over time", y, &self.runs, |interval| {
+            interval.p99
+        });
         let charts = [
-            latency_chart(&self.runs),
-            rate_chart(&self.runs),
-            latency_over_time_chart(&self.runs),
+            latency_chart("Latency by percentile", &self.runs),
+            rate,
+            latency,
         ];
         self.charts.extend(charts.into_iter().flatten());
     }
@@ -114,15 +118,6 @@ impl Chart {
     pub fn if_any(self) -> Option<Self> {
         (!self.series.is_empty()).then_some(self)
     }
-
-    /// The chart under another title.
-    #[must_use]
-    pub fn titled(self, title: impl Into<String>) -> Self {
-        Self {
-            title: title.into(),
-            ..self
-        }
-    }
 }
 
 impl Series {
@@ -165,49 +160,31 @@ impl Machine {
 }
 
 /// Latency by percentile, a line for each run that has latencies.
-pub fn latency_chart(runs: &[Run]) -> Option<Chart> {
-    let points = |run: &Run| {
-        let curve = run.latency.iter().flat_map(|latency| &latency.curve);
-        curve.filter(|(at, _)| *at < 1.0).copied().collect()
-    };
+pub fn latency_chart(title: impl Into<String>, runs: &[Run]) -> Option<Chart> {
     let x = Axis::new("percentile", Unit::Quantile, Scale::Tail);
     let y = Axis::new("latency", Unit::Seconds, Scale::Log);
-    of_runs("Latency by percentile", x, y, runs, points)
+    let lines = runs.iter().map(|run| {
+        let curve = run.latency.iter().flat_map(|latency| &latency.curve);
+        let points = curve.filter(|(at, _)| *at < 1.0).copied();
+        Series::new(&run.name, points.collect())
+    });
+    Chart::new(title, x, y, lines).if_any()
 }
 
-fn rate_chart(runs: &[Run]) -> Option<Chart> {
-    let points = |run: &Run| {
-        let timeline = run.timeline.iter();
-        timeline
-            .map(|interval| (interval.at, interval.rate))
-            .collect()
-    };
-    let y = Axis::new("completed", Unit::PerSecond, Scale::Linear);
-    of_runs("Completed over time", time(), y, runs, points)
-}
-
-fn latency_over_time_chart(runs: &[Run]) -> Option<Chart> {
-    let points = |run: &Run| {
-        let measured = run.timeline.iter().filter(|interval| interval.p99 > 0.0);
-        measured
-            .map(|interval| (interval.at, interval.p99))
-            .collect()
-    };
-    let y = Axis::new("latency", Unit::Seconds, Scale::Log);
-    of_runs("99th percentile over time", time(), y, runs, points)
-}
-
-fn time() -> Axis {
-    Axis::new("time", Unit::Seconds, Scale::Linear)
-}
-
-fn of_runs(
-    title: &str,
-    x: Axis,
-    y: Axis,
-    runs: &[Run],
-    points: impl Fn(&Run) -> Vec<(f64, f64)>,
-) -> Option<Chart> {
-    let lines = runs.iter().map(|run| Series::new(&run.name, points(run)));
+/// A figure of the intervals of each run. Latencies that are not known are left out, as they cannot be drawn.
+pub fn over_time(title: &str, y: Axis, runs: &[Run], of: fn(&Interval) -> f64) -> Option<Chart> {
+    let x = Axis::new("time", Unit::Seconds, Scale::Linear);
+    let is_known = |at: f64| at > 0.0 || y.scale != Scale::Log;
+    let lines = runs.iter().map(|run| {
+        let points = run
+            .timeline
+            .iter()
+            .map(|interval| (interval.at, of(interval)));
+        Series::new(
+            &run.name,
+            points.filter(|point| is_known(point.1)).collect(),
+        )
+    });
+    let lines: Vec<_> = lines.collect();
     Chart::new(title, x, y, lines).if_any()
 }

@@ -21,6 +21,7 @@ use crate::{
     relay::{BitRate, Link},
     report::{
         Axis, Chart, Interval, Latency, Report, Run, Scale, Series, Table, Unit, Usage,
+        build::over_time,
         format::{bytes, bytes_per_second, cell, count, seconds},
     },
     scenario::{
@@ -183,18 +184,13 @@ fn show(report: &mut Report, args: &Args, flows: &[Arc<Flow>]) {
         .tables
         .push(Table::new(title, heads, shares.collect()));
     report.tables.extend(cost_table(&report.runs));
-    let x = Axis::new("time", Unit::Seconds, Scale::Linear);
     let y = Axis::new("throughput", Unit::BytesPerSecond, Scale::Linear);
-    let line = |run: &Run| {
-        let point = |interval: &Interval| (interval.at, interval.bytes_per_second);
-        Series::new(&run.name, run.timeline.iter().map(point).collect())
-    };
-    let lines = report.runs.iter().map(line);
-    let mut chart = Chart::new("Throughput over time", x, y, lines);
+    let title = "Throughput over time";
+    let mut chart = over_time(title, y, &report.runs, |interval| interval.bytes_per_second);
     if let Some(link) = args.link() {
-        add_link(report, args, link, &mut chart);
+        add_link(report, args, link, chart.as_mut());
     }
-    report.charts.extend(chart.if_any());
+    report.charts.extend(chart);
     warn(report, args, flows);
 }
 
@@ -257,7 +253,7 @@ fn cost_table(runs: &[Run]) -> Option<Table> {
 }
 
 /// Adds the table about the link, and the link's rate to the chart of throughput.
-fn add_link(report: &mut Report, args: &Args, link: Link, chart: &mut Chart) {
+fn add_link(report: &mut Report, args: &Args, link: Link, chart: Option<&mut Chart>) {
     let full = link.rate.map(|rate| rate.bytes());
     let warm_up = match args.size {
         Some(_) => 0.0,
@@ -291,7 +287,7 @@ fn add_link(report: &mut Report, args: &Args, link: Link, chart: &mut Chart) {
         report
             .warn("the streams ended within two seconds, before the link could be full: move more");
     }
-    if let Some(full) = full {
+    if let (Some(full), Some(chart)) = (full, chart) {
         let line = vec![(0.0, full), (longest, full)];
         chart.series.push(Series::new("the link", line));
     }

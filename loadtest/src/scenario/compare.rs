@@ -236,7 +236,7 @@ impl<'a> Results<'a> {
                 report.notes.extend(cell.notes(&name));
             }
             let title = format!("{level}: latency by percentile");
-            curves.extend(latency_chart(&runs).map(|chart| chart.titled(title)));
+            curves.extend(latency_chart(title, &runs));
             by_round.extend(self.by_round(*level, cells));
             for mut run in runs {
                 run.name = format!("{level}, {}", run.name);

@@ -509,7 +509,8 @@ fn show(phases: &[Phase], rounds: usize, report: &mut Report) {
         report.notes.extend(phase.small.notes(&name));
         report.runs.push(phase.small.run(name));
     }
-    report.charts.extend(latency_chart(&report.runs));
+    let title = "Latency by percentile";
+    report.charts.extend(latency_chart(title, &report.runs));
     report.note(rounds::meaning(rounds));
     report.note(
         "ratios are to the unloaded phase of the same place (tunnel, neighbour, upstream); \

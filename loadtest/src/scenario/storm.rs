@@ -14,19 +14,18 @@ use tokio::time::sleep;
 
 use crate::{
     fleet::{
-        runtimes::Runtimes,
+        crowd::Crowd,
         status::{Status, clock},
-        watch::{FleetArgs, FleetWatch, Samples, kinds, peak_rate, thinned, when_reached},
+        watch::{FleetArgs, Samples, kinds, peak_rate, thinned, when_reached},
     },
     measure::{errors::FailureCounts, usage::Meter},
     progress::Progress,
     report::{
-        Axis, Chart, Report, Scale, Series, Table, Unit, Usage, build,
+        Axis, Chart, Report, Scale, Series, Table, Unit, Usage,
+        build::latency_chart,
         format::{bytes, cell, count, seconds},
-        tables::TUNNEL_SERVER,
     },
     scenario::http::Requests,
-    stack::{self, files::Files},
 };
 
 /// Connections over which each runtime gets one request at the end.
@@ -75,30 +74,20 @@ struct StormMeasurement {
 /// # Errors
 /// The programs cannot be started, or not all tunnels were connected in the first place.
 pub async fn run(args: Args, progress: &Progress) -> anyhow::Result<Report> {
-    progress.message("making runtimes and tokens");
-    let files = Files::new(&args.crowd.programs)?;
-    let runtimes = Runtimes::create(&files, args.tunnels)?;
+    let crowd = Crowd::create(&args.crowd, args.tunnels, progress)?;
     let title = format!("{} tunnels lose their server", count(args.tunnels as f64));
     let mut report = Report::new("storm", title);
-    let measured = measure(&args, &files, &runtimes, progress).await?;
-    measured.show(&mut report);
+    measure(&args, &crowd).await?.show(&mut report);
     Ok(report)
 }
 
-async fn measure(
-    args: &Args,
-    files: &Files,
-    runtimes: &Runtimes,
-    progress: &Progress,
-) -> anyhow::Result<StormMeasurement> {
-    let (stack, tunnels) = (&args.crowd.programs, args.tunnels);
+async fn measure(args: &Args, crowd: &Crowd<'_>) -> anyhow::Result<StormMeasurement> {
+    let (tunnels, progress) = (args.tunnels, crowd.progress);
     progress.message("starting the tunnel server");
-    let mut server = stack::start_server(stack, files, None).await?;
-    let (address, role) = (server.tunnel, (TUNNEL_SERVER, server.child.id()));
-    let clients = format!("--tokens={}", runtimes.tokens.display());
+    let mut server = crowd.start_server(None).await?;
     // All sessions count as stable, as they are in a server that has run for a while.
-    let mut watch = FleetWatch::start(&args.crowd, role, address, clients, Duration::ZERO)?;
-    let is_up = watch.until_up(tunnels, args.crowd.limit, progress).await?;
+    let mut watch = crowd.dial(&server, Duration::ZERO)?;
+    let is_up = watch.until_up(tunnels, crowd.args.limit, progress).await?;
     if !is_up {
         let status = watch.next().await?;
         let (up, all) = (count(status.up as f64), count(tunnels as f64));
@@ -114,7 +103,7 @@ async fn measure(
     let killed = clock();
     server.child.kill();
     watch.meanwhile(sleep(args.outage)).await?;
-    let starting = stack::start_server(stack, files, Some(address));
+    let starting = crowd.start_server(Some(server.tunnel));
     let server = watch.meanwhile(Box::pin(starting)).await??;
     let listening = clock();
     watch.server_is(server.child.id());
@@ -129,7 +118,7 @@ async fn measure(
     let samples = watch.take();
 
     progress.message("asking each runtime once");
-    let requests = Requests::in_turn(server.public, &runtimes.hosts()?).await?;
+    let requests = Requests::in_turn(server.public, &crowd.hosts()?).await?;
     let asking = requests.once_each(ASKING);
     let (answered, unanswered) = watch.meanwhile(Box::pin(asking)).await?;
     Ok(StormMeasurement {
@@ -170,8 +159,7 @@ impl StormMeasurement {
         );
         report.runs.push(run);
         report.charts.extend(charts(&served, &handshakes));
-        let curve = build::latency_chart(&report.runs);
-        let curve = curve.map(|chart| chart.titled("Time without a session"));
+        let curve = latency_chart("Time without a session", &report.runs);
         report.charts.extend(curve);
     }
 

@@ -17,19 +17,20 @@ use tokio::time::sleep;
 
 use crate::{
     fleet::{
-        runtimes::Runtimes,
+        crowd::Crowd,
         status::{Status, clock},
         watch::{FleetArgs, FleetWatch, kinds, peak_rate, thinned},
     },
     measure::usage::{Meter, resident},
     progress::Progress,
     report::{
-        Axis, Chart, Report, Run, Scale, Series, Table, Unit, Usage, build,
+        Axis, Chart, Report, Run, Scale, Series, Table, Unit, Usage,
+        build::latency_chart,
         format::{NONE, bytes, cell, count, per_second, seconds},
         tables::{FLEET, TUNNEL_SERVER},
     },
     scenario::tunnels::spread::{SpreadArgs, SpreadLoad},
-    stack::{self, ProgramArgs, Running, Server, files::Files},
+    stack::{self, Running, Server},
 };
 
 /// After a server's start its memory is that of its tables; what starting left goes first.
@@ -119,17 +120,15 @@ struct Connected {
 /// # Errors
 /// The programs cannot be started, or no client could connect.
 pub async fn run(args: Args, progress: &Progress) -> anyhow::Result<Report> {
-    progress.message("making runtimes and tokens");
-    let files = Files::new(&args.crowd.programs)?;
-    let runtimes = Runtimes::create(&files, args.tunnels)?;
+    let crowd = Crowd::create(&args.crowd, args.tunnels, progress)?;
     let title = format!("{} idle tunnels", count(args.tunnels as f64));
     let mut report = Report::new("tunnels", title);
 
     let mut alone = Vec::new();
     let half = args.tunnels / 2;
-    alone.extend(baseline(&args, &files, half, progress).await?);
-    let measured = measure(&args, &files, &runtimes, progress, &mut report).await?;
-    alone.extend(baseline(&args, &files, args.tunnels - half, progress).await?);
+    alone.extend(baseline(&args, &crowd, half).await?);
+    let measured = measure(&args, &crowd, &mut report).await?;
+    alone.extend(baseline(&args, &crowd, args.tunnels - half).await?);
     show(&mut report, &measured, &alone);
     Ok(report)
 }
@@ -137,21 +136,16 @@ pub async fn run(args: Args, progress: &Progress) -> anyhow::Result<Report> {
 /// All that needs the tunnel server; it is gone when this is over.
 async fn measure(
     args: &Args,
-    files: &Files,
-    runtimes: &Runtimes,
-    progress: &Progress,
+    crowd: &Crowd<'_>,
     report: &mut Report,
 ) -> anyhow::Result<TunnelsMeasurement> {
-    let stack = &args.crowd.programs;
+    let progress = crowd.progress;
     progress.message("starting the tunnel server");
-    let server = stack::start_server(stack, files, None).await?;
+    let server = crowd.start_server(None).await?;
     sleep(AFTER_START).await;
-    let role = (TUNNEL_SERVER, server.child.id());
-    let before = resident(role.1).unwrap_or(0);
-    let clients = format!("--tokens={}", runtimes.tokens.display());
-    let mut watch = FleetWatch::start(&args.crowd, role, server.tunnel, clients, STABLE)?;
-    let wanted = (args.tunnels, before);
-    let mut connected = connect(&mut watch, wanted, &args.crowd, progress).await?;
+    let before = resident(server.child.id()).unwrap_or(0);
+    let mut watch = crowd.dial(&server, STABLE)?;
+    let mut connected = connect(&mut watch, (crowd.count, before), crowd).await?;
     progress.message("connected; settling");
     watch.meanwhile(sleep(args.settle)).await?;
     connected.settled = watch.server_rss();
@@ -168,7 +162,7 @@ async fn measure(
     let mut real_client = None;
     if args.real_client {
         progress.message("starting a real tunnel client");
-        let resting = rest_real_client(stack, files, &server, runtimes);
+        let resting = rest_real_client(crowd, &server);
         real_client = Some(watch.meanwhile(Box::pin(resting)).await??);
     }
     if args.spread.spread_load {
@@ -178,7 +172,7 @@ async fn measure(
             public: server.public,
             roles: watch.roles(),
         };
-        let load = spread.measure(runtimes, progress, report);
+        let load = spread.measure(crowd, report);
         watch.meanwhile(Box::pin(load)).await??;
     }
     Ok(TunnelsMeasurement {
@@ -191,16 +185,12 @@ async fn measure(
     })
 }
 
-async fn rest_real_client(
-    stack: &ProgramArgs,
-    files: &Files,
-    server: &Server,
-    runtimes: &Runtimes,
-) -> anyhow::Result<u64> {
+async fn rest_real_client(crowd: &Crowd<'_>, server: &Server) -> anyhow::Result<u64> {
     // It gets no requests, so its upstream need not exist.
-    let (token, upstream) = (&runtimes.single, "http://127.0.0.1:9");
-    let Running { child, address } =
-        stack::start_client(stack, files, server.tunnel, token, upstream).await?;
+    let (programs, upstream) = (&crowd.args.programs, "http://127.0.0.1:9");
+    let (files, token) = (&crowd.files, &crowd.single_token);
+    let client = stack::start_client(programs, files, server.tunnel, token, upstream).await?;
+    let Running { child, address } = client;
     child.wait_ready(address, stack::START_LIMIT).await?;
     sleep(CLIENT_REST).await;
     Ok(resident(child.id()).unwrap_or(0))
@@ -213,17 +203,17 @@ async fn rest_real_client(
 async fn connect(
     watch: &mut FleetWatch,
     (wanted, before): (u64, u64),
-    args: &FleetArgs,
-    progress: &Progress,
+    crowd: &Crowd<'_>,
 ) -> anyhow::Result<Connected> {
+    let limit = crowd.args.limit;
     let meter = Meter::start(watch.roles());
     let start = watch.next().await?.at;
-    let all = watch.until_up(wanted, args.limit, progress).await?;
+    let all = watch.until_up(wanted, limit, crowd.progress).await?;
     let usage = meter.finish();
     let samples = watch.take();
     let (run, fleet_share) = samples.run(&Status::default(), start, start, usage);
     if run.completed == 0 {
-        let (role, failures, limit) = (run.name, kinds(&run.errors), args.limit);
+        let (role, failures) = (run.name, kinds(&run.errors));
         bail!("no connection to the {role} within {limit:?}: {failures}");
     }
     let memory = samples.memory_by_up().into_iter();
@@ -247,9 +237,8 @@ async fn connect(
 /// Either does not start, or no client could connect.
 async fn baseline(
     args: &Args,
-    files: &Files,
+    crowd: &Crowd<'_>,
     wanted: u64,
-    progress: &Progress,
 ) -> anyhow::Result<Option<Connected>> {
     if wanted == 0 || !args.tls_baseline {
         return Ok(None);
@@ -257,14 +246,14 @@ async fn baseline(
     let flags = [
         "tls-sink".to_owned(),
         format!("--threads={}", args.crowd.programs.shards.max(1)),
-        format!("--cert={}", files.certificate().display()),
-        format!("--key={}", files.key().display()),
+        format!("--cert={}", crowd.files.certificate().display()),
+        format!("--key={}", crowd.files.key().display()),
     ];
     let Running { child, address } = Running::start_own(ALONE, flags).await?;
     let (role, clients) = ((ALONE, child.id()), format!("--handshakes={wanted}"));
     let mut watch = FleetWatch::start(&args.crowd, role, address, clients, Duration::ZERO)?;
     let wanted = (wanted, watch.server_rss());
-    let mut connected = connect(&mut watch, wanted, &args.crowd, progress).await?;
+    let mut connected = connect(&mut watch, wanted, crowd).await?;
     watch.meanwhile(sleep(SETTLE)).await?;
     connected.settled = watch.server_rss();
     Ok(Some(connected))
@@ -283,8 +272,7 @@ fn show(report: &mut Report, measured: &TunnelsMeasurement, alone: &[Connected])
         name.clone_into(&mut run.name);
     }
     let mut charts = charts(measured, alone).to_vec();
-    let curve = build::latency_chart(&runs);
-    charts.extend(curve.map(|chart| chart.titled("Time to connect one")));
+    charts.extend(latency_chart("Time to connect one", &runs));
     report.charts.splice(0..0, charts);
     report.runs.splice(0..0, runs);
     notes(report, measured, alone);

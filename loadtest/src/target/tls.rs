@@ -13,12 +13,17 @@ use rustls_pki_types::{CertificateDer, ServerName, UnixTime};
 /// The trusted certificates.
 #[derive(Clone, Debug)]
 pub enum Trust {
-    /// Those of the system's authorities.
-    System,
     /// Those of these authorities.
     Only(Vec<CertificateDer<'static>>),
     /// Any certificate: the load is the point, not who takes it.
     Anybody,
+}
+
+impl Trust {
+    /// That of the system.
+    pub fn system() -> Self {
+        Self::Only(rustls_native_certs::load_native_certs().certs)
+    }
 }
 
 /// The TLS settings of a client.
@@ -29,38 +34,27 @@ pub fn client(trust: Trust, http2: bool) -> anyhow::Result<Arc<ClientConfig>> {
     let provider = Arc::new(aws_lc_rs::default_provider());
     let builder = ClientConfig::builder_with_provider(provider.clone())
         .with_safe_default_protocol_versions()?;
-    let mut config = match trust {
+    let builder = match trust {
         Trust::Anybody => builder
             .dangerous()
-            .with_custom_certificate_verifier(Arc::new(Anybody(provider)))
-            .with_no_client_auth(),
-        Trust::System => {
-            let found = rustls_native_certs::load_native_certs().certs;
-            builder
-                .with_root_certificates(roots(found)?)
-                .with_no_client_auth()
+            .with_custom_certificate_verifier(Arc::new(Anybody(provider))),
+        Trust::Only(authorities) => {
+            let mut roots = RootCertStore::empty();
+            for authority in authorities {
+                let added = roots.add(authority);
+                added.context("a CA certificate is not usable")?;
+            }
+            ensure!(
+                !roots.is_empty(),
+                "no CA certificates are known: give --ca FILE, or --insecure"
+            );
+            builder.with_root_certificates(roots)
         }
-        Trust::Only(authorities) => builder
-            .with_root_certificates(roots(authorities)?)
-            .with_no_client_auth(),
     };
+    let mut config = builder.with_no_client_auth();
     let protocol: &[u8] = if http2 { b"h2" } else { b"http/1.1" };
     config.alpn_protocols = vec![protocol.to_vec()];
     Ok(Arc::new(config))
-}
-
-fn roots(authorities: Vec<CertificateDer<'static>>) -> anyhow::Result<RootCertStore> {
-    let mut roots = RootCertStore::empty();
-    for authority in authorities {
-        roots
-            .add(authority)
-            .context("a CA certificate is not usable")?;
-    }
-    ensure!(
-        !roots.is_empty(),
-        "no CA certificates are known: give --ca FILE, or --insecure"
-    );
-    Ok(roots)
 }
 
 /// Accepts any certificate, but checks the handshake's own signature, which costs what it costs.

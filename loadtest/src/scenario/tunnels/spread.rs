@@ -6,7 +6,7 @@
 use std::{net::SocketAddr, sync::Arc, time::Duration};
 
 use crate::{
-    fleet::{runtimes::Runtimes, watch::kinds},
+    fleet::{crowd::Crowd, watch::kinds},
     load::{BUSY, Load, LoadArgs, LoadModel, Outcome},
     measure::usage::Roles,
     progress::Progress,
@@ -60,11 +60,10 @@ impl SpreadLoad<'_> {
     /// A load cannot be run.
     pub(super) async fn measure(
         &self,
-        runtimes: &Runtimes,
-        progress: &Progress,
+        crowd: &Crowd<'_>,
         report: &mut Report,
     ) -> anyhow::Result<()> {
-        let hosts = runtimes.hosts()?;
+        let (hosts, progress) = (crowd.hosts()?, crowd.progress);
         let all = Requests::in_turn(self.public, &hosts).await?;
         // The first request on a tunnel opens a stream, which is not what is compared.
         progress.message("asking each runtime once");
@@ -141,7 +140,9 @@ impl SpreadLoad<'_> {
             }
             runs.push(run);
         }
-        report.charts.extend(latency_chart(&runs));
+        report
+            .charts
+            .extend(latency_chart("Latency by percentile", &runs));
         report.runs.extend(runs);
     }
 }
