@@ -263,9 +263,9 @@ pub async fn start_server(
         default_flag(&mut command, &args.server_flags, flag, "50000");
     }
     default_flag(&mut command, &args.server_flags, "--max-exchanges", "4096");
-    command.arg("--tls-cert").arg(files.certificate());
-    command.arg("--tls-key").arg(files.key());
-    command.arg("--runtimes").arg(files.runtimes());
+    command.arg("--tls-cert").arg(files.path("server.pem"));
+    command.arg("--tls-key").arg(files.path("server.key"));
+    command.arg("--runtimes").arg(files.path("runtimes.toml"));
     command.args(&args.server_flags);
     let child = Child::start(TUNNEL_SERVER, command)?;
     let tunnel = child.wait_listening("tunnel", START_LIMIT).await?;
@@ -306,7 +306,7 @@ pub async fn start_client(
         upstream,
     ]);
     command.arg("--token-file").arg(token);
-    command.arg("--ca-file").arg(files.certificate());
+    command.arg("--ca-file").arg(files.path("server.pem"));
     command.args(&args.client_flags);
     let child = Child::start(TUNNEL_CLIENT, command)?;
     let address = child.wait_listening("admin", START_LIMIT).await?;

@@ -92,7 +92,7 @@ impl Dialer {
             .initial_connection_window_size(WINDOW)
             .handshake(TokioIo::new(self.dial().await?))
             .await;
-        let (sender, connection) = made.map_err(|error| fatal(&error))?;
+        let (sender, connection) = made?;
         Ok(Http2 {
             sender,
             _driver: Rc::new(driver(connection)),
@@ -188,7 +188,7 @@ impl<B: Body<Data: Send, Error: Into<Box<dyn Error + Send + Sync>>> + 'static> H
             .max_buf_size(READ_BUFFER)
             .handshake(TokioIo::new(stream))
             .await;
-        let (sender, connection) = made.map_err(|error| fatal(&error))?;
+        let (sender, connection) = made?;
         Ok(Self {
             sender,
             _driver: driver(connection.with_upgrades()),
@@ -200,10 +200,8 @@ impl<B: Body<Data: Send, Error: Into<Box<dyn Error + Send + Sync>>> + 'static> H
     /// # Errors
     /// The connection broke, or the answer is not HTTP.
     pub async fn send(&mut self, request: Request<B>) -> Result<Response<Incoming>, Failure> {
-        let ready = self.sender.ready().await;
-        ready.map_err(|error| fatal(&error))?;
-        let answer = self.sender.send_request(request).await;
-        answer.map_err(|error| fatal(&error))
+        self.sender.ready().await?;
+        Ok(self.sender.send_request(request).await?)
     }
 
     /// Whether it may carry the next request.
@@ -217,15 +215,10 @@ impl<B: Body<Data: Send, Error: Into<Box<dyn Error + Send + Sync>>> + 'static> H
 /// # Errors
 /// The connection broke.
 pub async fn upgraded(answer: Response<Incoming>) -> Result<(Stream, Bytes), Failure> {
-    let upgraded = hyper::upgrade::on(answer).await;
-    let upgraded = upgraded.map_err(|error| fatal(&error))?;
+    let upgraded = hyper::upgrade::on(answer).await?;
     let parts = upgraded.downcast::<TokioIo<Stream>>();
-    let parts = parts.map_err(|_| Failure::fatal(FailureKind::Protocol))?;
+    let parts = parts.map_err(|_| FailureKind::Protocol)?;
     Ok((parts.io.into_inner(), parts.read_buf))
-}
-
-fn fatal(error: &hyper::Error) -> Failure {
-    Failure::fatal(FailureKind::of_hyper(error))
 }
 
 /// A failure after the head of HTTP/1.1: the content is incomplete, however the connection ended.

@@ -123,17 +123,14 @@ impl MinimalClient {
     ) -> Result<CountedResponse, Failure> {
         // Whatever happens before the end, also the drop of this future, ends the connection.
         self.open = false;
-        let sent = self.stream.write_all(&request.bytes).await;
-        sent.map_err(|error| Failure::fatal(FailureKind::of_io(&error)))?;
+        self.stream.write_all(&request.bytes).await?;
         if matches!(self.stream, Stream::Right(_)) {
-            let flushed = self.stream.flush().await;
-            flushed.map_err(|error| Failure::fatal(FailureKind::of_io(&error)))?;
+            self.stream.flush().await?;
         }
         let (head, mut framing) = self.head(request.is_head).await?;
         let mut length = 0;
         loop {
-            let advanced = framing.advance(&self.buffer[..self.filled]);
-            let (used, bytes) = advanced.map_err(protocol)?;
+            let (used, bytes) = framing.advance(&self.buffer[..self.filled])?;
             if bytes > 0 {
                 length += bytes;
                 content(head.status, bytes);
@@ -149,7 +146,7 @@ impl MinimalClient {
             let read = self.read().await;
             match read.map_err(short)? {
                 0 if framing.is_until_close() => break,
-                0 => return Err(Failure::fatal(FailureKind::BodyShort)),
+                0 => return Err(FailureKind::BodyShort.into()),
                 _ => {}
             }
         }
@@ -174,7 +171,7 @@ impl MinimalClient {
     /// Reads the head of the final answer, and takes it out of the buffer.
     async fn head(&mut self, is_head: bool) -> Result<(framing::Head, Framing), Failure> {
         loop {
-            let found = framing::head(&self.buffer[..self.filled], is_head).map_err(protocol)?;
+            let found = framing::head(&self.buffer[..self.filled], is_head)?;
             if let Some((used, head, framing)) = found {
                 self.buffer.copy_within(used..self.filled, 0);
                 self.filled -= used;
@@ -185,19 +182,18 @@ impl MinimalClient {
             }
             if self.filled == self.buffer.len() {
                 if self.filled >= MOST_HEAD {
-                    return Err(Failure::fatal(FailureKind::Protocol));
+                    return Err(FailureKind::Protocol.into());
                 }
                 self.buffer.resize(self.filled * 2, 0);
             }
             if self.read().await? == 0 {
-                return Err(Failure::fatal(FailureKind::ClosedEarly));
+                return Err(FailureKind::ClosedEarly.into());
             }
         }
     }
 
     async fn read(&mut self) -> Result<usize, Failure> {
-        let read = self.stream.read(&mut self.buffer[self.filled..]).await;
-        let read = read.map_err(|error| Failure::fatal(FailureKind::of_io(&error)))?;
+        let read = self.stream.read(&mut self.buffer[self.filled..]).await?;
         self.filled += read;
         Ok(read)
     }
@@ -209,10 +205,6 @@ fn short(failure: Failure) -> Failure {
         FailureKind::ClosedEarly => Failure::fatal(FailureKind::BodyShort),
         _ => failure,
     }
-}
-
-fn protocol(_: framing::Malformed) -> Failure {
-    Failure::fatal(FailureKind::Protocol)
 }
 
 /// A connection for requests whose answers are counted alone, or for any.

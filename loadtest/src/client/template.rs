@@ -68,13 +68,10 @@ impl Template {
     ) -> Result<Incoming, Failure> {
         let request = self.request(body::empty());
         let answer = within(limit, connection.send(request)).await?;
-        if answer.status().is_success() {
-            Ok(answer.into_body())
-        } else {
+        match answer.status() {
+            status if status.is_success() => Ok(answer.into_body()),
             // What is left of the answer makes the connection useless.
-            Err(Failure::fatal(FailureKind::Status(
-                answer.status().as_u16(),
-            )))
+            status => Err(FailureKind::Status(status.as_u16()).into()),
         }
     }
 }
@@ -84,7 +81,7 @@ pub async fn connected<T>(
     limit: Duration,
     made: impl Future<Output = Result<T, Failure>>,
 ) -> Result<T, Failure> {
-    let late = |_| Err(Failure::fatal(FailureKind::ConnectTimeout));
+    let late = |_| Err(FailureKind::ConnectTimeout.into());
     timeout(limit, made).await.unwrap_or_else(late)
 }
 
@@ -93,6 +90,6 @@ pub async fn within<T>(
     limit: Duration,
     step: impl Future<Output = Result<T, Failure>>,
 ) -> Result<T, Failure> {
-    let late = |_| Err(Failure::fatal(FailureKind::Timeout));
+    let late = |_| Err(FailureKind::Timeout.into());
     timeout(limit, step).await.unwrap_or_else(late)
 }

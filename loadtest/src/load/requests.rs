@@ -94,7 +94,7 @@ impl<C: Client> WorkerConnection<C> {
     async fn exchange(&mut self, sent: Instant) -> Result<BodyBytes, Failure> {
         self.connect().await?;
         let Some(connection) = &mut self.connection else {
-            return Err(Failure::fatal(FailureKind::ConnectFailed));
+            return Err(FailureKind::ConnectFailed.into());
         };
         let answer = self.client.exchange(connection);
         let answer = self.limit.within(sent, answer).await;

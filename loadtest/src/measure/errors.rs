@@ -141,6 +141,24 @@ impl Failure {
     }
 }
 
+impl From<FailureKind> for Failure {
+    fn from(kind: FailureKind) -> Self {
+        Self::fatal(kind)
+    }
+}
+
+impl From<io::Error> for Failure {
+    fn from(error: io::Error) -> Self {
+        FailureKind::of_io(&error).into()
+    }
+}
+
+impl From<hyper::Error> for Failure {
+    fn from(error: hyper::Error) -> Self {
+        FailureKind::of_hyper(&error).into()
+    }
+}
+
 /// How often each kind happened.
 #[derive(Clone, Debug, Default)]
 pub struct FailureCounts {

@@ -62,16 +62,20 @@ pub struct Args {
     /// Check each byte of the sample upstream's answers, not only their length
     #[arg(long)]
     pub verify: bool,
+    /// A slow link.
+    #[command(flatten)]
+    pub link: LinkArgs,
+}
+
+/// Flags of a simulated link.
+#[derive(Clone, Copy, Debug, clap::Args)]
+#[command(next_help_heading = "Self-contained")]
+pub struct LinkArgs {
     /// Delay of a simulated link between tunnel client and tunnel server, one way
-    #[arg(long, value_name = "TIME", value_parser = humantime::parse_duration, requires = "self_contained", help_heading = "Self-contained")]
+    #[arg(long, value_name = "TIME", value_parser = humantime::parse_duration, requires = "self_contained")]
     pub link_delay: Option<Duration>,
     /// Rate of a simulated link between tunnel client and tunnel server, each way, such as 200Mbit
-    #[arg(
-        long,
-        value_name = "RATE",
-        requires = "self_contained",
-        help_heading = "Self-contained"
-    )]
+    #[arg(long, value_name = "RATE", requires = "self_contained")]
     pub link_rate: Option<BitRate>,
 }
 
@@ -93,7 +97,7 @@ pub enum Direction {
 pub async fn run(args: Args, progress: &Progress) -> anyhow::Result<Report> {
     let title = ("bulk", "bulk streams through");
     let plan = Plan {
-        link: args.link(),
+        link: args.link.link(),
         ..Plan::default()
     };
     let (target, mut report) = open(progress, title, &args.target, plan).await?;
@@ -122,7 +126,7 @@ pub async fn run(args: Args, progress: &Progress) -> anyhow::Result<Report> {
     Ok(report)
 }
 
-impl Args {
+impl LinkArgs {
     fn link(&self) -> Option<Link> {
         let is_wanted = self.link_delay.is_some() || self.link_rate.is_some();
         is_wanted.then(|| Link {
@@ -130,7 +134,9 @@ impl Args {
             rate: self.link_rate,
         })
     }
+}
 
+impl Args {
     /// The request of one stream in this direction.
     fn transfer(&self, target: &Target, is_upload: bool) -> anyhow::Result<Transfer> {
         let size = self.size.map(|size| size.as_u64());
@@ -187,7 +193,7 @@ fn show(report: &mut Report, args: &Args, flows: &[Arc<Flow>]) {
     let y = Axis::new("throughput", Unit::BytesPerSecond, Scale::Linear);
     let title = "Throughput over time";
     let mut chart = over_time(title, y, &report.runs, |interval| interval.bytes_per_second);
-    if let Some(link) = args.link() {
+    if let Some(link) = args.link.link() {
         add_link(report, args, link, chart.as_mut());
     }
     report.charts.extend(chart);

@@ -20,7 +20,7 @@ mod preset;
 mod sample;
 pub mod started;
 
-use std::net::SocketAddr;
+use std::{net::SocketAddr, num::NonZeroUsize};
 
 use anyhow::{bail, ensure};
 use bytesize::ByteSize;
@@ -72,35 +72,44 @@ pub struct Args {
     /// How requests are sent to those of --target.
     #[command(flatten, next_help_heading = "Targets of --target")]
     pub client: ClientArgs,
-    /// What to send: small requests, and one large download and upload
-    #[arg(
-        long = "load",
-        value_name = "LOAD,...",
-        value_delimiter = ',',
-        default_value = "http,bulk",
-        help_heading = "Load"
-    )]
-    pub loads: Vec<Traffic>,
-    /// Connections of the small requests, one level for each
-    #[arg(long, short = 'c', value_name = "N,...", value_delimiter = ',', default_value = "1,64,256", value_parser = parse_connections, help_heading = "Load")]
-    pub connections: Vec<usize>,
-    /// Size of the download and of the upload
-    #[arg(
-        long,
-        value_name = "SIZE",
-        default_value = "1GiB",
-        help_heading = "Load"
-    )]
-    pub size: ByteSize,
-    /// Rounds: in each, every target gets every load once
-    #[arg(long, value_name = "N", default_value_t = 5, value_parser = clap::value_parser!(u16).range(1..=1000), help_heading = "Load")]
-    pub rounds: u16,
+    /// What to send.
+    #[command(flatten)]
+    pub traffic: TrafficArgs,
     /// How long and how much.
     #[command(flatten)]
     pub load: LoadArgs,
     /// Ours, and the sample upstream.
     #[command(flatten)]
     pub stack: StackArgs,
+}
+
+/// Flags of what is sent.
+#[derive(Clone, Debug, clap::Args)]
+#[command(next_help_heading = "Load")]
+pub struct TrafficArgs {
+    /// What to send: small requests, and one large download and upload
+    #[arg(
+        long = "load",
+        value_name = "LOAD,...",
+        value_delimiter = ',',
+        default_value = "http,bulk"
+    )]
+    pub loads: Vec<Traffic>,
+    /// Connections of the small requests, one level for each
+    #[arg(
+        long,
+        short = 'c',
+        value_name = "N,...",
+        value_delimiter = ',',
+        default_value = "1,64,256"
+    )]
+    pub connections: Vec<NonZeroUsize>,
+    /// Size of the download and of the upload
+    #[arg(long, value_name = "SIZE", default_value = "1GiB")]
+    pub size: ByteSize,
+    /// Rounds: in each, every target gets every load once
+    #[arg(long, value_name = "N", default_value_t = 5, value_parser = clap::value_parser!(u16).range(1..=1000))]
+    pub rounds: u16,
 }
 
 /// The kinds of load.
@@ -140,7 +149,7 @@ pub async fn run(args: Args, progress: &Progress) -> anyhow::Result<Report> {
     }
     let noise = Noise::start(known);
     let mut results = Results::new(&levels, &names);
-    for round in 0..usize::from(args.rounds) {
+    for round in 0..usize::from(args.traffic.rounds) {
         measure(&args, progress, &environments, round, &mut results).await?;
     }
     if (results.cells.iter().flatten()).all(|cell| cell.completed() == 0) {
@@ -149,7 +158,7 @@ pub async fn run(args: Args, progress: &Progress) -> anyhow::Result<Report> {
         bail!("no target could be measured\n{reasons}");
     }
     results.fill(&base, &mut report);
-    report.note(rounds::meaning(args.rounds.into()));
+    report.note(rounds::meaning(args.traffic.rounds.into()));
     let is_unknown = choices.iter().any(TargetChoice::has_unknown_processes)
         || environments.iter().any(|all| all.upstream.pid.is_none());
     noise.report(is_unknown, &mut report);
@@ -172,7 +181,7 @@ async fn measure(
             let Some(OpenTarget { target, .. }) = &targets[index] else {
                 continue;
             };
-            let (rounds, name) = (args.rounds, &results.names[index]);
+            let (rounds, name) = (args.traffic.rounds, &results.names[index]);
             progress.label(format!("round {} of {rounds}, {level}, {name}", round + 1));
             let measured = sample::measure(level, target, args, progress);
             let (run, notes) = Box::pin(measured).await?;
@@ -330,11 +339,13 @@ impl Environment {
 impl Args {
     fn levels(&self) -> Vec<LoadLevel> {
         let mut levels = Vec::new();
-        if self.loads.contains(&Traffic::Http) {
-            levels.extend(self.connections.iter().map(|count| LoadLevel::Http(*count)));
+        let traffic = &self.traffic;
+        if traffic.loads.contains(&Traffic::Http) {
+            let counts = traffic.connections.iter();
+            levels.extend(counts.map(|count| LoadLevel::Http(count.get())));
         }
-        if self.loads.contains(&Traffic::Bulk) {
-            let size = self.size.as_u64();
+        if traffic.loads.contains(&Traffic::Bulk) {
+            let size = traffic.size.as_u64();
             levels.extend([LoadLevel::Download(size), LoadLevel::Upload(size)]);
         }
         levels
@@ -373,13 +384,6 @@ impl Args {
             ));
         }
         Ok(base.to_owned())
-    }
-}
-
-fn parse_connections(text: &str) -> Result<usize, String> {
-    match text.trim().parse() {
-        Ok(count) if count > 0 => Ok(count),
-        _ => Err("connections are numbers above zero, such as 1,64,256".to_owned()),
     }
 }
 

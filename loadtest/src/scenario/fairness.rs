@@ -59,25 +59,9 @@ pub struct Args {
     /// The target.
     #[command(flatten)]
     pub target: TargetArgs,
-    /// URL of a neighbour's tunnel on the same server; a self-contained run starts one itself
-    #[arg(
-        long,
-        value_name = "URL",
-        conflicts_with = "self_contained",
-        help_heading = "Target"
-    )]
-    pub neighbour: Option<Uri>,
-    /// Measure the same phases at the upstream itself too: what the machine alone makes of them
-    #[arg(long, requires = "self_contained", help_heading = "Target")]
-    pub direct: bool,
-    /// Measure a neighbour beside a tunnel at its limits, one after another, instead of the usual phases
-    #[arg(
-        long,
-        requires = "self_contained",
-        conflicts_with = "direct",
-        help_heading = "Target"
-    )]
-    pub limits: bool,
+    /// What beside it.
+    #[command(flatten)]
+    pub places: PlaceArgs,
     /// How long and how much.
     #[command(flatten)]
     pub load: LoadArgs,
@@ -110,6 +94,21 @@ pub struct Args {
     pub rounds: u16,
 }
 
+/// Flags of where else is measured.
+#[derive(Clone, Debug, clap::Args)]
+#[command(next_help_heading = "Target")]
+pub struct PlaceArgs {
+    /// URL of a neighbour's tunnel on the same server; a self-contained run starts one itself
+    #[arg(long, value_name = "URL", conflicts_with = "self_contained")]
+    pub neighbour: Option<Uri>,
+    /// Measure the same phases at the upstream itself too: what the machine alone makes of them
+    #[arg(long, requires = "self_contained")]
+    pub direct: bool,
+    /// Measure a neighbour beside a tunnel at its limits, one after another, instead of the usual phases
+    #[arg(long, requires = "self_contained", conflicts_with = "direct")]
+    pub limits: bool,
+}
+
 /// Measures.
 ///
 /// # Errors
@@ -120,7 +119,7 @@ pub async fn run(args: Args, progress: &Progress) -> anyhow::Result<Report> {
     let name = &environment.at(Destination::Tunnel).name;
     let title = format!("small requests beside large ones, {name}");
     let mut report = Report::new("fairness", title);
-    let mut phases = match args.limits {
+    let mut phases = match args.places.limits {
         true => phases_at_limits(),
         false => args.phases(environment.neighbour.is_some()),
     };
@@ -273,7 +272,7 @@ impl Args {
             phases.extend(at(Destination::Neighbour, &kinds[..2]));
         }
         phases.extend(at(Destination::Tunnel, &kinds[2..]));
-        if self.direct {
+        if self.places.direct {
             phases.extend(at(Destination::Direct, &kinds));
         }
         phases
@@ -429,7 +428,7 @@ impl Environment {
         if args.target.self_contained {
             return Self::self_contained(args).await;
         }
-        let neighbour = match &args.neighbour {
+        let neighbour = match &args.places.neighbour {
             Some(url) => Some(args.target.at(url, args.target.connect_to).await?),
             None => None,
         };
@@ -446,7 +445,7 @@ impl Environment {
             ..Plan::default()
         };
         let mut programs = args.target.stack.clone();
-        if args.limits {
+        if args.places.limits {
             programs.programs.server_flags.splice(0..0, limit_flags());
         }
         let stack = Box::pin(Stack::start(&programs, plan)).await?;

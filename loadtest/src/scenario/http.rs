@@ -43,6 +43,9 @@ pub struct Args {
     /// The target.
     #[command(flatten)]
     pub target: TargetArgs,
+    /// What is asked.
+    #[command(flatten)]
+    pub request: RequestArgs,
     /// How long and how much.
     #[command(flatten)]
     pub load: LoadArgs,
@@ -56,30 +59,20 @@ pub struct Args {
     /// latency counts from when a request was due
     #[arg(long, short = 'r', value_name = "PER_SECOND", value_parser = parse_rate)]
     pub rate: Option<f64>,
+}
+
+/// Flags of the request.
+#[derive(Clone, Debug, clap::Args)]
+#[command(next_help_heading = "Target")]
+pub struct RequestArgs {
     /// With --self-contained: path and query to ask for, such as /bytes/10000
-    #[arg(
-        long,
-        value_name = "PATH",
-        conflicts_with = "url",
-        help_heading = "Target"
-    )]
+    #[arg(long, value_name = "PATH", conflicts_with = "url")]
     pub path: Option<String>,
     /// Method of the requests
-    #[arg(
-        long,
-        short = 'X',
-        value_name = "METHOD",
-        default_value = "GET",
-        help_heading = "Target"
-    )]
+    #[arg(long, short = 'X', value_name = "METHOD", default_value = "GET")]
     pub method: Method,
     /// Content of each request, such as 10KiB
-    #[arg(
-        long,
-        value_name = "SIZE",
-        default_value = "0B",
-        help_heading = "Target"
-    )]
+    #[arg(long, value_name = "SIZE", default_value = "0B")]
     pub body_size: ByteSize,
 }
 
@@ -90,8 +83,8 @@ pub struct Args {
 pub async fn run(args: Args, progress: &Progress) -> anyhow::Result<Report> {
     let title = ("http", "http requests to");
     let (target, mut report) = open(progress, title, &args.target, Plan::default()).await?;
-    let template = target.template(args.method, args.path.as_deref())?;
-    let mut client = Requests::new(template, args.body_size.as_u64())?;
+    let template = target.template(args.request.method, args.request.path.as_deref())?;
+    let mut client = Requests::new(template, args.request.body_size.as_u64())?;
     client.shared = Shared::new(args.streams.get());
     let workers = args.connections.get() * args.streams.get();
     let pace = args.rate.map_or(LoadModel::Closed, LoadModel::Open);

@@ -236,12 +236,12 @@ impl Listener<'_> {
             let next = connection.frame(&mut content);
             let data = match timeout_at(silent.min(latest), next).await {
                 Ok(data) => data?,
-                Err(_) if silent <= latest => return Err(Failure::fatal(FailureKind::Timeout)),
+                Err(_) if silent <= latest => return Err(FailureKind::Timeout.into()),
                 // It was silent, but not for longer than its rate allows.
                 Err(_) => return Ok(()),
             };
             let Some(data) = data else {
-                return Err(Failure::fatal(FailureKind::Other("stream_ended")));
+                return Err(FailureKind::Other("stream_ended").into());
             };
             let (now, clock) = (Instant::now(), since_epoch());
             let mut is_over = false;
@@ -361,7 +361,7 @@ impl Parser {
                 }
                 b'\n' | b'\r' => self.end_line(),
                 _ if self.line.len() == LONGEST => {
-                    return Err(Failure::fatal(FailureKind::Protocol));
+                    return Err(FailureKind::Protocol.into());
                 }
                 _ => self.line.push(byte),
             }

@@ -106,7 +106,7 @@ impl Transfer {
             RequestConnection::Hyper(connection) => self.download(connection, limit, moved).await?,
         };
         match self.size {
-            Some(size) if size != length => Err(Failure::fatal(FailureKind::Other("wrong_length"))),
+            Some(size) if size != length => Err(FailureKind::Other("wrong_length").into()),
             _ => Ok(()),
         }
     }
@@ -141,7 +141,7 @@ impl Transfer {
         while let Some(data) = within(limit, connection.frame(&mut content)).await? {
             moved(data.len() as u64);
             if self.verify && !is_filling(&data) {
-                return Err(Failure::fatal(FailureKind::Other("wrong_content")));
+                return Err(FailureKind::Other("wrong_content").into());
             }
             total += data.len() as u64;
             if let Some(rate) = self.pace {
@@ -168,7 +168,7 @@ impl Transfer {
         let answer = while_moving(limit, &total, connection.send(request)).await?;
         check_status(answer.status().as_u16())?;
         if self.size != Some(total.get()) {
-            return Err(Failure::fatal(FailureKind::Other("answered_early")));
+            return Err(FailureKind::Other("answered_early").into());
         }
         let text = connection.collect(answer.into_body(), LONGEST_COUNT);
         let text = within(limit, text).await?;
@@ -201,7 +201,7 @@ async fn while_moving<T>(
         let before = total.get();
         match timeout(limit, &mut work).await {
             Ok(done) => return done,
-            Err(_) if total.get() == before => return Err(Failure::fatal(FailureKind::Timeout)),
+            Err(_) if total.get() == before => return Err(FailureKind::Timeout.into()),
             Err(_) => {}
         }
     }

@@ -246,8 +246,8 @@ async fn baseline(
     let flags = [
         "tls-sink".to_owned(),
         format!("--threads={}", args.crowd.programs.shards.max(1)),
-        format!("--cert={}", crowd.files.certificate().display()),
-        format!("--key={}", crowd.files.key().display()),
+        format!("--cert={}", crowd.files.path("server.pem").display()),
+        format!("--key={}", crowd.files.path("server.key").display()),
     ];
     let Running { child, address } = Running::start_own(ALONE, flags).await?;
     let (role, clients) = ((ALONE, child.id()), format!("--handshakes={wanted}"));

@@ -161,12 +161,10 @@ impl Echo {
     async fn upgrade(&self) -> Result<Web, Failure> {
         // The library wants a scheme and a host, and sends the path alone.
         let uri = format!("ws://target{}", self.template.uri);
-        let request = uri.into_client_request();
-        let mut request = request.map_err(|_| Failure::fatal(FailureKind::Protocol))?;
+        let mut request = uri.into_client_request()?;
         request.headers_mut().extend(self.template.headers.clone());
         let stream = Either::Left(self.template.dialer.dial().await?);
-        let made = client_async_with_config(request, stream, Some(config())).await;
-        let (web, _) = made.map_err(|error| failure(&error))?;
+        let (web, _) = client_async_with_config(request, stream, Some(config())).await?;
         Ok(web)
     }
 
@@ -181,11 +179,9 @@ impl Echo {
         let mut connection = self.template.dialer.http2().await?;
         let mut answer = connection.send(request).await?;
         if answer.status() != StatusCode::OK {
-            let status = FailureKind::Status(answer.status().as_u16());
-            return Err(Failure::fatal(status));
+            return Err(FailureKind::Status(answer.status().as_u16()).into());
         }
-        let upgraded = hyper::upgrade::on(&mut answer).await;
-        let upgraded = upgraded.map_err(|error| Failure::fatal(FailureKind::of_hyper(&error)))?;
+        let upgraded = hyper::upgrade::on(&mut answer).await?;
         let io = Either::Right(TokioIo::new(upgraded));
         let web = WebSocketStream::from_raw_socket(io, Role::Client, Some(config())).await;
         Ok((web, Some(connection)))
@@ -204,8 +200,7 @@ impl Echo {
 }
 
 async fn send(sink: &mut SplitSink<Web, Message>, message: Bytes) -> Result<(), Failure> {
-    let sent = sink.send(Message::Binary(message)).await;
-    sent.map_err(|error| failure(&error))
+    Ok(sink.send(Message::Binary(message)).await?)
 }
 
 /// Waits for the next message that comes back, and compares it with what was sent.
@@ -221,10 +216,10 @@ async fn receive(stream: &mut SplitStream<Web>, sent: &Bytes) -> Result<(), Fail
             // The library answers a ping when the next message is sent.
             Some(Ok(Message::Ping(_) | Message::Pong(_) | Message::Frame(_))) => continue,
             Some(Ok(Message::Close(_))) => FailureKind::Other("closed_by_target"),
-            Some(Err(error)) => return Err(failure(&error)),
+            Some(Err(error)) => return Err(error.into()),
             None => FailureKind::ClosedEarly,
         };
-        return Err(Failure::fatal(kind));
+        return Err(kind.into());
     }
 }
 
@@ -238,23 +233,28 @@ fn config() -> WebSocketConfig {
 }
 
 /// Why a WebSocket broke.
-fn failure(error: &Error) -> Failure {
-    Failure::fatal(match error {
-        Error::Io(error) => FailureKind::of_io(error),
-        Error::Http(answer) => FailureKind::Status(answer.status().as_u16()),
-        Error::ConnectionClosed | Error::AlreadyClosed => FailureKind::Other("closed_by_target"),
-        Error::Protocol(
-            ProtocolError::ResetWithoutClosingHandshake | ProtocolError::HandshakeIncomplete,
-        ) => FailureKind::ClosedEarly,
-        Error::Protocol(ProtocolError::SecWebSocketAcceptKeyMismatch) => {
-            FailureKind::Other("upgrade_wrong_accept")
-        }
-        Error::Protocol(
-            ProtocolError::MissingConnectionUpgradeHeader
-            | ProtocolError::MissingUpgradeWebSocketHeader,
-        ) => FailureKind::Other("upgrade_incomplete"),
-        _ => FailureKind::Protocol,
-    })
+impl From<Error> for Failure {
+    fn from(error: Error) -> Self {
+        let kind = match error {
+            Error::Io(error) => FailureKind::of_io(&error),
+            Error::Http(answer) => FailureKind::Status(answer.status().as_u16()),
+            Error::ConnectionClosed | Error::AlreadyClosed => {
+                FailureKind::Other("closed_by_target")
+            }
+            Error::Protocol(
+                ProtocolError::ResetWithoutClosingHandshake | ProtocolError::HandshakeIncomplete,
+            ) => FailureKind::ClosedEarly,
+            Error::Protocol(ProtocolError::SecWebSocketAcceptKeyMismatch) => {
+                FailureKind::Other("upgrade_wrong_accept")
+            }
+            Error::Protocol(
+                ProtocolError::MissingConnectionUpgradeHeader
+                | ProtocolError::MissingUpgradeWebSocketHeader,
+            ) => FailureKind::Other("upgrade_incomplete"),
+            _ => FailureKind::Protocol,
+        };
+        kind.into()
+    }
 }
 
 /// One connection in open loop, until the window is over and the last message has come back.
@@ -325,7 +325,7 @@ impl PacedSocket<'_> {
                 Some(last) => sleep_until(last.max(self.window.end) + self.limit).await,
                 None => return Ok(()),
             }
-            Err(Failure::fatal(FailureKind::Timeout))
+            Err(FailureKind::Timeout.into())
         };
         tokio::select! {
             biased;
@@ -358,11 +358,11 @@ impl PacedSocket<'_> {
             match timeout_at(until, receive(stream, &self.echo.message(number))).await {
                 Ok(received) => received?,
                 Err(_) if oldest.is_none() => continue,
-                Err(_) => return Err(Failure::fatal(FailureKind::Timeout)),
+                Err(_) => return Err(FailureKind::Timeout.into()),
             }
             number += 1;
             let Some(begun) = self.open.borrow_mut().pop_front() else {
-                return Err(Failure::fatal(FailureKind::Other("wrong_echo")));
+                return Err(FailureKind::Other("wrong_echo").into());
             };
             let size = self.echo.size as u64;
             self.recorder.completed(begun, size, size);

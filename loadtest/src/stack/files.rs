@@ -2,7 +2,6 @@
 //! All of it lies in a directory that goes when this does.
 
 use std::{
-    fmt::Write as _,
     fs,
     path::{Path, PathBuf},
 };
@@ -32,22 +31,9 @@ impl Files {
         Ok(Self { directory })
     }
 
-    /// Certificate for `localhost` and `127.0.0.1`, PEM. It is its own authority.
-    pub fn certificate(&self) -> PathBuf {
-        self.path("server.pem")
-    }
-
-    /// Its key, PEM.
-    pub fn key(&self) -> PathBuf {
-        self.path("server.key")
-    }
-
-    /// The runtimes and the hashes of their tokens.
-    pub fn runtimes(&self) -> PathBuf {
-        self.path("runtimes.toml")
-    }
-
-    fn path(&self, name: impl AsRef<Path>) -> PathBuf {
+    /// A file of this name. The certificate, which is its own authority, is `server.pem`, its key `server.key`; the
+    /// runtimes with the hashes of their tokens are in `runtimes.toml`.
+    pub fn path(&self, name: &str) -> PathBuf {
         self.directory.path().join(name)
     }
 
@@ -66,7 +52,7 @@ impl Files {
             let id = format!("{:016x}", getrandom::u64()?);
             // The server wants 43 letters or digits. What lives for minutes needs no more chance than this.
             let token = format!("tnlrt_{id}_{:043x}", getrandom::u64()?);
-            add_runtime(&mut file, &name, &id, &token)?;
+            file += &runtime(&name, &id, &token);
             tokens.push(token);
         }
         self.write("runtimes.toml", &file)?;
@@ -95,18 +81,13 @@ pub(crate) fn make_certificate(directory: &Path) -> anyhow::Result<()> {
 }
 
 /// A runtime in the form that the tunnel server reads.
-fn add_runtime(file: &mut String, name: &str, id: &str, token: &str) -> std::fmt::Result {
-    writeln!(
-        file,
-        "[[runtime]]\naccount = \"{ACCOUNT}\"\nname = \"{name}\""
-    )?;
-    writeln!(file, "[[runtime.token]]\nid = \"{id}\"")?;
-    file.push_str("sha256 = \"");
-    for byte in Sha256::digest(token) {
-        write!(file, "{byte:02x}")?;
-    }
-    file.push_str("\"\n");
-    Ok(())
+fn runtime(name: &str, id: &str, token: &str) -> String {
+    let sum = Sha256::digest(token);
+    let sum: String = sum.iter().map(|byte| format!("{byte:02x}")).collect();
+    format!(
+        "[[runtime]]\naccount = \"{ACCOUNT}\"\nname = \"{name}\"\n\
+         [[runtime.token]]\nid = \"{id}\"\nsha256 = \"{sum}\"\n"
+    )
 }
 
 #[cfg(test)]
@@ -116,11 +97,9 @@ mod tests {
     #[test]
     fn a_runtime_has_the_servers_form_and_the_sum_of_its_token() {
         // The sum of a known text, so that it is SHA-256 of the whole token and in hexadecimal.
-        let mut file = String::new();
-        add_runtime(&mut file, "r7", "0123456789abcdef", "test").unwrap();
         let expected = "[[runtime]]\naccount = \"load\"\nname = \"r7\"\n[[runtime.token]]\n\
              id = \"0123456789abcdef\"\nsha256 = \
              \"9f86d081884c7d659a2feaa0c55ad015a3bf4f1b2b0b822cd15d6c15b0f00a08\"\n";
-        assert_eq!(file, expected);
+        assert_eq!(runtime("r7", "0123456789abcdef", "test"), expected);
     }
 }

@@ -273,7 +273,7 @@ fn wrong_targets_are_refused_with_what_is_wrong() {
         ),
         ("--only frp", "no such target; there are direct, hop"),
         ("--base frp", "no such target; there are direct"),
-        ("--connections 0", "numbers above zero"),
+        ("--connections 0", "non-zero"),
         ("--upstream somewhere", "neither nginx nor sample"),
     ];
     for (arguments, expected) in cases {

@@ -5,12 +5,20 @@ use std::mem::MaybeUninit;
 
 use httparse::{ParserConfig, Response, Status};
 
+use crate::measure::errors::{Failure, FailureKind};
+
 /// The most fields of a head; more is taken for nonsense.
 const MOST_FIELDS: usize = 128;
 
 /// The answer breaks HTTP/1.1.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Malformed;
+
+impl From<Malformed> for Failure {
+    fn from(_: Malformed) -> Self {
+        FailureKind::Protocol.into()
+    }
+}
 
 /// What matters of an answer's head.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -270,7 +270,7 @@ impl Upstream {
         let sample = start_upstream(&args.stack.upstream, listen.filter(|_| !is_nginx)).await?;
         let mut all = Vec::new();
         if is_nginx {
-            let size = args.size.as_u64();
+            let size = args.traffic.size.as_u64();
             let sizes = [size, warm_size(size)];
             let programs = nginx.start(sample.address, listen, &sizes).await?;
             all.push(Self {
