@@ -88,15 +88,6 @@ pub struct BodyBytes {
     pub down: u64,
 }
 
-/// When the next request starts.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub enum LoadModel {
-    /// When the last one on the connection has ended.
-    Closed,
-    /// When it is due: so many a second, over all connections.
-    Open(f64),
-}
-
 /// One worker of a group, on its thread.
 pub struct Worker {
     /// Its number within the group, from zero.
@@ -179,12 +170,13 @@ impl Load {
         self.opening.subscribe()
     }
 
-    /// Adds workers that each run `work`. In an open loop each has a [`Worker::schedule`].
+    /// Adds workers that each run `work`. With a rate the loop is open: so many requests a second are due over all workers,
+    /// and each has a [`Worker::schedule`].
     pub fn group<F, Fut>(
         &mut self,
         name: impl Into<String>,
         workers: usize,
-        pace: LoadModel,
+        rate: Option<f64>,
         work: F,
     ) where
         F: Fn(Worker) -> Fut + Send + Sync + 'static,
@@ -193,23 +185,21 @@ impl Load {
         self.groups.push(Group {
             name: name.into(),
             workers,
-            rate: match pace {
-                LoadModel::Closed => None,
-                LoadModel::Open(rate) => Some(rate),
-            },
+            rate,
             work: Box::new(move |worker| Box::pin(work(worker))),
         });
     }
 
-    /// Adds workers that send requests of `client`, each over a connection of its own.
+    /// Adds workers that send requests of `client`, each over a connection of its own: the next one when the last has
+    /// ended, or, with a rate, when it is due.
     pub fn requests<C: Client>(
         &mut self,
         name: impl Into<String>,
         connections: usize,
-        pace: LoadModel,
+        rate: Option<f64>,
         client: Arc<C>,
     ) {
-        self.group(name, connections, pace, move |worker| {
+        self.group(name, connections, rate, move |worker| {
             requests::work(client.clone(), worker)
         });
     }
@@ -424,7 +414,7 @@ mod tests {
     #[tokio::test]
     async fn what_threads_used_is_known_when_all_workers_end_first() {
         let mut load = load(1_000);
-        load.group("busy", 1, LoadModel::Closed, |mut worker| async move {
+        load.group("busy", 1, None, |mut worker| async move {
             let window = worker.ready().await;
             while Instant::now() + Duration::from_millis(50) < window.end {
                 yield_now().await;
@@ -441,7 +431,7 @@ mod tests {
     #[tokio::test]
     async fn workers_that_are_not_ready_in_time_are_reported() {
         let mut load = load(100);
-        load.group("late", 3, LoadModel::Closed, |mut worker| async move {
+        load.group("late", 3, None, |mut worker| async move {
             if worker.index == 2 {
                 sleep(Duration::from_millis(350)).await;
             }

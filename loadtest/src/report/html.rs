@@ -42,19 +42,14 @@ fn part(report: &Report, name: &str) -> String {
 /// When, where and how it was measured.
 fn facts(report: &Report) -> String {
     let machine = &report.machine;
-    let of_machine = format!(
-        "{}, {} cores, {}",
-        machine.processor, machine.cores, machine.system
-    );
-    let facts = [("started", &report.started), ("machine", &of_machine)];
+    let (processor, system) = (&machine.processor, &machine.system);
+    let machine = format!("{processor}, {} cores, {system}", machine.cores);
+    let facts = [("started", &report.started), ("machine", &machine)];
     let settings = report.settings.iter();
     let settings = settings.map(|setting| (setting.name.as_str(), &setting.value));
     let item = |(name, value): (&str, &String)| {
-        format!(
-            "<div><dt>{}</dt><dd>{}</dd></div>",
-            escape(name),
-            escape(value)
-        )
+        let (name, value) = (escape(name), escape(value));
+        format!("<div><dt>{name}</dt><dd>{value}</dd></div>")
     };
     let items: String = facts.into_iter().chain(settings).map(item).collect();
     format!("<dl>{items}</dl>")

@@ -1,20 +1,14 @@
 //! The tables of a report as Markdown, for pasting into documents. In goes a [`Report`], out comes
 //! text; it knows nothing of scenarios, and leaves runs and charts to the other renderers.
 
-use crate::report::{Machine, NoteLevel, Report, Table};
+use crate::report::{NoteLevel, Report, Table};
 
 /// The report as it can be pasted into a document.
 pub fn render(report: &Report) -> String {
-    let Machine {
-        cores,
-        processor,
-        system,
-    } = &report.machine;
-    let settings = report.settings();
-    let about = format!(
-        "{}; {cores} cores, {processor}, {system}; {settings}",
-        report.started
-    );
+    let (machine, settings) = (&report.machine, report.settings());
+    let (processor, system) = (&machine.processor, &machine.system);
+    let about = format!("{} cores, {processor}, {system}; {settings}", machine.cores);
+    let about = format!("{}; {about}", report.started);
     let mut lines = vec![
         format!("**{}**", escaped(&report.title)),
         String::new(),

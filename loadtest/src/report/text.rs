@@ -33,21 +33,13 @@ pub fn render(report: &Report) -> String {
 
 /// The figures of a run under one another, since a terminal has more lines than columns.
 fn figures(run: &Run) -> Table {
-    let Table {
-        title,
-        columns,
-        rows,
-    } = tables::results(std::slice::from_ref(run));
-    let cells = rows.into_iter().flatten();
-    let mut pairs = columns
-        .into_iter()
-        .zip(cells)
-        .map(|(head, cell)| vec![head, cell]);
-    Table {
-        title,
-        columns: pairs.next().unwrap_or_default(),
-        rows: pairs.collect(),
-    }
+    let mut table = tables::results(std::slice::from_ref(run));
+    let heads = table.columns.into_iter();
+    let pairs = heads.zip(table.rows.into_iter().flatten());
+    let mut pairs = pairs.map(|(head, cell)| vec![head, cell]);
+    table.columns = pairs.next().unwrap_or_default();
+    table.rows = pairs.collect();
+    table
 }
 
 /// An empty line, the title, and the rows with columns of even width; nothing where there are no rows.

@@ -16,7 +16,7 @@ use bytesize::ByteSize;
 use http::Method;
 
 use crate::{
-    load::{Load, LoadArgs, LoadModel},
+    load::{Load, LoadArgs},
     progress::Progress,
     relay::{BitRate, Link},
     report::{
@@ -117,7 +117,7 @@ pub async fn run(args: Args, progress: &Progress) -> anyhow::Result<Report> {
         let streams = args.streams as usize;
         let flow = Arc::new(Flow::new(args.transfer(&target, is_upload)?, streams));
         flows.push(flow.clone());
-        load.group(name, streams, LoadModel::Closed, move |worker| {
+        load.group(name, streams, None, move |worker| {
             transfer::work(flow.clone(), worker)
         });
     }

@@ -25,7 +25,7 @@ use http::{HeaderValue, Method, Uri};
 use tokio::join;
 
 use crate::{
-    load::{Load, LoadArgs, LoadModel},
+    load::{Load, LoadArgs},
     measure::errors::FailureKind,
     progress::Progress,
     report::{
@@ -180,7 +180,7 @@ fn small(args: &Args, target: &Target) -> anyhow::Result<Load> {
         threads: 1,
         ..args.load
     });
-    let pace = LoadModel::Open(args.rate.into());
+    let pace = Some(args.rate.into());
     load.requests("small requests", args.connections, pace, Arc::new(client));
     Ok(load)
 }
@@ -197,7 +197,7 @@ fn beside(args: &Args, target: &Target, beside: &Beside) -> anyhow::Result<Optio
                 ..Transfer::new(target.template(Method::GET, Some(path))?, false, None)
             };
             let flow = Arc::new(Flow::new(transfer, count));
-            load.group("downloads", count, LoadModel::Closed, move |worker| {
+            load.group("downloads", count, None, move |worker| {
                 transfer::work(flow.clone(), worker)
             });
         }
@@ -209,7 +209,6 @@ fn beside(args: &Args, target: &Target, beside: &Beside) -> anyhow::Result<Optio
 fn beyond(load: &mut Load, target: &Target, limit: &Limit) -> anyhow::Result<()> {
     let (_, path, field, connections, rate) = *limit;
     let name = "beyond the limit";
-    let pace = rate.map_or(LoadModel::Closed, LoadModel::Open);
     let (method, upload) = match path {
         UPLOAD => (Method::POST, UPLOAD_SIZE),
         _ => (Method::GET, 0),
@@ -217,7 +216,7 @@ fn beyond(load: &mut Load, target: &Target, limit: &Limit) -> anyhow::Result<()>
     let mut template = target.template(method, Some(path))?;
     if path == ECHO {
         let echo = Arc::new(Echo { template, size: 64 });
-        load.requests(name, connections, pace, echo);
+        load.requests(name, connections, rate, echo);
         return Ok(());
     }
     if field > 0 {
@@ -225,7 +224,7 @@ fn beyond(load: &mut Load, target: &Target, limit: &Limit) -> anyhow::Result<()>
         template.headers.insert("x-large", large);
     }
     let client = Arc::new(Requests::new(template, upload)?);
-    load.requests(name, connections, pace, client);
+    load.requests(name, connections, rate, client);
     Ok(())
 }
 

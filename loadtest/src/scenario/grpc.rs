@@ -22,7 +22,7 @@ use crate::{
         connection::{Http2, Shared},
         template::Template,
     },
-    load::{BodyBytes, Client, Load, LoadArgs, LoadModel},
+    load::{BodyBytes, Client, Load, LoadArgs},
     measure::errors::{Failure, FailureKind},
     progress::Progress,
     report::Report,
@@ -115,10 +115,9 @@ pub async fn run(args: Args, progress: &Progress) -> anyhow::Result<Report> {
         messages,
         shared: Shared::new(args.calls as usize),
     };
-    let pace = args.rate.map_or(LoadModel::Closed, LoadModel::Open);
     let workers = args.connections as usize * args.calls as usize;
     let mut load = Load::new(args.load);
-    load.requests(&target.name, workers, pace, Arc::new(calls));
+    load.requests(&target.name, workers, args.rate, Arc::new(calls));
     report.add(load.run(progress, &target.roles).await?);
     report.add_standard_charts();
     Ok(report)

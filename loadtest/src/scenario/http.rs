@@ -24,7 +24,7 @@ use crate::{
         minimal::{MOST_CONTENT, RequestConnection, SerializedRequest},
         template::{Template, within},
     },
-    load::{BodyBytes, Client, Load, LoadArgs, LoadModel},
+    load::{BodyBytes, Client, Load, LoadArgs},
     measure::errors::{Failure, FailureCounts, FailureKind},
     progress::Progress,
     report::Report,
@@ -87,9 +87,8 @@ pub async fn run(args: Args, progress: &Progress) -> anyhow::Result<Report> {
     let mut client = Requests::new(template, args.request.body_size.as_u64())?;
     client.shared = Shared::new(args.streams.get());
     let workers = args.connections.get() * args.streams.get();
-    let pace = args.rate.map_or(LoadModel::Closed, LoadModel::Open);
     let mut load = Load::new(args.load);
-    load.requests(&target.name, workers, pace, Arc::new(client));
+    load.requests(&target.name, workers, args.rate, Arc::new(client));
     report.add(load.run(progress, &target.roles).await?);
     report.add_standard_charts();
     Ok(report)

@@ -22,7 +22,7 @@ use crate::{
         connection::Connection,
         template::{PAUSE, Template},
     },
-    load::{Load, LoadArgs, LoadModel, Worker},
+    load::{Load, LoadArgs, Worker},
     measure::{
         Window,
         errors::{Failure, FailureKind},
@@ -89,12 +89,9 @@ pub async fn run(args: Args, progress: &Progress) -> anyhow::Result<Report> {
     });
     let mut load = Load::new(args.load);
     let (subscribers, subscribed) = (args.subscribers, subscription.clone());
-    load.group(
-        &target.name,
-        subscribers,
-        LoadModel::Closed,
-        move |worker| work(subscribed.clone(), worker),
-    );
+    load.group(&target.name, subscribers, None, move |worker| {
+        work(subscribed.clone(), worker)
+    });
     report.add(load.run(progress, &target.roles).await?);
 
     let table = report.runs.first().map(|run| subscription.table(run));

@@ -41,7 +41,7 @@ use crate::{
         connection::Http2,
         template::{PAUSE, Template, connected, within},
     },
-    load::{BodyBytes, Client, Load, LoadArgs, LoadModel, Schedule, Worker},
+    load::{BodyBytes, Client, Load, LoadArgs, Schedule, Worker},
     measure::{
         Recorder, Window,
         errors::{Failure, FailureKind},
@@ -94,9 +94,9 @@ pub async fn run(args: Args, progress: &Progress) -> anyhow::Result<Report> {
     });
     let mut load = Load::new(args.load);
     match args.rate {
-        None => load.requests(&target.name, args.connections, LoadModel::Closed, echo),
+        None => load.requests(&target.name, args.connections, None, echo),
         Some(rate) => {
-            let pace = LoadModel::Open(rate * args.connections as f64);
+            let pace = Some(rate * args.connections as f64);
             load.group(&target.name, args.connections, pace, move |worker| {
                 work_paced(echo.clone(), worker)
             });

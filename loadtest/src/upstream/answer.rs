@@ -129,12 +129,10 @@ async fn length(mut content: Incoming) -> Result<usize, hyper::Error> {
 fn event_stream(request: &Request<Incoming>) -> Response<Content> {
     let rate = query(request, "rate").unwrap_or(1.0);
     let size = query(request, "size").unwrap_or(0);
-    let mut response = Response::new(streamed(events(rate, query(request, "count"), size)));
-    let headers = response.headers_mut();
-    let kind = HeaderValue::from_static("text/event-stream");
-    headers.insert(header::CONTENT_TYPE, kind);
+    let events = streamed(events(rate, query(request, "count"), size));
+    let mut response = of_kind("text/event-stream", events);
     let never = HeaderValue::from_static("no-store");
-    headers.insert(header::CACHE_CONTROL, never);
+    response.headers_mut().insert(header::CACHE_CONTROL, never);
     response
 }
 
@@ -146,19 +144,24 @@ fn query<T: std::str::FromStr>(request: &Request<Incoming>, name: &str) -> Optio
 }
 
 /// The content of an answer: small ones without a box, since they are what is measured most.
-pub(super) type Content = Either<Full<Bytes>, UnsyncBoxBody<Bytes, hyper::Error>>;
+type Content = Either<Full<Bytes>, UnsyncBoxBody<Bytes, hyper::Error>>;
 
 /// A short answer that says something.
-pub(super) fn text(status: StatusCode, text: impl Into<Bytes>) -> Response<Content> {
-    let mut response = Response::new(Either::Left(Full::new(text.into())));
+fn text(status: StatusCode, text: impl Into<Bytes>) -> Response<Content> {
+    let mut response = of_kind("text/plain", Either::Left(Full::new(text.into())));
     *response.status_mut() = status;
-    let kind = HeaderValue::from_static("text/plain");
+    response
+}
+
+fn of_kind(kind: &'static str, content: Content) -> Response<Content> {
+    let mut response = Response::new(content);
+    let kind = HeaderValue::from_static(kind);
     response.headers_mut().insert(header::CONTENT_TYPE, kind);
     response
 }
 
 /// Content in pieces.
-pub(super) fn streamed(pieces: impl Stream<Item = Bytes> + Send + 'static) -> Content {
+fn streamed(pieces: impl Stream<Item = Bytes> + Send + 'static) -> Content {
     let content = StreamBody::new(body::frames(pieces));
     Either::Right(content.map_err(|error| match error {}).boxed_unsync())
 }
@@ -174,30 +177,17 @@ fn grpc_echo(content: Incoming) -> Response<Content> {
     let mut trailers = HeaderMap::new();
     trailers.insert("grpc-status", HeaderValue::from_static("0"));
     let echo = content.with_trailers(std::future::ready(Some(Ok(trailers))));
-    let mut response = Response::new(Either::Right(echo.boxed_unsync()));
-    let kind = HeaderValue::from_static("application/grpc");
-    response.headers_mut().insert(header::CONTENT_TYPE, kind);
-    response
+    of_kind("application/grpc", Either::Right(echo.boxed_unsync()))
 }
 
 /// A stream of `rate` events per second that ends after `count` events, if given. Each event has at least `size` bytes.
-pub(super) fn events(
-    rate: f64,
-    count: Option<u64>,
-    size: usize,
-) -> impl Stream<Item = Bytes> + Send {
-    let rate = if rate.is_finite() {
-        rate.clamp(1e-5, 1e6)
-    } else {
-        1.0
-    };
-    let every = (1e9 / rate) as u64;
+fn events(rate: f64, count: Option<u64>, size: usize) -> impl Stream<Item = Bytes> + Send {
+    // What is no number is the most.
+    let every = (1e9 / rate.max(1e-5).min(1e6)) as u64;
     let first = now() / every + 1;
     let pad: Arc<str> = "x".repeat(size).into();
-    let most = count.map_or(usize::MAX, |count| {
-        usize::try_from(count).unwrap_or(usize::MAX)
-    });
-    stream::iter(first..).take(most).then(move |number| {
+    let end = count.map_or(u64::MAX, |count| first.saturating_add(count));
+    stream::iter(first..end).then(move |number| {
         let pad = pad.clone();
         async move {
             while now() < number * every {
@@ -225,10 +215,7 @@ fn at(nanoseconds: u64) -> Instant {
 const READ_BUFFER: usize = 16 * 1024;
 
 /// Agrees to a WebSocket, and echoes in a task of `sockets`; or says why not.
-pub(super) fn accept(
-    mut request: Request<Incoming>,
-    sockets: &mut JoinSet<()>,
-) -> Response<Content> {
+fn accept(mut request: Request<Incoming>, sockets: &mut JoinSet<()>) -> Response<Content> {
     let content = || Either::Left(Full::default());
     let response = if request.method() == Method::CONNECT {
         let protocol = request.extensions().get::<Protocol>();

@@ -49,7 +49,9 @@ enum Next {
 #[derive(Clone, Debug)]
 pub(super) struct PlainAnswer {
     delay: Duration,
-    errors: ErrorSchedule,
+    error_rate: f64,
+    /// How many were answered.
+    answered: Rc<Cell<u64>>,
     pub(super) content: Bytes,
     /// The answer over HTTP/1.1 in one piece, with each status.
     success: Bytes,
@@ -68,7 +70,8 @@ impl PlainAnswer {
         };
         Self {
             delay: args.delay,
-            errors: ErrorSchedule::new(args.error_rate),
+            error_rate: args.error_rate,
+            answered: Rc::default(),
             success: in_one_piece(StatusCode::OK),
             error: in_one_piece(StatusCode::SERVICE_UNAVAILABLE),
             content,
@@ -80,7 +83,9 @@ impl PlainAnswer {
         if !self.delay.is_zero() {
             sleep(self.delay).await;
         }
-        match self.errors.is_due() {
+        let number = self.answered.get();
+        self.answered.set(number + 1);
+        match is_error(number, self.error_rate) {
             true => StatusCode::SERVICE_UNAVAILABLE,
             false => StatusCode::OK,
         }
@@ -164,28 +169,12 @@ fn is_special(path: &str) -> bool {
     path.starts_with("/bytes/") || ["/upload", "/pace", "/events", "/echo"].contains(&path)
 }
 
-/// Which answers are errors: evenly every tenth with a share of 0.1, so that they can be counted.
-#[derive(Clone, Debug)]
-struct ErrorSchedule {
-    share: f64,
-    due: Rc<Cell<f64>>,
-}
-
-impl ErrorSchedule {
-    fn new(share: f64) -> Self {
-        Self {
-            share,
-            due: Rc::default(),
-        }
-    }
-
-    fn is_due(&self) -> bool {
-        // Rounding must neither lose an error nor add one within any real run.
-        let due = self.due.get() + self.share;
-        let is_due = due >= 1.0 - 1e-9;
-        self.due.set(if is_due { due - 1.0 } else { due });
-        is_due
-    }
+/// Whether the answer with this number, from zero, is an error: evenly every tenth with a share of 0.1, so that they can
+/// be counted.
+fn is_error(number: u64, share: f64) -> bool {
+    // Rounding must neither lose an error nor add one within any real run.
+    let errors = |answers: u64| (answers as f64 * share + 1e-6).floor();
+    errors(number + 1) > errors(number)
 }
 
 #[cfg(test)]
@@ -223,8 +212,9 @@ mod tests {
     #[test]
     fn errors_are_exactly_their_share() {
         for (share, expected) in [(0.0, 0), (0.1, 1_000), (0.25, 2_500), (1.0, 10_000)] {
-            let errors = ErrorSchedule::new(share);
-            let found = (0..10_000).filter(|_| errors.is_due()).count();
+            let found = (0..10_000)
+                .filter(|number| is_error(*number, share))
+                .count();
             assert_eq!(found, expected, "of 10,000 with a share of {share}");
         }
     }

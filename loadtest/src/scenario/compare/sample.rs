@@ -6,7 +6,7 @@ use http::Method;
 
 use super::Args;
 use crate::{
-    load::{Load, LoadModel},
+    load::Load,
     progress::Progress,
     report::{
         Note, Run, format,
@@ -71,7 +71,7 @@ pub(super) async fn measure(
             let client = Requests::new(target.template(Method::GET, None)?, 0)?;
             load = Load::new(args.load);
             let name = "small requests";
-            load.requests(name, connections, LoadModel::Closed, Arc::new(client));
+            load.requests(name, connections, None, Arc::new(client));
         }
         LoadLevel::Download(size) | LoadLevel::Upload(size) => {
             let is_upload = matches!(level, LoadLevel::Upload(_));
@@ -80,7 +80,7 @@ pub(super) async fn measure(
                 ..Flow::new(transfer(target, is_upload, size)?, 1)
             });
             load = Load::until_done(args.load);
-            load.group("transfer", 1, LoadModel::Closed, move |worker| {
+            load.group("transfer", 1, None, move |worker| {
                 transfer::work(flow.clone(), worker)
             });
         }

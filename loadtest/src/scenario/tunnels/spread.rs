@@ -7,7 +7,7 @@ use std::{net::SocketAddr, sync::Arc, time::Duration};
 
 use crate::{
     fleet::{crowd::Crowd, watch::kinds},
-    load::{BUSY, Load, LoadArgs, LoadModel, Outcome},
+    load::{BUSY, Load, LoadArgs, Outcome},
     measure::usage::Roles,
     progress::Progress,
     report::{
@@ -107,12 +107,7 @@ impl SpreadLoad<'_> {
             timeout: TIMEOUT,
             threads: 1,
         });
-        load.requests(
-            name,
-            self.args.connections.into(),
-            LoadModel::Closed,
-            requests,
-        );
+        load.requests(name, self.args.connections.into(), None, requests);
         load.run(progress, &self.roles).await
     }
 
