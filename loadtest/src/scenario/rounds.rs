@@ -104,33 +104,32 @@ impl Rounds {
 
     /// All rounds together. Its course over time is known if there is one round.
     pub(crate) fn run(&self, name: String) -> Run {
-        let mut sum = match &self.runs[..] {
-            [run] => run.clone(),
-            runs => Run {
-                latency: runs.iter().rev().find_map(|run| run.latency.clone()),
-                seconds: runs.iter().map(|run| run.seconds).sum(),
-                completed: self.completed(),
-                bytes_up: runs.iter().map(|run| run.bytes_up).sum(),
-                bytes_down: runs.iter().map(|run| run.bytes_down).sum(),
-                errors: self.errors(),
-                generator_bound: runs.iter().any(|run| run.generator_bound),
-                ..Run::default()
-            },
+        let latency = self.latencies.as_ref().and_then(Latencies::summary);
+        if let [run] = &self.runs[..] {
+            let latency = latency.or_else(|| run.latency.clone());
+            return Run {
+                name,
+                latency,
+                ..run.clone()
+            };
+        }
+        let runs = || self.runs.iter();
+        let mut sum = Run {
+            name,
+            latency: latency.or_else(|| runs().rev().find_map(|run| run.latency.clone())),
+            seconds: runs().map(|run| run.seconds).sum(),
+            completed: self.completed(),
+            bytes_up: runs().map(|run| run.bytes_up).sum(),
+            bytes_down: runs().map(|run| run.bytes_down).sum(),
+            errors: self.errors(),
+            generator_bound: runs().any(|run| run.generator_bound),
+            ..Run::default()
         };
-        if self.runs.len() > 1 {
-            for run in &self.runs {
-                tables::add(&mut sum.usage, &run.usage);
-            }
-            sum.rate = sum.completed as f64 / sum.seconds.max(1e-3);
-            let has_cost = |run: &Run| run.cpu_us_per_request.is_some();
-            if self.runs.iter().any(has_cost) {
-                sum.cpu_us_per_request = tables::cpu_us_per_request(&sum.usage, sum.completed);
-            }
+        runs().for_each(|run| tables::add(&mut sum.usage, &run.usage));
+        sum.rate = sum.completed as f64 / sum.seconds.max(1e-3);
+        if runs().any(|run| run.cpu_us_per_request.is_some()) {
+            sum.cpu_us_per_request = tables::cpu_us_per_request(&sum.usage, sum.completed);
         }
-        if let Some(latencies) = &self.latencies {
-            sum.latency = latencies.summary();
-        }
-        sum.name = name;
         sum
     }
 
@@ -217,12 +216,16 @@ pub(crate) fn chart<'a>(
     lines: impl Iterator<Item = (&'a String, Vec<(f64, Option<f64>)>)>,
 ) -> Option<Chart> {
     let y = Axis::new(figure.title, figure.unit, Scale::Linear);
+    // Zero has no place on a logarithmic axis.
+    let is_shown = |at: f64| at > 0.0 || x.scale != Scale::Log;
     let lines = lines.map(|(name, points)| {
-        let points = points.into_iter().filter_map(|(x, y)| Some((x, y?)));
+        let points = points.into_iter().filter(|(x, _)| is_shown(*x));
+        let points = points.filter_map(|(x, y)| Some((x, y?)));
         let mut points: Vec<_> = points.collect();
         points.sort_by(|(one, _), (other, _)| one.total_cmp(other));
         Series::new(name, points)
     });
+    let lines: Vec<_> = lines.collect();
     Chart::new(title, x, y, lines).if_any()
 }
 

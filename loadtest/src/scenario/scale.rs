@@ -48,36 +48,27 @@ pub struct Args {
 /// # Errors
 /// The scenario's flags are wrong, or one of its levels cannot be measured.
 pub async fn run(args: Args, progress: &Progress) -> anyhow::Result<Report> {
-    let command = args.command();
-    let levels = args.over.levels();
+    let command = match args.command.is_empty() {
+        true => DEFAULT.map(str::to_owned).to_vec(),
+        false => args.command,
+    };
+    let Axis { flag, levels, .. } = &args.over;
     // All are parsed before the first is run: a wrong level must not cost a measurement.
-    let scenarios = levels
-        .iter()
-        .map(|level| scenario(&command, &args.over.flag, &level.text));
+    let scenarios = (levels.iter()).map(|level| scenario(&command, flag, &level.text));
     let scenarios = scenarios.collect::<anyhow::Result<Vec<_>>>()?;
     let name = command.first().map_or("", String::as_str);
-    let mut report = Report::new("scale", format!("{name} over {}", args.over.flag));
+    let mut report = Report::new("scale", format!("{name} over {flag}"));
 
-    let mut results = Results::new(args.over.clone());
-    let labels = levels
-        .iter()
-        .map(|level| format!("{} {}", args.over.flag, level.text));
+    let mut results = Results::new(&args.over);
+    let labels = levels.iter().map(|level| format!("{flag} {}", level.text));
     let labels: Vec<_> = labels.collect();
     let measure = async |number: usize| {
-        let (Some(label), Some(scenario)) = (labels.get(number), scenarios.get(number)) else {
-            return Ok(());
-        };
-        let measured = Box::pin(scenario.clone().run(progress)).await;
-        results.add(
-            number,
-            measured.with_context(|| label.clone())?,
-            &mut report,
-        );
+        let measured = Box::pin(scenarios[number].clone().run(progress)).await;
+        let measured = measured.with_context(|| labels[number].clone())?;
+        results.add(number, measured, &mut report);
         // One that has none at its first level has none at any.
-        ensure!(
-            !results.is_empty(),
-            "{name} has no runs that could be scaled"
-        );
+        let is_empty = results.names().is_empty();
+        ensure!(!is_empty, "{name} has no runs that could be scaled");
         Ok(())
     };
     rounds::interleave(args.rounds, &labels, progress, measure).await?;
@@ -87,16 +78,6 @@ pub async fn run(args: Args, progress: &Progress) -> anyhow::Result<Report> {
         report.note("each run is all rounds of a level together");
     }
     Ok(report)
-}
-
-impl Args {
-    fn command(&self) -> Vec<String> {
-        if self.command.is_empty() {
-            DEFAULT.map(str::to_owned).to_vec()
-        } else {
-            self.command.clone()
-        }
-    }
 }
 
 /// A command line with a scenario alone.
@@ -111,11 +92,9 @@ struct Line {
 fn scenario(command: &[String], flag: &str, level: &str) -> anyhow::Result<Scenario> {
     let words = std::iter::once("loadtest".to_owned()).chain(command.iter().cloned());
     let words = words.chain([format!("--{flag}={level}")]);
-    match Line::try_parse_from(words) {
-        Ok(line) if matches!(line.scenario, Scenario::Scale(_)) => {
-            bail!("scale cannot scale itself")
-        }
-        Ok(line) => Ok(line.scenario),
+    match Line::try_parse_from(words).map(|line| line.scenario) {
+        Ok(Scenario::Scale(_)) => bail!("scale cannot scale itself"),
+        Ok(scenario) => Ok(scenario),
         Err(error) => bail!(
             "{error}flags of scale and of the result (--json, --report, --markdown, --quiet) stand \
              before the scenario"
@@ -130,38 +109,29 @@ const WIDE: f64 = 10.0;
 #[derive(Clone, Debug, PartialEq)]
 pub struct Axis {
     /// Its name, without dashes.
-    pub flag: String,
+    flag: String,
+    /// The levels, in the order in which they were written.
     levels: Vec<Level>,
     unit: Unit,
 }
 
 /// One level.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Level {
+struct Level {
     /// As it was written.
-    pub text: String,
+    text: String,
     /// Its place on the axis.
-    pub value: f64,
+    value: f64,
 }
 
 impl Axis {
-    /// The levels, in the order in which they were written.
-    pub fn levels(&self) -> &[Level] {
-        &self.levels
-    }
-
     /// The axis of a chart. Zero has no place on a logarithmic one.
     fn of_chart(&self) -> report::Axis {
         let values = self.levels.iter().map(|level| level.value);
-        let above = values.filter(|value| *value > 0.0);
-        let (low, high) = above.fold((f64::MAX, 0.0f64), |(low, high), value| {
-            (low.min(value), high.max(value))
-        });
-        let scale = if high > low * WIDE {
-            Scale::Log
-        } else {
-            Scale::Linear
-        };
+        let above = values.clone().filter(|value| *value > 0.0);
+        let (low, high) = (above.fold(f64::MAX, f64::min), values.fold(0.0, f64::max));
+        let is_wide = high > low * WIDE;
+        let scale = if is_wide { Scale::Log } else { Scale::Linear };
         report::Axis::new(&self.flag, self.unit, scale)
     }
 }
@@ -172,46 +142,37 @@ impl FromStr for Axis {
     fn from_str(text: &str) -> Result<Self, String> {
         let (flag, levels) = text.split_once('=').unwrap_or((text, ""));
         let flag = flag.trim().trim_start_matches('-');
-        let levels: Vec<_> = levels
-            .split(',')
-            .map(str::trim)
-            .filter(|level| !level.is_empty())
-            .collect();
-        if flag.is_empty() || levels.is_empty() {
-            return Err(
-                "levels are written FLAG=LEVEL,LEVEL, such as connections=1,8,64".to_owned(),
-            );
+        let texts = levels.split(',').map(str::trim);
+        let texts: Vec<_> = texts.filter(|level| !level.is_empty()).collect();
+        if flag.is_empty() || texts.is_empty() {
+            let usage = "levels are written FLAG=LEVEL,LEVEL, such as connections=1,8,64";
+            return Err(usage.to_owned());
         }
         // One unit for all, so that they share an axis: the first that all of them can be read in.
-        let units = [Unit::Count, Unit::Seconds, Unit::Bytes];
-        for unit in units {
-            let values: Option<Vec<f64>> = levels.iter().map(|level| read(level, unit)).collect();
-            if let Some(values) = values {
-                let levels = levels.iter().zip(values).map(|(text, value)| Level {
-                    text: (*text).to_owned(),
-                    value,
-                });
-                return Ok(Self {
-                    flag: flag.to_owned(),
-                    levels: levels.collect(),
-                    unit,
-                });
-            }
-        }
-        Err(format!(
-            "{flag}: levels are all numbers, all sizes such as 10KiB, or all times such as 5ms"
-        ))
+        let levels = |unit: Unit| {
+            let levels = texts.iter().map(|text| Level::read(text, unit));
+            levels.collect::<Option<_>>().map(|levels| (unit, levels))
+        };
+        let mut units = [Unit::Count, Unit::Seconds, Unit::Bytes].into_iter();
+        let (unit, levels) = units.find_map(levels).ok_or_else(|| {
+            format!(
+                "{flag}: levels are all numbers, all sizes such as 10KiB, or all times such as 5ms"
+            )
+        })?;
+        let flag = flag.to_owned();
+        Ok(Self { flag, levels, unit })
     }
 }
 
-fn read(level: &str, unit: Unit) -> Option<f64> {
-    match unit {
-        Unit::Bytes => Some(level.parse::<ByteSize>().ok()?.as_u64() as f64),
-        Unit::Seconds => Some(humantime::parse_duration(level).ok()?.as_secs_f64()),
-        _ => level
-            .parse::<f64>()
-            .ok()
-            .filter(|value| value.is_finite() && *value >= 0.0),
+impl Level {
+    fn read(text: &str, unit: Unit) -> Option<Self> {
+        let value = match unit {
+            Unit::Bytes => text.parse::<ByteSize>().ok()?.as_u64() as f64,
+            Unit::Seconds => humantime::parse_duration(text).ok()?.as_secs_f64(),
+            _ => text.parse().ok()?,
+        };
+        let text = text.to_owned();
+        (value.is_finite() && value >= 0.0).then_some(Self { text, value })
     }
 }
 
@@ -222,30 +183,27 @@ const FIGURES: [Figure; 6] = [CPU_PER_REQUEST, RATE, P50, P99, THROUGHPUT, PEAK_
 const DRAWN: usize = 4;
 
 /// The runs of all levels.
-struct Results {
-    axis: Axis,
+struct Results<'a> {
+    axis: &'a Axis,
     /// By level, then by round: all runs of one report.
     levels: Vec<Vec<Vec<Run>>>,
     told: BTreeSet<String>,
 }
 
-impl Results {
+impl<'a> Results<'a> {
     /// Without runs yet.
-    fn new(axis: Axis) -> Self {
+    fn new(axis: &'a Axis) -> Self {
         Self {
-            levels: axis.levels().iter().map(|_| Vec::new()).collect(),
             axis,
+            levels: vec![Vec::new(); axis.levels.len()],
             told: BTreeSet::new(),
         }
     }
 
     /// Adds the next round of a level, by its number. Its notes go to the report, each once.
     fn add(&mut self, level: usize, measured: Report, report: &mut Report) {
-        let Some(rounds) = self.levels.get_mut(level) else {
-            return;
-        };
-        rounds.push(measured.runs);
-        let name = &self.axis.levels()[level].text;
+        self.levels[level].push(measured.runs);
+        let name = &self.axis.levels[level].text;
         for Note { level, text } in measured.notes {
             let text_here = format!("{} {name}: {text}", self.axis.flag);
             let is_new = self.told.insert(text);
@@ -258,49 +216,33 @@ impl Results {
         }
     }
 
-    /// Whether nothing can be shown.
-    fn is_empty(&self) -> bool {
-        self.names().is_empty()
-    }
-
     /// A table and the runs of all levels for each run of the scenario, and a chart for each figure.
-    fn fill(self, report: &mut Report) {
-        let names = self.names();
-        let flag = &self.axis.flag;
+    fn fill(&self, report: &mut Report) {
+        let (names, flag) = (self.names(), &self.axis.flag);
         let mut by_name = Vec::new();
         for (number, name) in names.iter().enumerate() {
-            let levels: Vec<_> = self
-                .levels
-                .iter()
-                .map(|rounds| of_run(rounds, number))
-                .collect();
-            let rows = self.axis.levels().iter().zip(&levels);
+            let levels = self.levels.iter().map(|rounds| of_run(rounds, number));
+            let levels: Vec<_> = levels.collect();
+            let rows = self.axis.levels.iter().zip(&levels);
             let rows = rows.map(|(level, rounds)| (level.text.clone(), rounds, levels.first()));
             let rows: Vec<_> = rows.collect();
             let title = format!("{name} by {flag}");
             let table = rounds::table(title, flag, &FIGURES, (1, "× first"), &rows);
             report.tables.push(table.with_errors(&rows));
-            let measured = rows.iter().filter(|(_, rounds, _)| !rounds.is_empty());
-            let runs =
-                measured.map(|(level, rounds, _)| rounds.run(format!("{flag} {level}, {name}")));
-            report.runs.extend(runs);
+            for (level, rounds, _) in rows.iter().filter(|(_, rounds, _)| !rounds.is_empty()) {
+                let run = rounds.run(format!("{flag} {level}, {name}"));
+                report.runs.push(run);
+            }
             by_name.push((name, levels));
         }
-        let x = self.axis.of_chart();
         let charts = FIGURES.iter().take(DRAWN).filter_map(|figure| {
             let lines = by_name.iter().map(|(name, levels)| {
-                let levels = self.axis.levels().iter().zip(levels);
-                // Zero has no place on a logarithmic axis.
-                let levels = levels.filter(|(level, _)| x.scale != Scale::Log || level.value > 0.0);
+                let levels = self.axis.levels.iter().zip(levels);
                 let points = levels.map(|(level, rounds)| (level.value, rounds.median(figure)));
                 (*name, points.collect())
             });
-            rounds::chart(
-                format!("{} by {flag}", figure.title),
-                figure,
-                x.clone(),
-                lines,
-            )
+            let title = format!("{} by {flag}", figure.title);
+            rounds::chart(title, figure, self.axis.of_chart(), lines)
         });
         report.charts.extend(charts);
     }
@@ -308,22 +250,19 @@ impl Results {
     /// Names of the runs: those of the report with most of them. A name that holds the level, and so
     /// is another at each level, gets an `N` in its place.
     fn names(&self) -> Vec<String> {
-        let levels = self.axis.levels().iter().zip(&self.levels);
+        let levels = self.axis.levels.iter().zip(&self.levels);
         let reports =
             levels.flat_map(|(level, rounds)| rounds.iter().map(move |runs| (level, runs)));
-        let Some((level, runs)) = reports.max_by_key(|(_, runs)| runs.len()) else {
-            return Vec::new();
-        };
-        let named = runs.iter().enumerate().map(|(number, run)| {
-            let mut others = self
-                .levels
-                .iter()
-                .flatten()
-                .filter_map(|runs| runs.get(number));
-            match others.all(|other| other.name == run.name) {
-                true => run.name.clone(),
-                false => run.name.replace(&level.text, "N"),
-            }
+        let most = reports.max_by_key(|(_, runs)| runs.len());
+        let named = most.into_iter().flat_map(|(level, runs)| {
+            runs.iter().enumerate().map(|(number, run)| {
+                let all = self.levels.iter().flatten();
+                let mut others = all.filter_map(|runs| runs.get(number));
+                match others.all(|other| other.name == run.name) {
+                    true => run.name.clone(),
+                    false => run.name.replace(&level.text, "N"),
+                }
+            })
         });
         named.collect()
     }
@@ -377,7 +316,7 @@ mod tests {
         let axis: Axis = text.parse().unwrap();
         (
             axis.unit,
-            axis.levels().iter().map(|level| level.value).collect(),
+            axis.levels.iter().map(|level| level.value).collect(),
         )
     }
 
@@ -436,9 +375,10 @@ mod tests {
 
     #[test]
     fn cost_is_told_by_level_and_against_the_first() {
-        let mut results = Results::new("connections=1,100".parse().unwrap());
+        let axis = "connections=1,100".parse().unwrap();
+        let mut results = Results::new(&axis);
         let mut whole = Report::new("scale", "test");
-        assert!(results.is_empty());
+        assert!(results.names().is_empty());
         for (level, cost, completed) in [
             (0, 10.0, 20),
             (1, 5.0, 40),
@@ -470,7 +410,8 @@ mod tests {
 
     #[test]
     fn names_that_hold_the_level_become_one() {
-        let mut results = Results::new("tunnels=1,100".parse().unwrap());
+        let axis = "tunnels=1,100".parse().unwrap();
+        let mut results = Results::new(&axis);
         let mut whole = Report::new("scale", "test");
         for (level, name) in [(0, "over 1 tunnels"), (1, "over 100 tunnels")] {
             results.add(level, report(name, 1.0, 1), &mut whole);
