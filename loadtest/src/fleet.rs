@@ -130,11 +130,9 @@ fn clients(args: &Args) -> anyhow::Result<Vec<Option<Box<str>>>> {
     let text = fs::read_to_string(file).with_context(|| format!("--tokens {}", file.display()))?;
     let tokens = text.lines().map(str::trim).filter(|line| !line.is_empty());
     let clients: Vec<_> = tokens.map(|token| Some(token.into())).collect();
-    ensure!(
-        !clients.is_empty(),
-        "--tokens {}: holds no token",
-        file.display()
-    );
+    if clients.is_empty() {
+        bail!("--tokens {}: holds no token", file.display());
+    }
     Ok(clients)
 }
 

@@ -22,7 +22,7 @@ pub mod started;
 
 use std::{net::SocketAddr, num::NonZeroUsize};
 
-use anyhow::{bail, ensure};
+use anyhow::bail;
 use bytesize::ByteSize;
 
 use crate::{
@@ -360,10 +360,9 @@ impl Args {
     ) -> anyhow::Result<String> {
         if let Some(base) = &self.base {
             let all = names.join(", ");
-            ensure!(
-                names.contains(base),
-                "--base {base}: no such target; there are {all}"
-            );
+            if !names.contains(base) {
+                bail!("--base {base}: no such target; there are {all}");
+            }
             return Ok(base.clone());
         }
         let targets = environments.iter().take(1).flat_map(|all| &all.targets);

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use anyhow::{Context as _, ensure};
+use anyhow::{Context as _, bail};
 use rustls::{
     ClientConfig, DigitallySignedStruct, RootCertStore, SignatureScheme,
     client::danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier},
@@ -44,10 +44,9 @@ pub fn client(trust: Trust, http2: bool) -> anyhow::Result<Arc<ClientConfig>> {
                 let added = roots.add(authority);
                 added.context("a CA certificate is not usable")?;
             }
-            ensure!(
-                !roots.is_empty(),
-                "no CA certificates are known: give --ca FILE, or --insecure"
-            );
+            if roots.is_empty() {
+                bail!("no CA certificates are known: give --ca FILE, or --insecure");
+            }
             builder.with_root_certificates(roots)
         }
     };

@@ -2,7 +2,7 @@
 
 use std::{any::Any, net::SocketAddr, str::FromStr, time::Duration};
 
-use anyhow::{Context as _, anyhow, bail, ensure};
+use anyhow::{Context as _, anyhow, bail};
 use bytes::Bytes;
 use http::{Method, StatusCode, Uri};
 use tokio::time::{Instant, sleep, timeout};
@@ -47,10 +47,9 @@ impl TargetChoice {
         all.push(Self::Ours("ours-unlogged", &["--access-log=off"]));
         for target in &args.targets {
             let name = &target.name;
-            ensure!(
-                all.iter().any(|choice| choice.name() != name),
-                "--target {name}: there is another target of this name"
-            );
+            if all.iter().any(|choice| choice.name() == name) {
+                bail!("--target {name}: there is another target of this name");
+            }
             all.push(Self::Named(target.clone()));
         }
         let names: Vec<_> = all.iter().map(Self::name).collect();
@@ -306,11 +305,9 @@ impl Upstream {
         let address = self.address;
         let answer = ask(&at(address).await?).await;
         let answer = answer.with_context(|| format!("the upstream at {address}"))?;
-        ensure!(
-            answer.0.is_success(),
-            "the upstream at {address} answers {}",
-            answer.0
-        );
+        if !answer.0.is_success() {
+            bail!("the upstream at {address} answers {}", answer.0);
+        }
         Ok(answer)
     }
 }
