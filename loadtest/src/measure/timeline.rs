@@ -47,17 +47,15 @@ impl Timeline {
         let Some(place) = interval.checked_sub(self.done.len()) else {
             return;
         };
-        while self.pending.len() <= place {
-            self.pending.push((0, Slice::default()));
+        if self.pending.len() <= place {
+            self.pending.resize_with(place + 1, Default::default);
         }
         let (reported, sum) = &mut self.pending[place];
         *reported += 1;
         sum.merge(slice);
-        while self
-            .pending
-            .first()
-            .is_some_and(|(reported, _)| *reported >= self.threads)
-        {
+        let threads = self.threads;
+        let is_complete = |(reported, _): &(usize, Slice)| *reported >= threads;
+        while self.pending.first().is_some_and(is_complete) {
             self.close_first();
         }
     }

@@ -29,7 +29,7 @@ use crate::{
         format::{NONE, bytes, cell, count, per_second, seconds},
         tables::{FLEET, TUNNEL_SERVER},
     },
-    scenario::tunnels::spread::{SpreadArgs, SpreadLoad},
+    scenario::tunnels::spread::SpreadArgs,
     stack::{self, Running, Server},
 };
 
@@ -166,13 +166,8 @@ async fn measure(
         real_client = Some(watch.meanwhile(Box::pin(resting)).await??);
     }
     if args.spread.spread_load {
-        let spread = SpreadLoad {
-            args: &args.spread,
-            fleet_threads: args.crowd.fleet_threads.into(),
-            public: server.public,
-            roles: watch.roles(),
-        };
-        let load = spread.measure(crowd, report);
+        let (spread, roles) = (&args.spread, watch.roles());
+        let load = spread::measure(spread, crowd, server.public, &roles, report);
         watch.meanwhile(Box::pin(load)).await??;
     }
     Ok(TunnelsMeasurement {

@@ -7,9 +7,8 @@ use std::{net::SocketAddr, sync::Arc, time::Duration};
 
 use crate::{
     fleet::{crowd::Crowd, watch::kinds},
-    load::{BUSY, Load, LoadArgs, Outcome},
+    load::{BUSY, Load, LoadArgs},
     measure::usage::Roles,
-    progress::Progress,
     report::{
         Report,
         build::latency_chart,
@@ -45,99 +44,78 @@ pub struct SpreadArgs {
     pub connections: u16,
 }
 
-/// Requests over the tunnels of a fleet.
-pub(super) struct SpreadLoad<'a> {
-    pub(super) args: &'a SpreadArgs,
-    pub(super) fleet_threads: f64,
-    pub(super) public: SocketAddr,
-    pub(super) roles: Roles,
-}
-
-impl SpreadLoad<'_> {
-    /// Measures all rounds, and adds them to the report.
-    ///
-    /// # Errors
-    /// A load cannot be run.
-    pub(super) async fn measure(
-        &self,
-        crowd: &Crowd<'_>,
-        report: &mut Report,
-    ) -> anyhow::Result<()> {
-        let (hosts, progress) = (crowd.hosts()?, crowd.progress);
-        let all = Requests::in_turn(self.public, &hosts).await?;
-        // The first request on a tunnel opens a stream, which is not what is compared.
-        progress.message("asking each runtime once");
-        let connections = self.args.connections.into();
-        let (_, failures) = all.once_each(connections).await;
-        if failures.total() > 0 {
-            let failures = kinds(&failures.by_name());
-            report.warn(format!("runtimes that did not answer: {failures}"));
-        }
-        // One in the middle: neither the first that was connected nor the last.
-        let middle = hosts
-            .get(hosts.len() / 2)
-            .map_or(&[][..], std::slice::from_ref);
-        let one = Requests::in_turn(self.public, middle).await?;
-        let names = [
-            format!("over {} tunnels", hosts.len()),
-            "over one tunnel".to_owned(),
-        ];
-        let requests = [Arc::new(all), Arc::new(one)];
-        let mut results = [Rounds::default(), Rounds::default()];
-        let measure = async |which: usize| {
-            let outcome = self.run(&names[which], requests[which].clone(), progress);
-            let (run, notes) = Box::pin(outcome).await?.into_run();
-            results[which].add(run, notes);
-            Ok(())
-        };
-        rounds::interleave(self.args.rounds, &names, progress, measure).await?;
-        self.show(report, names, &results);
-        Ok(())
+/// Measures all rounds over the server's public listener, and adds them to the report.
+///
+/// # Errors
+/// A load cannot be run.
+pub(super) async fn measure(
+    args: &SpreadArgs,
+    crowd: &Crowd<'_>,
+    public: SocketAddr,
+    roles: &Roles,
+    report: &mut Report,
+) -> anyhow::Result<()> {
+    let (hosts, progress) = (crowd.hosts()?, crowd.progress);
+    let all = Requests::in_turn(public, &hosts).await?;
+    // The first request on a tunnel opens a stream, which is not what is compared.
+    progress.message("asking each runtime once");
+    let connections = args.connections.into();
+    let (_, failures) = all.once_each(connections).await;
+    if failures.total() > 0 {
+        let failures = kinds(&failures.by_name());
+        report.warn(format!("runtimes that did not answer: {failures}"));
     }
-
-    async fn run(
-        &self,
-        name: &str,
-        requests: Arc<Requests>,
-        progress: &Progress,
-    ) -> anyhow::Result<Outcome> {
+    // One in the middle: neither the first that was connected nor the last.
+    let middle = hosts.iter().skip(hosts.len() / 2).take(1);
+    let middle: Vec<_> = middle.cloned().collect();
+    let one = Requests::in_turn(public, &middle).await?;
+    let over_all = format!("over {} tunnels", hosts.len());
+    let names = [over_all, "over one tunnel".to_owned()];
+    let requests = [Arc::new(all), Arc::new(one)];
+    let mut results = [Rounds::default(), Rounds::default()];
+    let measure = async |which: usize| {
         let mut load = Load::new(LoadArgs {
             warm_up: WARM_UP,
-            duration: self.args.spread_duration,
+            duration: args.spread_duration,
             timeout: TIMEOUT,
             threads: 1,
         });
-        load.requests(name, self.args.connections.into(), None, requests);
-        load.run(progress, &self.roles).await
-    }
+        load.requests(&names[which], connections, None, requests[which].clone());
+        let outcome = Box::pin(load.run(progress, roles)).await?;
+        let (run, notes) = outcome.into_run();
+        results[which].add(run, notes);
+        Ok(())
+    };
+    rounds::interleave(args.rounds, &names, progress, measure).await?;
+    show(report, names, &results, crowd.args.fleet_threads.into());
+    Ok(())
+}
 
-    fn show(&self, report: &mut Report, names: [String; 2], results: &[Rounds; 2]) {
-        let rows = names.iter().zip(results);
-        let rows = rows.map(|(name, rounds)| (name.clone(), rounds, Some(&results[1])));
-        let rows: Vec<_> = rows.collect();
-        let title = "The same requests over all tunnels and over one, medians of rounds".to_owned();
-        let figures = [RATE, CPU_PER_REQUEST, P50, P99];
-        let ratios = (2, "× one tunnel");
-        let table = rounds::table(title, "small requests", &figures, ratios, &rows);
-        report.tables.push(table.with_errors(&rows));
-        let mut runs = Vec::new();
-        for (name, rounds, _) in rows {
-            report.notes.extend(rounds.notes(&name));
-            let run = rounds.run(name);
-            let used = run.usage.get(FLEET).map_or(0.0, |usage| usage.cpu_seconds);
-            let share = used / run.seconds / self.fleet_threads;
-            if share >= BUSY {
-                report.warn(format!(
-                    "{}: the simulated clients were the limit ({:.0} % of their threads' time)",
-                    run.name,
-                    share * 100.0
-                ));
-            }
-            runs.push(run);
+fn show(report: &mut Report, names: [String; 2], results: &[Rounds; 2], fleet_threads: f64) {
+    let rows = names.into_iter().zip(results);
+    let rows = rows.map(|(name, rounds)| (name, rounds, Some(&results[1])));
+    let rows: Vec<_> = rows.collect();
+    let title = "The same requests over all tunnels and over one, medians of rounds".to_owned();
+    let figures = [RATE, CPU_PER_REQUEST, P50, P99];
+    let ratios = (2, "× one tunnel");
+    let table = rounds::table(title, "small requests", &figures, ratios, &rows);
+    report.tables.push(table.with_errors(&rows));
+    let mut runs = Vec::new();
+    for (name, rounds, _) in rows {
+        report.notes.extend(rounds.notes(&name));
+        let run = rounds.run(name);
+        let used = run.usage.get(FLEET).map_or(0.0, |usage| usage.cpu_seconds);
+        let share = used / run.seconds / fleet_threads;
+        if share >= BUSY {
+            report.warn(format!(
+                "{}: the simulated clients were the limit ({:.0} % of their threads' time)",
+                run.name,
+                share * 100.0
+            ));
         }
-        report
-            .charts
-            .extend(latency_chart("Latency by percentile", &runs));
-        report.runs.extend(runs);
+        runs.push(run);
     }
+    let title = "Latency by percentile";
+    report.charts.extend(latency_chart(title, &runs));
+    report.runs.extend(runs);
 }
