@@ -36,7 +36,7 @@ use crate::{
     client::Dialer,
     fleet::{status::Counters, tunnel::FleetThread},
     serve::on_this_thread,
-    target::tls::{self, Trust},
+    target::{self, Trust},
 };
 
 /// The name that is asked for. Any certificate is accepted.
@@ -137,7 +137,7 @@ fn clients(args: &Args) -> anyhow::Result<Vec<Option<Box<str>>>> {
 }
 
 fn dialer(server: SocketAddr) -> anyhow::Result<Dialer> {
-    let mut config = (*tls::client(Trust::Anybody, false)?).clone();
+    let mut config = (*target::tls_config(Trust::Anybody, false)?).clone();
     // These are many clients that meet the server for the first time, not one that comes back.
     config.resumption = Resumption::disabled();
     let name = ServerName::try_from(HOST_NAME)?;

@@ -18,7 +18,6 @@ pub mod fleet;
 pub mod hop;
 pub mod load;
 pub mod measure;
-mod output;
 pub mod progress;
 pub mod relay;
 pub mod report;

@@ -21,9 +21,8 @@ use tokio::{
 
 use crate::{
     measure::{
-        Collector, Recorder, Window,
+        self, Collector, Recorder, Window,
         errors::Failure,
-        timeline,
         usage::{Meter, Roles},
     },
     progress::Progress,
@@ -146,7 +145,7 @@ impl Load {
     pub fn new(args: LoadArgs) -> Self {
         Self {
             args,
-            interval: timeline::interval(args.duration),
+            interval: measure::interval(args.duration),
             groups: Vec::new(),
             opening: watch::Sender::new(None),
         }
@@ -156,7 +155,7 @@ impl Load {
     /// of a load of the usual duration.
     pub fn until_done(args: LoadArgs) -> Self {
         Self {
-            interval: timeline::interval(args.duration),
+            interval: measure::interval(args.duration),
             ..Self::new(LoadArgs {
                 warm_up: Duration::ZERO,
                 duration: NO_END,

@@ -152,6 +152,10 @@ const PIECES: (usize, usize) = (2 * 1024, 128 * 1024);
 const UNDER_WAY: usize = 16 * 1024;
 
 /// A direction of a link, shared by all connections.
+///
+/// A piece that was read waits until the link has sent what came before it, takes its own time at the link's rate, and is
+/// then under way for the delay. That is a token bucket without tokens to save: a link that was idle may not send faster
+/// afterwards.
 #[derive(Debug)]
 struct Direction {
     link: Link,

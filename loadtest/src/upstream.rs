@@ -5,7 +5,6 @@
 //! random, so that a test can count them.
 
 pub(crate) mod answer;
-pub(crate) mod content;
 mod plain;
 
 use std::{net::SocketAddr, time::Duration};

@@ -8,7 +8,7 @@ use crate::{
     fleet::watch::{FleetArgs, FleetWatch},
     progress::Progress,
     report::tables::TUNNEL_SERVER,
-    stack::{self, ACCOUNT, DOMAIN, Server, files::Files},
+    stack::{self, ACCOUNT, DOMAIN, Files, Server},
 };
 
 /// The runtimes of one run, each with a simulated client, and one more for a real client.

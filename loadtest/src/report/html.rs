@@ -4,7 +4,6 @@
 //! nothing from anywhere. All text that comes from outside is escaped here; `report.html` is the frame into which the
 //! parts are set.
 
-mod axis;
 mod chart;
 
 use super::{Note, NoteLevel, Report, Table, tables};

@@ -14,7 +14,6 @@
 //! (`named`). `sample` measures one target once. A target that fails is reported,
 //! never dropped. All share one machine, so other activity on it is reported as well (`noise`).
 
-pub mod named;
 mod noise;
 mod preset;
 mod sample;
@@ -32,14 +31,17 @@ use crate::{
     report::{
         Axis, Chart, Note, Report, Scale, Unit, build::latency_chart, format, tables::Figure,
     },
-    scenario::rounds::{self, Rounds},
+    scenario::{
+        compare::{
+            noise::Noise,
+            sample::LoadLevel,
+            started::{NamedTarget, OpenTarget, TargetChoice, Upstream, UpstreamChoice},
+        },
+        rounds::{self, Rounds},
+    },
     stack::StackArgs,
     target::ClientArgs,
 };
-use named::NamedTarget;
-use noise::Noise;
-use sample::LoadLevel;
-use started::{OpenTarget, TargetChoice, Upstream, UpstreamChoice};
 
 /// The targets that ratios are to unless told otherwise, the better one first.
 const BASES: [&str; 2] = ["nginx", "hop"];

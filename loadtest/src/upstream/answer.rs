@@ -5,7 +5,7 @@
 //! | `/bytes/N` | `N` bytes, as fast as they are taken |
 //! | `/upload` | takes all content and answers how many bytes came |
 //! | `/pace?rate=N` | bytes without end, `N` a second; `&bytes=N` ends it |
-//! | `/events?rate=N` | Server-Sent Events that carry the time of sending; see [`super::events`] |
+//! | `/events?rate=N` | Server-Sent Events that carry the time of sending; see `events` |
 //! | `/echo` | a WebSocket that echoes, over HTTP/1.1 and HTTP/2 |
 //! | any, with a gRPC content type | the messages that came, and the trailer `grpc-status: 0` |
 //! | anything else | the plain answer, with its delay and its share of errors |
@@ -26,7 +26,7 @@ use http_body_util::{BodyExt as _, Either, Full, StreamBody, combinators::Unsync
 use hyper::{body::Incoming, ext::Protocol, upgrade::OnUpgrade};
 use hyper_util::rt::TokioIo;
 use tokio::{
-    task::JoinSet,
+    task::{JoinSet, yield_now},
     time::{Instant, sleep_until},
 };
 use tokio_tungstenite::{
@@ -40,11 +40,7 @@ use tokio_tungstenite::{
 
 use crate::{
     client::body::{self, CHUNK},
-    upstream::{
-        UpstreamArgs,
-        content::{paced, repeated},
-        plain::PlainAnswer,
-    },
+    upstream::{UpstreamArgs, plain::PlainAnswer},
 };
 
 /// What all connections share.
@@ -172,7 +168,8 @@ pub(crate) fn is_grpc(headers: &HeaderMap) -> bool {
     kind.is_some_and(|kind| kind.as_bytes().starts_with(b"application/grpc"))
 }
 
-/// Answers with what comes, and a good status.
+/// Answers with what comes, and a good status. A message with its prefix of five bytes is echoed byte for byte as it comes,
+/// so one way of answering fits calls of all four kinds.
 fn grpc_echo(content: Incoming) -> Response<Content> {
     let mut trailers = HeaderMap::new();
     trailers.insert("grpc-status", HeaderValue::from_static("0"));
@@ -180,7 +177,13 @@ fn grpc_echo(content: Incoming) -> Response<Content> {
     of_kind("application/grpc", Either::Right(echo.boxed_unsync()))
 }
 
-/// A stream of `rate` events per second that ends after `count` events, if given. Each event has at least `size` bytes.
+/// A stream of `rate` Server-Sent Events per second that ends after `count` events, if given. Each event has at least
+/// `size` bytes.
+///
+/// An event is `id: N` and `data: NS PAD`. NS is the time of sending in nanoseconds since the Unix epoch, from which a
+/// receiver on this machine computes the delay. N is the number of the event since the Unix epoch at this rate: all
+/// subscribers of one rate get an event with one number, at one time, so that a receiver can count the events that it
+/// missed, also while it was not subscribed.
 fn events(rate: f64, count: Option<u64>, size: usize) -> impl Stream<Item = Bytes> + Send {
     // What is no number is the most.
     let every = (1e9 / rate.max(1e-5).min(1e6)) as u64;
@@ -253,8 +256,92 @@ async fn echo(upgrade: OnUpgrade) {
     }
 }
 
+/// Time between two pieces: short against what people notice, long against a timer's tick.
+const STEP: Duration = Duration::from_millis(10);
+
+/// A reader that was slower than the rate by more than this does not get the rest in one burst.
+const BURST: Duration = Duration::from_millis(100);
+
+/// So many bytes of a chunk, as fast as they are taken. After each chunk all other connections on this thread have
+/// their turn: else downloads would delay small requests here, which would be taken for the doing of a tunnel.
+pub(crate) fn repeated(chunk: Bytes, length: u64) -> impl Stream<Item = Bytes> + Send {
+    stream::unfold(length, move |left| {
+        let chunk = chunk.clone();
+        async move {
+            if left < length {
+                yield_now().await;
+            }
+            let size = chunk.len().min(usize::try_from(left).unwrap_or(usize::MAX));
+            (size > 0).then(|| (chunk.slice(..size), left - size as u64))
+        }
+    })
+}
+
+/// Pieces of the chunk at a rate in bytes a second, without end or of this length in all.
+pub(crate) fn paced(
+    chunk: Bytes,
+    rate: f64,
+    length: Option<u64>,
+) -> impl Stream<Item = Bytes> + Send {
+    let now = Instant::now();
+    let pace = PacedContent {
+        chunk,
+        rate: rate.max(1.0),
+        left: length,
+        paid: now,
+        next: now,
+    };
+    stream::unfold(pace, async |mut pace: PacedContent| {
+        let piece = pace.piece().await?;
+        Some((piece, pace))
+    })
+}
+
+struct PacedContent {
+    chunk: Bytes,
+    rate: f64,
+    left: Option<u64>,
+    /// Until when all bytes were given that were due.
+    paid: Instant,
+    next: Instant,
+}
+
+impl PacedContent {
+    async fn piece(&mut self) -> Option<Bytes> {
+        if self.left == Some(0) {
+            return None;
+        }
+        loop {
+            sleep_until(self.next).await;
+            let now = Instant::now();
+            let length = self.take_due(now);
+            if length < self.chunk.len() {
+                self.next = now + STEP;
+            }
+            if length > 0 {
+                return Some(self.chunk.slice(..length));
+            }
+        }
+    }
+
+    /// How many bytes are due now; takes them as sent.
+    fn take_due(&mut self, now: Instant) -> usize {
+        self.paid = self.paid.max(now.checked_sub(BURST).unwrap_or(now));
+        let due = (now - self.paid).as_secs_f64() * self.rate;
+        let most = self.left.map_or(self.chunk.len() as u64, |left| {
+            left.min(self.chunk.len() as u64)
+        });
+        let length = (due as u64).min(most);
+        self.paid += Duration::from_secs_f64(length as f64 / self.rate);
+        self.left = self.left.map(|left| left - length);
+        usize::try_from(length).unwrap_or(0)
+    }
+}
+
 #[cfg(test)]
 mod tests {
+    use futures_util::{StreamExt as _, poll};
+
     use super::*;
 
     #[tokio::test]
@@ -275,5 +362,30 @@ mod tests {
             assert!(sent >= last && sent <= now(), "{event}");
             last = sent;
         }
+    }
+
+    #[tokio::test]
+    async fn others_have_their_turn_between_chunks() {
+        let content = repeated(Bytes::from_static(b"xxxx"), 10);
+        let mut content = std::pin::pin!(content);
+        for (first, expected) in [(true, 4), (false, 4), (false, 2)] {
+            if !first {
+                assert!(poll!(content.next()).is_pending());
+            }
+            assert_eq!(content.next().await.unwrap().len(), expected);
+        }
+        assert!(content.next().await.is_none());
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn keeps_its_rate_and_its_length() {
+        let chunk = Bytes::from(vec![b'x'; 1024]);
+        let begun = Instant::now();
+        let content = paced(chunk, 100_000.0, Some(50_000));
+        let content: Vec<_> = content.collect().await;
+        assert_eq!(content.concat().len(), 50_000);
+        let took = begun.elapsed();
+        let expected = Duration::from_millis(500);
+        assert!(took >= expected && took < expected * 2, "{took:?}");
     }
 }

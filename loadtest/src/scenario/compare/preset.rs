@@ -19,7 +19,7 @@ use serde::Deserialize;
 use tempfile::TempDir;
 use tokio::net::TcpStream;
 
-use crate::stack::{child::Child, files};
+use crate::stack::{self, child::Child};
 
 const START_LIMIT: Duration = Duration::from_secs(10);
 
@@ -137,7 +137,7 @@ impl Preset {
         let directory = TempDir::with_prefix(format!("loadtest-{}-", self.name));
         let directory = directory.context("cannot make a directory")?;
         let path = directory.path();
-        files::make_certificate(path).context("cannot make a certificate")?;
+        stack::make_certificate(path).context("cannot make a certificate")?;
         make_content(path, sizes)?;
         let address = listen.map_or_else(free_address, Ok)?;
         let mut values = Values::new();
