@@ -11,7 +11,6 @@
 //! no routes and no upstreams: every answer is two bytes. It is a child process so that
 //! what it costs is never mixed with what the scenario's own load costs.
 
-pub mod crowd;
 pub mod status;
 mod tunnel;
 pub mod watch;

@@ -325,9 +325,7 @@ impl Outcome {
         let names: Vec<_> = runs.iter().map(|run: &Run| run.name.as_str()).collect();
         let names = names.join(", ");
         let is_bound = !threads.is_empty() && threads.iter().all(|thread| thread.ran >= BUSY);
-        let mut notes: Vec<Note> = note_on_threads(&names, is_bound, &threads)
-            .into_iter()
-            .collect();
+        let mut notes = Vec::from_iter(note_on_threads(&names, is_bound, &threads));
         if missing > 0 {
             let there = workers.saturating_sub(missing);
             notes.push(Note::warning(format!(
@@ -361,29 +359,25 @@ impl Outcome {
 
 /// Whether the threads had time left, and processors to run on.
 fn note_on_threads(names: &str, is_bound: bool, threads: &[ThreadUse]) -> Option<Note> {
-    let count = threads.len().max(1) as f64;
-    let ran = threads.iter().map(|thread| thread.ran).sum::<f64>() / count;
-    let waited = threads.iter().map(|thread| thread.waited).sum::<f64>() / count;
-    let (level, text) = if is_bound {
-        let text = format!(
-            "{names}: the load generator was the limit (its threads ran {:.0} % of the time): the \
-             target may be faster than this; give it more --threads on a machine with more cores, \
-             or less load",
-            ran * 100.0
-        );
-        (NoteLevel::Warning, text)
-    } else if waited >= WAITED {
-        let text = format!(
-            "{names}: all processors were busy: the load generator ran {:.0} % of the time and \
-             waited {:.0} % for a processor, which is part of the latencies",
-            ran * 100.0,
-            waited * 100.0
-        );
-        (NoteLevel::Info, text)
-    } else {
-        return None;
+    let share = |of: fn(&ThreadUse) -> f64| {
+        let sum: f64 = threads.iter().map(of).sum();
+        sum / threads.len().max(1) as f64 * 100.0
     };
-    Some(Note { level, text })
+    let (ran, waited) = (share(|thread| thread.ran), share(|thread| thread.waited));
+    if is_bound {
+        return Some(Note::warning(format!(
+            "{names}: the load generator was the limit (its threads ran {ran:.0} % of the time): the \
+             target may be faster than this; give it more --threads on a machine with more cores, \
+             or less load"
+        )));
+    }
+    (waited >= WAITED * 100.0).then(|| Note {
+        level: NoteLevel::Info,
+        text: format!(
+            "{names}: all processors were busy: the load generator ran {ran:.0} % of the time and \
+             waited {waited:.0} % for a processor, which is part of the latencies"
+        ),
+    })
 }
 
 impl Report {

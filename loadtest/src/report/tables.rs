@@ -2,7 +2,8 @@
 
 use std::collections::BTreeMap;
 
-use crate::report::{Run, Table, Unit, Usage, format};
+use crate::report::{Latency, Run, Table, Unit, Usage, format};
+use Unit::{Bytes, BytesPerSecond, Count, PerSecond, Seconds};
 
 /// A figure of a run.
 #[derive(Clone, Copy, Debug)]
@@ -26,28 +27,25 @@ impl Figure {
     }
 }
 
-pub(crate) const RATE: Figure = Figure::new("rate", Unit::PerSecond, |run| {
+pub(crate) const RATE: Figure = Figure::new("rate", PerSecond, |run| {
     (run.completed > 0).then_some(run.rate)
 });
-pub(crate) const P50: Figure =
-    Figure::new("p50", Unit::Seconds, |run| Some(run.latency.as_ref()?.p50));
-pub(crate) const P99: Figure =
-    Figure::new("p99", Unit::Seconds, |run| Some(run.latency.as_ref()?.p99));
-pub(crate) const MAX: Figure =
-    Figure::new("max", Unit::Seconds, |run| Some(run.latency.as_ref()?.max));
-pub(crate) const CPU_PER_REQUEST: Figure = Figure::new("CPU/request", Unit::Seconds, |run| {
+pub(crate) const P50: Figure = Figure::new("p50", Seconds, |run| Some(latency(run)?.p50));
+pub(crate) const P99: Figure = Figure::new("p99", Seconds, |run| Some(latency(run)?.p99));
+pub(crate) const MAX: Figure = Figure::new("max", Seconds, |run| Some(latency(run)?.max));
+pub(crate) const CPU_PER_REQUEST: Figure = Figure::new("CPU/request", Seconds, |run| {
     Some(run.cpu_us_per_request? / 1e6)
 });
-pub(crate) const THROUGHPUT: Figure = Figure::new("throughput", Unit::BytesPerSecond, |run| {
+pub(crate) const THROUGHPUT: Figure = Figure::new("throughput", BytesPerSecond, |run| {
     Some(above_zero(run.bytes_up + run.bytes_down)? / run.seconds)
 });
 /// Processor time of the target for each gibibyte that moved.
-pub(crate) const CPU_PER_GIB: Figure = Figure::new("CPU/GiB", Unit::Seconds, |run| {
+pub(crate) const CPU_PER_GIB: Figure = Figure::new("CPU/GiB", Seconds, |run| {
     let gibibytes = above_zero(run.bytes_up + run.bytes_down)? / f64::from(1 << 30);
     Some(cpu_us_per_request(&run.usage, 1)? / 1e6 / gibibytes)
 });
 /// Memory of all roles that belong to the target.
-pub(crate) const PEAK_MEMORY: Figure = Figure::new("peak memory", Unit::Bytes, |run| {
+pub(crate) const PEAK_MEMORY: Figure = Figure::new("peak memory", Bytes, |run| {
     let target = run.usage.iter().filter(|(role, _)| is_target(role));
     let sizes: Vec<_> = target.map(|(_, usage)| usage.peak_rss).collect();
     (!sizes.is_empty()).then(|| sizes.iter().sum::<u64>() as f64)
@@ -56,35 +54,33 @@ pub(crate) const PEAK_MEMORY: Figure = Figure::new("peak memory", Unit::Bytes, |
 /// The figures of the table of results, in its order.
 const RESULTS: [Figure; 17] = [
     RATE,
-    Figure::new("up", Unit::BytesPerSecond, |run| {
+    Figure::new("up", BytesPerSecond, |run| {
         Some(above_zero(run.bytes_up)? / run.seconds)
     }),
-    Figure::new("down", Unit::BytesPerSecond, |run| {
+    Figure::new("down", BytesPerSecond, |run| {
         Some(above_zero(run.bytes_down)? / run.seconds)
     }),
     P50,
-    Figure::new("p90", Unit::Seconds, |run| Some(run.latency.as_ref()?.p90)),
+    Figure::new("p90", Seconds, |run| Some(latency(run)?.p90)),
     P99,
-    Figure::new("p99.9", Unit::Seconds, |run| {
-        Some(run.latency.as_ref()?.p999)
-    }),
+    Figure::new("p99.9", Seconds, |run| Some(latency(run)?.p999)),
     MAX,
-    Figure::new("errors", Unit::Count, |run| {
+    Figure::new("errors", Count, |run| {
         Some(run.errors.values().sum::<u64>() as f64)
     }),
     CPU_PER_REQUEST,
-    Figure::new("completed", Unit::Count, |run| Some(run.completed as f64)),
-    Figure::new("measured for", Unit::Seconds, |run| Some(run.seconds)),
-    Figure::new("sent", Unit::Bytes, |run| above_zero(run.bytes_up)),
-    Figure::new("received", Unit::Bytes, |run| above_zero(run.bytes_down)),
-    Figure::new("min", Unit::Seconds, |run| Some(run.latency.as_ref()?.min)),
-    Figure::new("mean", Unit::Seconds, |run| {
-        Some(run.latency.as_ref()?.mean)
-    }),
-    Figure::new("deviation", Unit::Seconds, |run| {
-        Some(run.latency.as_ref()?.deviation)
-    }),
+    Figure::new("completed", Count, |run| Some(run.completed as f64)),
+    Figure::new("measured for", Seconds, |run| Some(run.seconds)),
+    Figure::new("sent", Bytes, |run| above_zero(run.bytes_up)),
+    Figure::new("received", Bytes, |run| above_zero(run.bytes_down)),
+    Figure::new("min", Seconds, |run| Some(latency(run)?.min)),
+    Figure::new("mean", Seconds, |run| Some(latency(run)?.mean)),
+    Figure::new("deviation", Seconds, |run| Some(latency(run)?.deviation)),
 ];
+
+fn latency(run: &Run) -> Option<&Latency> {
+    run.latency.as_ref()
+}
 
 fn above_zero(bytes: u64) -> Option<f64> {
     (bytes > 0).then_some(bytes as f64)

@@ -21,8 +21,8 @@ use crate::{
     relay::{BitRate, Link},
     report::{
         Axis, Chart, Interval, Latency, Report, Run, Scale, Series, Table, Unit, Usage,
-        build::over_time,
         format::{bytes, bytes_per_second, cell, count, seconds},
+        over_time,
     },
     scenario::{
         open,

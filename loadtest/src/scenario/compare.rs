@@ -28,9 +28,7 @@ use crate::{
     load::LoadArgs,
     measure::usage::Roles,
     progress::Progress,
-    report::{
-        Axis, Chart, Note, Report, Scale, Unit, build::latency_chart, format, tables::Figure,
-    },
+    report::{Axis, Chart, Note, Report, Scale, Unit, format, latency_chart, tables::Figure},
     scenario::{
         compare::{
             noise::Noise,

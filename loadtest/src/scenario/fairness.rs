@@ -30,8 +30,8 @@ use crate::{
     progress::Progress,
     report::{
         Report,
-        build::latency_chart,
         format::count,
+        latency_chart,
         tables::{MAX, P50, P99, THROUGHPUT, UPSTREAM},
     },
     scenario::{

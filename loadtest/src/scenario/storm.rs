@@ -14,16 +14,15 @@ use tokio::time::sleep;
 
 use crate::{
     fleet::{
-        crowd::Crowd,
         status::{Status, clock},
-        watch::{FleetArgs, Samples, kinds, peak_rate, thinned, when_reached},
+        watch::{Crowd, FleetArgs, Samples, kinds, peak_rate, thinned, when_reached},
     },
     measure::{errors::FailureCounts, usage::Meter},
     progress::Progress,
     report::{
         Axis, Chart, Report, Scale, Series, Table, Unit, Usage,
-        build::latency_chart,
         format::{bytes, cell, count, seconds},
+        latency_chart,
     },
     scenario::http::Requests,
 };

@@ -17,16 +17,15 @@ use tokio::time::sleep;
 
 use crate::{
     fleet::{
-        crowd::Crowd,
         status::{Status, clock},
-        watch::{FleetArgs, FleetWatch, kinds, peak_rate, thinned},
+        watch::{Crowd, FleetArgs, FleetWatch, kinds, peak_rate, thinned},
     },
     measure::usage::{Meter, resident},
     progress::Progress,
     report::{
         Axis, Chart, Report, Run, Scale, Series, Table, Unit, Usage,
-        build::latency_chart,
         format::{NONE, bytes, cell, count, per_second, seconds},
+        latency_chart,
         tables::{FLEET, TUNNEL_SERVER},
     },
     scenario::tunnels::spread::SpreadArgs,

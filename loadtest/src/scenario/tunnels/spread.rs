@@ -6,12 +6,11 @@
 use std::{net::SocketAddr, sync::Arc, time::Duration};
 
 use crate::{
-    fleet::{crowd::Crowd, watch::kinds},
+    fleet::watch::{Crowd, kinds},
     load::{BUSY, Load, LoadArgs},
     measure::usage::Roles,
     report::{
-        Report,
-        build::latency_chart,
+        Report, latency_chart,
         tables::{CPU_PER_REQUEST, FLEET, P50, P99, RATE},
     },
     scenario::{
