@@ -169,23 +169,21 @@ impl Load {
         self.opening.subscribe()
     }
 
-    /// Adds workers that each run `work`. With a rate the loop is open: so many requests a second are due over all workers,
+    /// Adds workers that each run `work` with what they share. With a rate the loop is open: so many requests a second are due over all workers,
     /// and each has a [`Worker::schedule`].
-    pub fn group<F, Fut>(
+    pub fn group<T: Send + Sync + 'static, F: Future<Output = ()> + 'static>(
         &mut self,
         name: impl Into<String>,
         workers: usize,
         rate: Option<f64>,
-        work: F,
-    ) where
-        F: Fn(Worker) -> Fut + Send + Sync + 'static,
-        Fut: Future<Output = ()> + 'static,
-    {
+        shared: Arc<T>,
+        work: impl Fn(Arc<T>, Worker) -> F + Send + Sync + 'static,
+    ) {
         self.groups.push(Group {
             name: name.into(),
             workers,
             rate,
-            work: Box::new(move |worker| Box::pin(work(worker))),
+            work: Box::new(move |worker| Box::pin(work(shared.clone(), worker))),
         });
     }
 
@@ -198,9 +196,7 @@ impl Load {
         rate: Option<f64>,
         client: Arc<C>,
     ) {
-        self.group(name, connections, rate, move |worker| {
-            requests::work(client.clone(), worker)
-        });
+        self.group(name, connections, rate, client, requests::work);
     }
 
     /// Runs all groups at once, until the window is over and the last answer has come. Dropping
@@ -407,12 +403,18 @@ mod tests {
     #[tokio::test]
     async fn what_threads_used_is_known_when_all_workers_end_first() {
         let mut load = load(1_000);
-        load.group("busy", 1, None, |mut worker| async move {
-            let window = worker.ready().await;
-            while Instant::now() + Duration::from_millis(50) < window.end {
-                yield_now().await;
-            }
-        });
+        load.group(
+            "busy",
+            1,
+            None,
+            Arc::new(()),
+            |_, mut worker: Worker| async move {
+                let window = worker.ready().await;
+                while Instant::now() + Duration::from_millis(50) < window.end {
+                    yield_now().await;
+                }
+            },
+        );
         let outcome = load.run(&Progress::none(), &Roles::generator()).await;
         let outcome = outcome.unwrap();
         let [used] = outcome.threads[..] else {
@@ -424,12 +426,18 @@ mod tests {
     #[tokio::test]
     async fn workers_that_are_not_ready_in_time_are_reported() {
         let mut load = load(100);
-        load.group("late", 3, None, |mut worker| async move {
-            if worker.index == 2 {
-                sleep(Duration::from_millis(350)).await;
-            }
-            worker.ready().await;
-        });
+        load.group(
+            "late",
+            3,
+            None,
+            Arc::new(()),
+            |_, mut worker: Worker| async move {
+                if worker.index == 2 {
+                    sleep(Duration::from_millis(350)).await;
+                }
+                worker.ready().await;
+            },
+        );
         let outcome = load.run(&Progress::none(), &Roles::generator()).await;
         let outcome = outcome.unwrap();
         let is_it = |note: &Note| note.text.contains("late: only 2 of 3 connections");

@@ -117,9 +117,7 @@ pub async fn run(args: Args, progress: &Progress) -> anyhow::Result<Report> {
         let streams = args.streams as usize;
         let flow = Arc::new(Flow::new(args.transfer(&target, is_upload)?, streams));
         flows.push(flow.clone());
-        load.group(name, streams, None, move |worker| {
-            transfer::work(flow.clone(), worker)
-        });
+        load.group(name, streams, None, flow, transfer::work);
     }
     report.add(load.run(progress, &target.roles).await?);
     show(&mut report, &args, &flows);

@@ -197,9 +197,7 @@ fn beside(args: &Args, target: &Target, beside: &Beside) -> anyhow::Result<Optio
                 ..Transfer::new(target.template(Method::GET, Some(path))?, false, None)
             };
             let flow = Arc::new(Flow::new(transfer, count));
-            load.group("downloads", count, None, move |worker| {
-                transfer::work(flow.clone(), worker)
-            });
+            load.group("downloads", count, None, flow, transfer::work);
         }
     }
     Ok(Some(load))

@@ -88,10 +88,8 @@ pub async fn run(args: Args, progress: &Progress) -> anyhow::Result<Report> {
         disconnects: AtomicU64::new(0),
     });
     let mut load = Load::new(args.load);
-    let (subscribers, subscribed) = (args.subscribers, subscription.clone());
-    load.group(&target.name, subscribers, None, move |worker| {
-        work(subscribed.clone(), worker)
-    });
+    let (subscribers, shared) = (args.subscribers, subscription.clone());
+    load.group(&target.name, subscribers, None, shared, work);
     report.add(load.run(progress, &target.roles).await?);
 
     let table = report.runs.first().map(|run| subscription.table(run));

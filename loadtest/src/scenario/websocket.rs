@@ -97,9 +97,7 @@ pub async fn run(args: Args, progress: &Progress) -> anyhow::Result<Report> {
         None => load.requests(&target.name, args.connections, None, echo),
         Some(rate) => {
             let pace = Some(rate * args.connections as f64);
-            load.group(&target.name, args.connections, pace, move |worker| {
-                work_paced(echo.clone(), worker)
-            });
+            load.group(&target.name, args.connections, pace, echo, work_paced);
         }
     }
     report.add(load.run(progress, &target.roles).await?);

@@ -80,9 +80,7 @@ pub(super) async fn measure(
                 ..Flow::new(transfer(target, is_upload, size)?, 1)
             });
             load = Load::until_done(args.load);
-            load.group("transfer", 1, None, move |worker| {
-                transfer::work(flow.clone(), worker)
-            });
+            load.group("transfer", 1, None, flow, transfer::work);
         }
     }
     let (mut run, notes) = load.run(progress, &target.roles).await?.into_run();
