@@ -375,7 +375,7 @@ impl Args {
         let base = BASES
             .into_iter()
             .find(is_opened)
-            .or(opened.first().copied());
+            .or_else(|| opened.first().copied());
         let base = base.unwrap_or(BASES[0]);
         if base != BASES[0] {
             report.warn(format!(

@@ -185,8 +185,8 @@ fn grpc_echo(content: Incoming) -> Response<Content> {
 /// subscribers of one rate get an event with one number, at one time, so that a receiver can count the events that it
 /// missed, also while it was not subscribed.
 fn events(rate: f64, count: Option<u64>, size: usize) -> impl Stream<Item = Bytes> + Send {
-    // What is no number is the most.
-    let every = (1e9 / rate.max(1e-5).min(1e6)) as u64;
+    let rate = Some(rate).filter(|rate| rate.is_finite()).unwrap_or(1.0);
+    let every = (1e9 / rate.clamp(1e-5, 1e6)) as u64;
     let first = now() / every + 1;
     let pad: Arc<str> = "x".repeat(size).into();
     let end = count.map_or(u64::MAX, |count| first.saturating_add(count));
