@@ -37,8 +37,6 @@ pub fn run(args: Args) -> anyhow::Result<()> {
 }
 
 async fn connection(stream: TcpStream, upstream: SocketAddr) {
-    // It fails only on a socket that is already dead, which the first write tells.
-    drop(stream.set_nodelay(true));
     let connection = Rc::new(RefCell::new(None));
     let service = service_fn(move |request| forward(connection.clone(), upstream, request));
     // A failure at either side closes both, which is all that a client needs to know here.

@@ -11,7 +11,7 @@ pub mod usage;
 use std::{
     cell::{Cell, RefCell},
     rc::Rc,
-    time::Duration,
+    time::{Duration, SystemTime, UNIX_EPOCH},
 };
 
 use tokio::time::Instant;
@@ -20,6 +20,17 @@ use crate::{
     measure::errors::{FailureCounts, FailureKind},
     report::{Interval, Note, Run, latency::Latencies},
 };
+
+/// Nanoseconds since the Unix epoch, as senders and receivers of events on one machine tell them.
+pub fn since_epoch() -> u64 {
+    let since = SystemTime::now().duration_since(UNIX_EPOCH);
+    nanoseconds(since.unwrap_or_default())
+}
+
+/// A span in nanoseconds.
+pub fn nanoseconds(span: Duration) -> u64 {
+    u64::try_from(span.as_nanos()).unwrap_or(u64::MAX)
+}
 
 /// The measured time; the warm-up is before it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -78,10 +78,8 @@ async fn carry(client: TcpStream, to: SocketAddr, up: Rc<Direction>, down: Rc<Di
     let Ok(server) = TcpStream::connect(to).await else {
         return;
     };
-    for stream in [&client, &server] {
-        // It fails only on a socket that is already dead, which the first read tells.
-        drop(stream.set_nodelay(true));
-    }
+    // It fails only on a socket that is already dead, which the first read tells.
+    drop(server.set_nodelay(true));
     let (from_client, to_client) = client.into_split();
     let (from_server, to_server) = server.into_split();
     tokio::join!(

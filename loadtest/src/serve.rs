@@ -88,6 +88,8 @@ pub async fn each<F: Future<Output = ()> + 'static>(
     loop {
         match listener.accept().await {
             Ok((stream, _)) => {
+                // It fails only on a socket that is already dead, which the first write tells.
+                drop(stream.set_nodelay(true));
                 connections.spawn_local(connection(stream));
             }
             Err(_) => sleep(ACCEPT_PAUSE).await,

@@ -79,7 +79,6 @@ fn accept_all(listener: StdListener, acceptor: &TlsAcceptor) -> anyhow::Result<(
 }
 
 async fn one(stream: TcpStream, acceptor: TlsAcceptor) {
-    drop(stream.set_nodelay(true));
     // Who failed knows it: the dialler counts.
     let Ok(mut stream) = Box::pin(acceptor.accept(stream)).await else {
         return;

@@ -29,7 +29,7 @@ use crate::{
     scenario::{open, parse_rate},
     stack::Plan,
     target::TargetArgs,
-    upstream::answer::is_grpc,
+    upstream::is_grpc,
 };
 
 /// Flags of `loadtest grpc`.

@@ -9,7 +9,7 @@ use std::{
         Arc,
         atomic::{AtomicU64, Ordering::Relaxed},
     },
-    time::{Duration, SystemTime, UNIX_EPOCH},
+    time::Duration,
 };
 
 use bytesize::ByteSize;
@@ -26,6 +26,7 @@ use crate::{
     measure::{
         Window,
         errors::{Failure, FailureKind},
+        nanoseconds, since_epoch,
     },
     progress::Progress,
     report::{
@@ -306,16 +307,6 @@ fn at_clock(instant: Instant) -> u64 {
     let before = nanoseconds(now.saturating_duration_since(instant));
     let after = nanoseconds(instant.saturating_duration_since(now));
     clock.saturating_sub(before).saturating_add(after)
-}
-
-/// Nanoseconds since the Unix epoch.
-fn since_epoch() -> u64 {
-    let since = SystemTime::now().duration_since(UNIX_EPOCH);
-    nanoseconds(since.unwrap_or_default())
-}
-
-fn nanoseconds(span: Duration) -> u64 {
-    u64::try_from(span.as_nanos()).unwrap_or(u64::MAX)
 }
 
 /// An event, as far as this program cares.

@@ -31,7 +31,7 @@ use crate::{
         errors::{Failure, FailureKind},
     },
     report::latency::Latencies,
-    upstream::answer::{paced, repeated},
+    upstream::{paced, repeated},
 };
 
 /// What all bytes of the sample upstream are.

@@ -163,7 +163,7 @@ fn next(bytes: &[u8]) -> Next {
     }
 }
 
-/// Whether a path has an answer of its own in `answer.rs`.
+/// Whether a path has an answer of its own in `upstream.rs`.
 fn is_special(path: &str) -> bool {
     let path = path.split('?').next().unwrap_or_default();
     path.starts_with("/bytes/") || ["/upload", "/pace", "/events", "/echo"].contains(&path)
