@@ -10,13 +10,8 @@ use crate::{
 /// A share of the machine above which others were too loud.
 const LOUD: f64 = 0.05;
 
-/// Processor time of the whole machine since it started, in ticks.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-struct Ticks {
-    busy: u64,
-    stolen: u64,
-    all: u64,
-}
+/// Processor time of the whole machine since it started, in ticks: busy, stolen, and all.
+type Ticks = [u64; 3];
 
 /// The time from the first round to the last.
 pub(super) struct Noise {
@@ -50,10 +45,9 @@ impl Noise {
 
 /// The shares of the machine that others used and that its host took; none if no time has passed.
 fn shares(before: Ticks, after: Ticks, ours: f64, each: f64) -> Option<(f64, f64)> {
-    let passed = |of: fn(&Ticks) -> u64| of(&after).saturating_sub(of(&before)) as f64 / each;
-    let all = passed(|ticks| ticks.all);
-    let others = (passed(|ticks| ticks.busy) - ours).max(0.0);
-    (all > 0.0).then(|| (others / all, passed(|ticks| ticks.stolen) / all))
+    let passed = |of: usize| after[of].saturating_sub(before[of]) as f64 / each;
+    let (busy, stolen, all) = (passed(0), passed(1), passed(2));
+    (all > 0.0).then(|| ((busy - ours).max(0.0) / all, stolen / all))
 }
 
 fn report_shares(others: f64, stolen: f64, is_partial: bool, report: &mut Report) {
@@ -88,11 +82,7 @@ fn parse(text: &str) -> Option<Ticks> {
     let fields: Vec<u64> = fields.collect();
     let [user, nice, system, idle, waiting, hard, soft, stolen] = fields.try_into().ok()?;
     let busy = user + nice + system + hard + soft;
-    Some(Ticks {
-        busy,
-        stolen,
-        all: busy + idle + waiting + stolen,
-    })
+    Some([busy, stolen, busy + idle + waiting + stolen])
 }
 
 #[cfg(test)]
@@ -103,24 +93,15 @@ mod tests {
     #[test]
     fn the_kernels_line_is_understood() {
         let text = "cpu  10 20 30 400 50 6 7 8 5 5\ncpu0 1 1 1 1 1 1 1 1 0 0\n";
-        let expected = Ticks {
-            busy: 73,
-            stolen: 8,
-            all: 531,
-        };
-        assert_eq!(parse(text), Some(expected));
+        assert_eq!(parse(text), Some([73, 8, 531]));
         assert_eq!(parse("cpu  1 2 3\n"), None);
         assert!(ticks().is_some());
     }
 
     #[test]
     fn what_is_ours_is_no_noise() {
-        let after = Ticks {
-            busy: 300,
-            stolen: 20,
-            all: 1000,
-        };
-        let (others, stolen) = shares(Ticks::default(), after, 2.5, 100.0).unwrap();
+        let after = [300, 20, 1000];
+        let (others, stolen) = shares([0; 3], after, 2.5, 100.0).unwrap();
         assert!((others - 0.05).abs() < 1e-9 && (stolen - 0.02).abs() < 1e-9);
         assert_eq!(shares(after, after, 0.0, 100.0), None);
     }
