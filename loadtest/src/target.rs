@@ -128,6 +128,15 @@ pub struct ClientArgs {
 }
 
 impl Target {
+    /// What is at this address, over HTTP/1.1 without TLS.
+    ///
+    /// # Errors
+    /// Never, as any address makes a URL.
+    pub async fn plain(address: SocketAddr) -> anyhow::Result<Self> {
+        let url = format!("http://{address}/").parse()?;
+        Self::at(&url, Some(address), &ClientArgs::default()).await
+    }
+
     /// What is at this URL. `connect_to` is used instead of the URL's host. Of its processes
     /// nothing is known yet.
     ///

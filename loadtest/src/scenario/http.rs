@@ -30,7 +30,7 @@ use crate::{
     report::Report,
     scenario::{open, parse_rate},
     stack::Plan,
-    target::{ClientArgs, Target, TargetArgs},
+    target::{Target, TargetArgs},
 };
 
 /// Longest time for one request of [`Requests::once_each`].
@@ -129,8 +129,7 @@ impl Requests {
     /// # Errors
     /// The listener's address makes no URL.
     pub(crate) async fn in_turn(public: SocketAddr, hosts: &[HeaderValue]) -> anyhow::Result<Self> {
-        let url = format!("http://{public}/").parse()?;
-        let target = Target::at(&url, Some(public), &ClientArgs::default()).await?;
+        let target = Target::plain(public).await?;
         let mut requests = Self::new(target.template(Method::GET, None)?, 0)?;
         let mut template = requests.template.clone();
         let written = hosts.iter().map(|host| {

@@ -94,7 +94,7 @@ impl TargetChoice {
     ) -> anyhow::Result<OpenTarget> {
         let mut opened = match self {
             Self::Direct => OpenTarget {
-                target: at(upstream.address).await?,
+                target: Target::plain(upstream.address).await?,
                 about: "the upstream itself".to_owned(),
             },
             Self::Preset(preset) => open_preset(preset, upstream).await?,
@@ -133,7 +133,7 @@ pub(super) struct OpenTarget {
 
 async fn open_preset(preset: &Preset, upstream: &Upstream) -> anyhow::Result<OpenTarget> {
     let programs = preset.start(upstream.address, None, &[]).await?;
-    let mut target = at(programs.address).await?;
+    let mut target = Target::plain(programs.address).await?;
     for child in &programs.children {
         target.roles.add(child.role(), child.id());
     }
@@ -201,11 +201,6 @@ async fn ask(target: &Target) -> anyhow::Result<UpstreamAnswer> {
     });
     let answer = asked.await.context("it does not answer in time")?;
     answer.map_err(|failure: Failure| anyhow!("it fails: {failure}"))
-}
-
-async fn at(address: SocketAddr) -> anyhow::Result<Target> {
-    let url: Uri = format!("http://{address}/").parse()?;
-    Target::at(&url, Some(address), &ClientArgs::default()).await
 }
 
 /// Which upstream is wanted.
@@ -302,7 +297,7 @@ impl Upstream {
     /// What it answers, as all targets must.
     pub(super) async fn answer(&self) -> anyhow::Result<UpstreamAnswer> {
         let address = self.address;
-        let answer = ask(&at(address).await?).await;
+        let answer = ask(&Target::plain(address).await?).await;
         let answer = answer.with_context(|| format!("the upstream at {address}"))?;
         if !answer.0.is_success() {
             bail!("the upstream at {address} answers {}", answer.0);
