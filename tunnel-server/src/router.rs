@@ -111,8 +111,7 @@ impl Router {
     fn unlisted(&self, host: &str) -> Option<Arc<Slot>> {
         let below = host.strip_suffix(self.domain.as_str())?;
         let label = below.strip_suffix('.')?;
-        let known = self.registry.slot(label);
-        known.or_else(|| self.registry.slot_of_other(label))
+        self.registry.known(label)
     }
 }
 

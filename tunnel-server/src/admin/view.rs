@@ -510,8 +510,9 @@ fn is_named(credential: &SessionCredential, id: &str) -> bool {
 
 fn known(registry: &Registry, label: &str) -> Result<Arc<Slot>, OperationError> {
     let unknown = || OperationError::RuntimeUnknown(label.to_owned());
-    registry.slot(label).ok_or_else(unknown)
+    registry.known(label).ok_or_else(unknown)
 }
+
 /// A time in milliseconds, of whole microseconds: it has no digits that are noise of a float.
 fn milliseconds(time: Duration) -> f64 {
     time.as_micros() as f64 / 1_000.0

@@ -12,8 +12,13 @@ use crate::{
 };
 
 impl Registry {
+    /// The slot of a runtime that this node knows, or another one.
+    pub(crate) fn known(&self, label: &str) -> Option<Arc<Slot>> {
+        self.slot(label).or_else(|| self.slot_of_other(label))
+    }
+
     /// The slot of a runtime that only other nodes know, which is made if it is held anywhere or was.
-    pub(crate) fn slot_of_other(&self, label: &str) -> Option<Arc<Slot>> {
+    fn slot_of_other(&self, label: &str) -> Option<Arc<Slot>> {
         let (label, account, name) = self.directory.nodes()?.runtime(label)?;
         let entry = Arc::new(RuntimeEntry {
             account,

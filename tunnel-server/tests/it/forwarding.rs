@@ -331,6 +331,8 @@ async fn a_runtime_of_which_a_node_has_never_heard_is_served_by_the_one_that_has
     three
         .metric_becomes("tunnel_server_peer_links", 2.0 * LINKS)
         .await;
+    let (_, entry) = three.admin("/api/v1/runtimes/acme-prod").await;
+    assert!(entry.contains("\"other_nodes\":[\"n1\"]"), "{entry}");
     let answer = three.raw().await.ask(get("/")).await;
     assert_eq!(answer.text(), "acme-prod GET /\n");
     let host = PROD_HOST.replace("acme-prod", "nobody-here");

@@ -612,7 +612,12 @@ async fn a_directory_of_a_million_runtimes() {
     };
     tokio::join!(write(), write(), write(), write());
     let start = Instant::now();
-    let two = node(&etcd, "n2").await;
+    let directory = shared(&etcd, "n2");
+    let two = Rig::with(|config| config.shared_directory = Some(directory)).await;
+    eventually(10 * SOON, "the node to be ready", async || {
+        (two.admin("/readyz").await.0 == 200).then_some(())
+    })
+    .await;
     eprintln!("ready after {:?}", start.elapsed());
     let (_, text) = two.admin("/api/v1/runtimes/account-77-runtime-3").await;
     assert!(text.contains("\"other_nodes\":[\"n1\"]"), "{text}");
