@@ -61,7 +61,7 @@ pub const LONGEST_IDLE: Duration = idle_probe::LONGEST;
 #[derive(Debug, Clone, Copy, Default)]
 #[non_exhaustive]
 pub struct Options {
-    /// ProbeMode for the idle limit of the path, with sessions that are idle for up to this time.
+    /// Look for the idle limit of the path, with sessions idle for up to this time.
     pub idle_probe: Option<Duration>,
 }
 

@@ -12,6 +12,7 @@ use serde::Deserialize;
 use serde::de::IgnoredAny;
 use tunnel_proto::handshake::Refusal;
 use tunnel_proto::problem::Reason;
+use tunnel_proto::refusal::RefusalReason;
 
 use super::certificate::CertificateEvidence;
 use super::text::printable;
@@ -26,7 +27,10 @@ pub(super) const CLOCK_BROKEN: Duration = Duration::from_secs(5 * 60);
 pub(super) const CLOCK_TOLERANCE: Duration = Duration::from_secs(30);
 
 /// Reasons that a refusal of a session shares with problems of requests.
-const SHARED_REASONS: [&str; 2] = ["method_not_allowed", "version_unsupported"];
+const SHARED_REASONS: [RefusalReason; 2] = [
+    RefusalReason::MethodNotAllowed,
+    RefusalReason::VersionUnsupported,
+];
 
 /// Everything that was observed.
 #[derive(Debug, Clone)]
@@ -166,8 +170,8 @@ struct WithHop {
 fn is_public(refusal: &Refusal, content: &[u8]) -> bool {
     let reason = refusal.reason.as_str();
     let is_problem = Reason::from_name(reason.as_bytes()).is_some();
-    is_problem && !SHARED_REASONS.contains(&reason)
-        || serde_json::from_slice::<WithHop>(content).is_ok()
+    let is_shared = (refusal.known()).is_some_and(|reason| SHARED_REASONS.contains(&reason));
+    is_problem && !is_shared || serde_json::from_slice::<WithHop>(content).is_ok()
 }
 
 /// This clock beside that of a response.

@@ -94,14 +94,14 @@ pub(super) fn times(longest: Duration) -> Vec<Duration> {
     times
 }
 
-/// What the sessions have shown so far.
+/// The idle limit as far as the sessions have shown it.
 #[derive(Debug, Default)]
-pub(super) struct Finding {
+pub(super) struct IdleLimitEstimate {
     proven: Duration,
     limit: Option<(Duration, Duration)>,
 }
 
-impl Finding {
+impl IdleLimitEstimate {
     /// Adds the outcome of a session that was to be idle for `idle`, and returns a line about it.
     ///
     /// # Errors
@@ -202,16 +202,16 @@ pub(super) async fn probe(
             (idle, outcome)
         });
     }
-    let mut finding = Finding::default();
+    let mut estimate = IdleLimitEstimate::default();
     while let Some(ended) = holding.join_next().await {
         if let Ok((idle, outcome)) = ended {
-            progress(finding.add(idle, outcome)?);
+            progress(estimate.add(idle, outcome)?);
         }
-        if finding.is_over() {
+        if estimate.is_over() {
             break;
         }
     }
-    Ok(finding.report())
+    Ok(estimate.report())
 }
 
 /// Dials a session for each of these times, as far as the server accepts them.

@@ -89,11 +89,11 @@ impl Observer for DialObserver<'_, '_> {
                 self.evidence.chain.clone_from(&self.chain);
             }
             Observation::Tls { version } => self.words = tls_words(version, &self.chain),
-            Observation::ProxyResponse(answer) => {
+            Observation::ProxyResponse(response) => {
                 let proxy = self.evidence.proxy.as_deref().unwrap_or("the proxy");
                 let from = &self.evidence.proxy_from;
-                self.words = format!("{proxy}, named by {from}: {}", answer.text);
-                if let Some(login) = answer.login {
+                self.words = format!("{proxy}, named by {from}: {}", response.text);
+                if let Some(login) = response.login {
                     self.words += &format!(", login {login}");
                 }
             }

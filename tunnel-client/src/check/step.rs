@@ -20,21 +20,21 @@ pub enum StepName {
     Token,
     /// Read the client's certificate and key.
     Certificate,
-    /// ProbeMode up the proxy's name.
+    /// Resolve the proxy's name.
     ProxyDns,
     /// Connect to the proxy.
     ProxyTcp,
     /// TLS with the proxy itself.
     ProxyTls,
-    /// Ask the proxy for a connection to the server.
+    /// Request the connection to the server from the proxy.
     Proxy,
-    /// ProbeMode up the server's name.
+    /// Resolve the server's name.
     Dns,
     /// Connect to the server.
     Tcp,
     /// TLS with the server, and its certificate.
     Tls,
-    /// Ask for a session.
+    /// Request a session.
     Upgrade,
     /// The server takes the credential.
     Authentication,

@@ -40,14 +40,14 @@ pub(super) enum TokenKind {
         /// Its public part.
         id: String,
     },
-    /// Begins as a runtime token, and is none.
+    /// Starts like a runtime token but is malformed.
     DamagedRuntime,
     /// A JSON Web Token.
     Jwt {
         /// Its claim `iss`.
         issuer: Option<String>,
     },
-    /// Looks like a JSON Web Token, and cannot be parsed.
+    /// Looks like a JSON Web Token but cannot be parsed.
     DamagedJwt,
     /// Any other, which only the platform knows.
     Opaque,
@@ -65,18 +65,18 @@ impl TokenEvidence {
     /// Reads the token in this file.
     pub(super) fn read(path: &Path) -> Result<Self, TokenFileError> {
         let token = token_file::read(path)?;
-        let mut facts = Self {
+        let mut evidence = Self {
             path: path.to_owned(),
             kind: TokenKind::Opaque,
             not_before: None,
             expires: None,
             is_readable_by_all: is_readable_by_all(path),
         };
-        facts.understand(token.expose_secret());
-        Ok(facts)
+        evidence.classify(token.expose_secret());
+        Ok(evidence)
     }
 
-    fn understand(&mut self, token: &str) {
+    fn classify(&mut self, token: &str) {
         if let Some(rest) = token.strip_prefix(PREFIX) {
             self.kind = match rest.split_once('_') {
                 Some((id, secret)) if is_id(id) && is_secret(secret) => {
@@ -121,14 +121,14 @@ impl TokenEvidence {
         let kind = match &self.kind {
             TokenKind::Runtime { id } => format!("a runtime token, id {id}"),
             TokenKind::DamagedRuntime => {
-                "begins as a runtime token and is none: is it complete?".to_owned()
+                "starts like a runtime token but is malformed: is it complete?".to_owned()
             }
             TokenKind::Jwt {
                 issuer: Some(issuer),
             } => format!("a JSON Web Token of {issuer}"),
             TokenKind::Jwt { issuer: None } => "a JSON Web Token".to_owned(),
             TokenKind::DamagedJwt => {
-                "looks like a JSON Web Token and cannot be parsed: is it complete?".to_owned()
+                "looks like a JSON Web Token but cannot be parsed: is it complete?".to_owned()
             }
             TokenKind::Opaque => "a token that only the server's platform knows".to_owned(),
         };
@@ -199,16 +199,16 @@ mod tests {
 
     use super::*;
 
-    fn facts(token: &str) -> TokenEvidence {
-        let mut facts = TokenEvidence {
+    fn evidence(token: &str) -> TokenEvidence {
+        let mut evidence = TokenEvidence {
             path: "token".into(),
             kind: TokenKind::Opaque,
             not_before: None,
             expires: None,
             is_readable_by_all: false,
         };
-        facts.understand(token);
-        facts
+        evidence.classify(token);
+        evidence
     }
 
     fn jwt(claims: &str) -> String {
@@ -243,13 +243,13 @@ mod tests {
             ("a.b.c", TokenKind::Opaque),
             ("4f7c", TokenKind::Opaque),
         ] {
-            assert_eq!(facts(token).kind, kind, "{token}");
+            assert_eq!(evidence(token).kind, kind, "{token}");
         }
     }
 
     #[test]
     fn a_json_web_token_says_when_it_is_valid() {
-        let read = facts(&jwt(
+        let read = evidence(&jwt(
             r#"{"iss":"https://id.example","nbf":100,"exp":200.5}"#,
         ));
         assert_eq!(
@@ -274,7 +274,7 @@ mod tests {
             r#"{"exp":1e300}"#,
             "{}",
         ] {
-            assert_eq!(facts(&jwt(odd)).expires, None, "{odd}");
+            assert_eq!(evidence(&jwt(odd)).expires, None, "{odd}");
         }
     }
 
@@ -293,16 +293,16 @@ mod tests {
         fs::write(&path, "secret").unwrap();
         for (mode, is_readable_by_all) in [(0o600, false), (0o640, false), (0o644, true)] {
             fs::set_permissions(&path, fs::Permissions::from_mode(mode)).unwrap();
-            let facts = TokenEvidence::read(&path).unwrap();
-            assert_eq!(facts.is_readable_by_all, is_readable_by_all, "{mode:o}");
-            assert_eq!(facts.line(at(0)).contains("chmod"), is_readable_by_all);
-            assert!(!facts.line(at(0)).contains("secret"));
+            let evidence = TokenEvidence::read(&path).unwrap();
+            assert_eq!(evidence.is_readable_by_all, is_readable_by_all, "{mode:o}");
+            assert_eq!(evidence.line(at(0)).contains("chmod"), is_readable_by_all);
+            assert!(!evidence.line(at(0)).contains("secret"));
         }
         std::os::unix::fs::symlink("..2026", folder.path().join("..data")).unwrap();
-        let facts = TokenEvidence::read(&path).unwrap();
+        let evidence = TokenEvidence::read(&path).unwrap();
         assert!(
-            !facts.line(at(0)).contains("chmod"),
-            "of a volume: {facts:?}"
+            !evidence.line(at(0)).contains("chmod"),
+            "of a volume: {evidence:?}"
         );
         assert!(matches!(
             error(folder.path()),
@@ -318,8 +318,8 @@ mod tests {
                 1 => format!("tnlrt_{secret}"),
                 _ => format!("ey{secret}.{secret}.{secret}"),
             };
-            let facts = facts(&token);
-            let text = format!("{facts:?} {}", facts.line(at(0)));
+            let evidence = evidence(&token);
+            let text = format!("{evidence:?} {}", evidence.line(at(0)));
             prop_assert!(!text.contains(&secret));
         }
     }

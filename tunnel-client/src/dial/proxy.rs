@@ -80,9 +80,9 @@ impl Proxy {
         self.refused.check(login).map_err(failed)?;
         let reached = self.reach_with(login, host, port, steps).await;
         if let (Err(error), Some(login)) = (&reached, login)
-            && let Some(ProxyError::LoginRefused(answer)) = proxy_error(error)
+            && let Some(ProxyError::LoginRefused(response)) = proxy_error(error)
         {
-            self.refused.note(login, answer);
+            self.refused.note(login, response);
         }
         reached
     }
@@ -104,7 +104,7 @@ impl Proxy {
                         return Ok((link, peer));
                     }
                 }
-                Err(failed(ProxyError::TooOften))
+                Err(failed(ProxyError::ClosesAfterChallenge))
             }
             ProxyScheme::Socks5h => {
                 let (link, peer) = self.connect(steps).await?;
@@ -123,14 +123,14 @@ impl Proxy {
     }
 
     /// Connects to the first of these addresses that the proxy reaches. They share the time-out of one step: each gets an
-    /// equal part of the rest, so that an address without an answer leaves time for the next.
+    /// equal part of the rest, so that an address without a response leaves time for the next.
     async fn reach_any(
         &self,
         addresses: &[SocketAddr],
         login: Option<&ProxyLogin>,
         steps: &mut StepRunner<'_>,
     ) -> Result<(Link, SocketAddr), StepError> {
-        let mut last = failed(ProxyError::TooOften);
+        let mut last = failed(ProxyError::ClosesAfterChallenge);
         let mut left = steps.limit();
         let count = addresses.len().min(CONNECTIONS);
         for (address, remaining) in addresses.iter().zip((1..=count).rev()) {

@@ -27,10 +27,10 @@ pub(crate) struct ProxyResponse {
 pub(crate) enum ProxyError {
     /// It demands a login, and none is configured.
     #[error("the proxy demands a login{}: name one with --proxy-auth-file; it says: {}", OfferedSchemes(.0), .0.text)]
-    LoginWanted(ProxyResponse),
+    LoginRequired(ProxyResponse),
     /// It demands a login by schemes that this client does not support.
     #[error("the proxy demands a login{}, and this client supports only {}; it says: {}", OfferedSchemes(.0), SupportedSchemes(.0), .0.text)]
-    LoginUnknown(ProxyResponse),
+    LoginSchemeUnsupported(ProxyResponse),
     /// It does not accept the login.
     #[error("the proxy does not accept the login: check user and password; it says: {}", .0.text)]
     LoginRefused(ProxyResponse),
@@ -40,12 +40,12 @@ pub(crate) enum ProxyError {
         "the proxy has not accepted this login: check user and password, it is sent again when it has changed, or in {1:?}; \
          it said: {text}", text = .0.text
     )]
-    LoginHeld(ProxyResponse, Duration),
+    LoginSuppressed(ProxyResponse, Duration),
     /// It refuses for another reason.
     #[error("the proxy refuses: {}", .0.text)]
     Refused(ProxyResponse),
     /// Its response breaks the protocol of the proxy.
-    #[error("this is not such a proxy: {0}")]
+    #[error("not a proxy of the configured kind: {0}")]
     NotAProxy(String),
     /// It did not respond in time.
     #[error("the proxy does not respond")]
@@ -55,7 +55,7 @@ pub(crate) enum ProxyError {
     Login(#[from] LoginError),
     /// It closes each connection after a challenge.
     #[error("the proxy closes every connection after its challenge")]
-    TooOften,
+    ClosesAfterChallenge,
     /// A name or login that is too long for SOCKS.
     #[error("the {0} is too long for SOCKS5: at most 255 bytes")]
     TooLong(&'static str),
@@ -74,10 +74,10 @@ impl ProxyError {
     /// The proxy's response, if there is one.
     pub(crate) fn response(&self) -> Option<&ProxyResponse> {
         match self {
-            Self::LoginWanted(response)
-            | Self::LoginUnknown(response)
+            Self::LoginRequired(response)
+            | Self::LoginSchemeUnsupported(response)
             | Self::LoginRefused(response)
-            | Self::LoginHeld(response, _)
+            | Self::LoginSuppressed(response, _)
             | Self::Refused(response) => Some(response),
             _ => None,
         }

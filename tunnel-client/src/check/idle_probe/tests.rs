@@ -1,4 +1,4 @@
-//! The finding as a table, and sessions over ways that cut, lose or bear silence, on a paused clock.
+//! The estimate as a table, and sessions over ways that cut, lose or bear silence, on a paused clock.
 
 use bytes::Bytes;
 use tokio::io::{AsyncReadExt, AsyncWriteExt, DuplexStream, duplex};
@@ -54,15 +54,15 @@ fn what_is_found_and_advised() {
             5,
         ),
     ] {
-        let mut finding = Finding::default();
+        let mut estimate = IdleLimitEstimate::default();
         for (idle, outcome) in &outcomes {
-            assert!(!finding.is_over());
-            finding.add(secs(*idle), *outcome).unwrap();
+            assert!(!estimate.is_over());
+            estimate.add(secs(*idle), *outcome).unwrap();
         }
-        let report = finding.report();
+        let report = estimate.report();
         let limit = limit.map(|(from, to)| (secs(from), secs(to)));
         assert_eq!(report.limit, limit, "{outcomes:?}");
-        assert_eq!(finding.is_over(), limit.is_some());
+        assert_eq!(estimate.is_over(), limit.is_some());
         assert_eq!(
             (report.proven, report.advised.as_secs()),
             (secs(proven), advised),

@@ -202,14 +202,14 @@ fn proxy(evidence: &Evidence, error: Option<&ProxyError>, text: &str) -> Verdict
         .and_then(|answer| answer.status)
         .map(|status| status.as_u16());
     verdicts! { error;
-        Some(ProxyError::LoginWanted(_)) =>
+        Some(ProxyError::LoginRequired(_)) =>
             "proxy_login" "{peer} demands a login ({words}{offers})"
             "give user and password by --proxy-auth-file, in a file that holds user:password"
-        Some(ProxyError::LoginUnknown(_)) =>
+        Some(ProxyError::LoginSchemeUnsupported(_)) =>
             "proxy_login" "{peer} demands a login of a kind that this program does not support ({words}{offers})"
             "have Basic or Digest allowed for this program, or the server's host allowed without a login; a local relay \
              that speaks NTLM or Kerberos to the proxy works too"
-        Some(ProxyError::LoginRefused(_) | ProxyError::LoginHeld(..)) =>
+        Some(ProxyError::LoginRefused(_) | ProxyError::LoginSuppressed(..)) =>
             "proxy_login" "{peer} does not accept the login ({words}{offers})"
             "check user and password of the proxy: has the password expired?"
         Some(ProxyError::Login(_)) =>

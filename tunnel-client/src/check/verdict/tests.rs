@@ -282,10 +282,10 @@ fn proxies_that_refuse() {
     };
     let login = || answer(407, "407 login, please");
     for (error, name) in [
-        (ProxyError::LoginWanted(login()), "proxy_login"),
-        (ProxyError::LoginUnknown(login()), "proxy_login"),
+        (ProxyError::LoginRequired(login()), "proxy_login"),
+        (ProxyError::LoginSchemeUnsupported(login()), "proxy_login"),
         (ProxyError::LoginRefused(login()), "proxy_login"),
-        (ProxyError::LoginHeld(login(), LIMIT), "proxy_login"),
+        (ProxyError::LoginSuppressed(login(), LIMIT), "proxy_login"),
         (
             ProxyError::Login(LoginError::NotALogin {
                 path: "login".into(),
@@ -302,7 +302,7 @@ fn proxies_that_refuse() {
     }
     let cut = failed(Step::ProxyAsk, "connection reset");
     check(step(&by_proxy, &cut), "not_a_proxy");
-    let wanted = failed(Step::ProxyAsk, ProxyError::LoginWanted(login()));
+    let wanted = failed(Step::ProxyAsk, ProxyError::LoginRequired(login()));
     assert!(step(&by_proxy, &wanted).sentence.contains("corp"));
     let refused = |status, words| {
         let refused = ProxyError::Refused(answer(status, words));

@@ -1,7 +1,10 @@
 //! Digest authentication with a proxy, RFC 7616: MD5 or SHA-256, with or without `-sess`, with `qop=auth` or without `qop`
 //! (RFC 2069).
 //!
-//! In: a challenge, the login, and a random nonce. Out: the value of `Proxy-Authorization`. Pure.
+//! Own code, because the crate `digest_auth` (0.3.1) panics on a challenge with letters outside ASCII, and rejects `digest` in
+//! lower case.
+//!
+//! In: a challenge, the login, and the client's nonce. Out: the value of `Proxy-Authorization`. Pure.
 
 use md5::Md5;
 use secrecy::{ExposeSecret, SecretString};
@@ -77,10 +80,10 @@ impl DigestChallenge {
         &self,
         login: &ProxyLogin,
         authority: &str,
-        random: &str,
+        cnonce: &str,
     ) -> SecretString {
-        const COUNT: &str = "00000001";
-        let response = self.response(login, authority, random, COUNT);
+        const NONCE_COUNT: &str = "00000001";
+        let response = self.response(login, authority, cnonce, NONCE_COUNT);
         let quoted = |text: &str| text.replace('\\', "\\\\").replace('"', "\\\"");
         let mut value = format!(
             "Digest username=\"{}\", realm=\"{}\", nonce=\"{}\", uri=\"{authority}\", response=\"{response}\"",
@@ -95,31 +98,30 @@ impl DigestChallenge {
             value += &format!(", opaque=\"{}\"", quoted(opaque));
         }
         if self.has_qop {
-            value += &format!(", qop=auth, nc={COUNT}, cnonce=\"{random}\"");
+            value += &format!(", qop=auth, nc={NONCE_COUNT}, cnonce=\"{cnonce}\"");
         } else if self.is_session {
-            value += &format!(", cnonce=\"{random}\"");
+            value += &format!(", cnonce=\"{cnonce}\"");
         }
         value.into()
     }
 
-    fn response(&self, login: &ProxyLogin, authority: &str, random: &str, count: &str) -> String {
+    /// The parameter `response` (RFC 7616 section 3.4.1), whose names the variables have.
+    fn response(&self, login: &ProxyLogin, authority: &str, cnonce: &str, nc: &str) -> String {
         let password = login.password.expose_secret();
-        let mut who = self.hash.of(&[&login.user, &self.realm, password]);
+        let mut ha1 = self.hash.of(&[&login.user, &self.realm, password]);
         if self.is_session {
-            who = self.hash.of(&[&who, &self.nonce, random]);
+            ha1 = self.hash.of(&[&ha1, &self.nonce, cnonce]);
         }
-        let what = self.hash.of(&["CONNECT", authority]);
+        let ha2 = self.hash.of(&["CONNECT", authority]);
         match self.has_qop {
-            true => self
-                .hash
-                .of(&[&who, &self.nonce, count, random, "auth", &what]),
-            false => self.hash.of(&[&who, &self.nonce, &what]),
+            true => self.hash.of(&[&ha1, &self.nonce, nc, cnonce, "auth", &ha2]),
+            false => self.hash.of(&[&ha1, &self.nonce, &ha2]),
         }
     }
 }
 
-/// The part of a value that depends on the password.
-pub(super) fn hash_in(value: &str) -> &str {
+/// The parameter `response` of a value of `Proxy-Authorization`: the part that depends on the password.
+pub(super) fn response_of(value: &str) -> &str {
     let after = value.split("response=\"").nth(1).unwrap_or(value);
     after.split('"').next().unwrap_or(after)
 }
@@ -155,9 +157,9 @@ mod tests {
         }
     }
 
-    fn respond(text: &str, login: &ProxyLogin, authority: &str, random: &str) -> String {
+    fn respond(text: &str, login: &ProxyLogin, authority: &str, cnonce: &str) -> String {
         let challenge = challenge(text).unwrap();
-        let value = challenge.respond(login, authority, random);
+        let value = challenge.respond(login, authority, cnonce);
         value.expose_secret().to_owned()
     }
 
@@ -172,7 +174,7 @@ mod tests {
         // Made with Python's hashlib from the formulas of RFC 7616 section 3.4.
         let login = login("Mufasa", "Circle of Life");
         let base = "Digest realm=\"http-auth@example.org\", nonce=\"7ypf/xlj9XXwfDPEoM4URrv/xwf94BcCAzFZH4GiTo0v\"";
-        let answer = |more: &str| {
+        let response = |more: &str| {
             let text = format!("{base}{more}");
             let value = respond(
                 &text,
@@ -182,13 +184,13 @@ mod tests {
             );
             of(&value, "response").to_owned()
         };
-        assert_eq!(answer(", qop=\"auth\", algorithm=MD5"), MD5);
+        assert_eq!(response(", qop=\"auth\", algorithm=MD5"), MD5);
         assert_eq!(
-            answer(", qop=\"auth, auth-int\", algorithm=SHA-256"),
+            response(", qop=\"auth, auth-int\", algorithm=SHA-256"),
             SHA_256
         );
-        assert_eq!(answer(", qop=auth, algorithm=MD5-sess"), MD5_SESS);
-        assert_eq!(answer(""), RFC_2069);
+        assert_eq!(response(", qop=auth, algorithm=MD5-sess"), MD5_SESS);
+        assert_eq!(response(""), RFC_2069);
     }
 
     const MD5: &str = "c17791450ec45f8b16bce95613d4afb8";

@@ -107,11 +107,11 @@ impl<'a> ConnectAttempts<'a> {
             }
             let (head, body) = response.into_parts();
             let (text, is_whole) = connection.beginning(body, BODY_BYTES).await;
-            let answer = self.answer(&head, &text);
+            let response = self.to_proxy_response(&head, &text);
             if head.status != StatusCode::PROXY_AUTHENTICATION_REQUIRED {
-                return Err(ProxyError::Refused(answer));
+                return Err(ProxyError::Refused(response));
             }
-            self.on_challenge(&head.headers, answer)?;
+            self.on_challenge(&head.headers, response)?;
             if !is_whole || !is_persistent(&head) {
                 return Ok(ConnectOutcome::Reconnect);
             }
@@ -145,7 +145,7 @@ impl<'a> ConnectAttempts<'a> {
     where
         IO: AsyncRead + AsyncWrite + Unpin,
     {
-        let answer = ProxyResponse {
+        let proxy_response = ProxyResponse {
             status: Some(response.status()),
             text: status_line(response.status(), response.extensions().get()),
             schemes: Vec::new(),
@@ -159,7 +159,7 @@ impl<'a> ConnectAttempts<'a> {
                 let text = "it accepted CONNECT, and then sent bytes of its own";
                 Err(ProxyError::NotAProxy(text.to_owned()))
             }
-            Some(remains) => Ok(ConnectOutcome::Established(remains.io, answer)),
+            Some(remains) => Ok(ConnectOutcome::Established(remains.io, proxy_response)),
             None if response.status() == StatusCode::NO_CONTENT => {
                 let text = "it responded to CONNECT with 204: it has to send 200";
                 Err(ProxyError::NotAProxy(text.to_owned()))
@@ -174,7 +174,7 @@ impl<'a> ConnectAttempts<'a> {
     fn on_challenge(
         &mut self,
         fields: &HeaderMap,
-        mut answer: ProxyResponse,
+        mut response: ProxyResponse,
     ) -> Result<(), ProxyError> {
         let values = fields.get_all(PROXY_AUTHENTICATE).iter();
         // Some values, such as a realm's name, may be in any encoding.
@@ -182,19 +182,19 @@ impl<'a> ConnectAttempts<'a> {
             .map(|value| String::from_utf8_lossy(value.as_bytes()))
             .collect();
         let challenges = challenge::parse(values.iter().map(|value| &**value));
-        answer.schemes = schemes(&challenges);
+        response.schemes = schemes(&challenges);
         let Some(login) = self.login else {
-            return Err(ProxyError::LoginWanted(answer));
+            return Err(ProxyError::LoginRequired(response));
         };
         let Some(scheme) = strongest(&challenges) else {
-            return Err(ProxyError::LoginUnknown(answer));
+            return Err(ProxyError::LoginSchemeUnsupported(response));
         };
         if self.authorization.is_some() && !self.may_retry(&scheme, &challenges) {
-            return Err(ProxyError::LoginRefused(answer));
+            return Err(ProxyError::LoginRefused(response));
         }
         let value = match &scheme {
             Scheme::Basic => basic(login),
-            Scheme::Digest(challenge) => challenge.respond(login, self.authority, &random()?),
+            Scheme::Digest(challenge) => challenge.respond(login, self.authority, &client_nonce()?),
         };
         self.authorization = Some((scheme, value));
         Ok(())
@@ -211,7 +211,7 @@ impl<'a> ConnectAttempts<'a> {
             && challenges.iter().any(is_stale)
     }
 
-    fn answer(&self, head: &response::Parts, text: &[u8]) -> ProxyResponse {
+    fn to_proxy_response(&self, head: &response::Parts, text: &[u8]) -> ProxyResponse {
         let redactor = self.redactor();
         let line = redactor.redact(&status_line(head.status, head.extensions.get()));
         let text = page_text(text, &redactor);
@@ -233,7 +233,7 @@ impl<'a> ConnectAttempts<'a> {
             let value = value.expose_secret();
             redactor.add(match scheme {
                 Scheme::Basic => value,
-                Scheme::Digest(_) => digest::hash_in(value),
+                Scheme::Digest(_) => digest::response_of(value),
             });
             redactor.add(login.password.expose_secret());
         }
@@ -283,7 +283,7 @@ fn basic(login: &ProxyLogin) -> SecretString {
 }
 
 /// The client's nonce for Digest.
-fn random() -> Result<String, ProxyError> {
+fn client_nonce() -> Result<String, ProxyError> {
     let random = getrandom::u64().map_err(|_| ProxyError::NoRandom)?;
     Ok(format!("{random:016x}"))
 }
@@ -337,10 +337,10 @@ mod tests {
         }
     }
 
-    /// A proxy that gives these answers on one connection. Returns the requests.
-    async fn answer(theirs: &mut DuplexStream, answers: &[&[u8]]) -> Vec<String> {
+    /// A proxy that sends these responses on one connection. Returns the requests.
+    async fn respond(theirs: &mut DuplexStream, responses: &[&[u8]]) -> Vec<String> {
         let mut heads = Vec::new();
-        for answer in answers {
+        for response in responses {
             let mut head = Vec::new();
             while !head.ends_with(b"\r\n\r\n") {
                 match theirs.read_u8().await {
@@ -349,34 +349,37 @@ mod tests {
                 }
             }
             heads.push(String::from_utf8(head).unwrap());
-            if theirs.write_all(answer).await.is_err() {
+            if theirs.write_all(response).await.is_err() {
                 return heads;
             }
         }
         heads
     }
 
-    /// Asks one that closes the connection after the last answer.
+    /// Asks one that closes the connection after the last response.
     async fn run(
         attempts: &mut ConnectAttempts<'_>,
-        answers: &[&str],
+        responses: &[&str],
     ) -> (
         Result<ConnectOutcome<DuplexStream>, ProxyError>,
         Vec<String>,
     ) {
         let (ours, mut theirs) = duplex(256 * 1024);
-        let answers: Vec<_> = answers.iter().map(|answer| answer.as_bytes()).collect();
-        let proxy = async move { answer(&mut theirs, &answers).await };
+        let responses: Vec<_> = responses
+            .iter()
+            .map(|response| response.as_bytes())
+            .collect();
+        let proxy = async move { respond(&mut theirs, &responses).await };
         tokio::join!(attempts.run(ours, LIMIT), proxy)
     }
 
     /// Asks one that keeps the connection.
     async fn run_staying(
         attempts: &mut ConnectAttempts<'_>,
-        answers: &[&[u8]],
+        responses: &[&[u8]],
     ) -> Result<ConnectOutcome<DuplexStream>, ProxyError> {
         let (ours, mut theirs) = duplex(256 * 1024);
-        let proxy = answer(&mut theirs, answers);
+        let proxy = respond(&mut theirs, responses);
         tokio::join!(attempts.run(ours, LIMIT), proxy).0
     }
 
@@ -400,11 +403,11 @@ mod tests {
         let login = login();
         let mut attempts = ConnectAttempts::new(AUTHORITY, Some(&login));
         let (outcome, heads) = run(&mut attempts, &[THROUGH]).await;
-        let Ok(ConnectOutcome::Established(_, answer)) = outcome else {
+        let Ok(ConnectOutcome::Established(_, response)) = outcome else {
             panic!("let through")
         };
         assert_eq!(
-            (answer.text.as_str(), answer.login),
+            (response.text.as_str(), response.login),
             ("200 Connection established", None)
         );
         assert!(
@@ -424,7 +427,7 @@ mod tests {
 
     #[tokio::test]
     async fn any_2xx_lets_through_whatever_its_head_says() {
-        for answer in [
+        for response in [
             "HTTP/1.0 200 OK\r\n\r\n",
             "HTTP/1.1 204 No Content\r\nconnection: close\r\n\r\n",
             "HTTP/1.1 200 OK\r\ncontent-length: 7\r\nproxy-connection: close\r\n\r\n",
@@ -432,10 +435,10 @@ mod tests {
             "HTTP/1.1 200\r\n\r\n",
         ] {
             let mut attempts = ConnectAttempts::new(AUTHORITY, None);
-            let (outcome, _) = run(&mut attempts, &[answer]).await;
+            let (outcome, _) = run(&mut attempts, &[response]).await;
             assert!(
                 matches!(outcome, Ok(ConnectOutcome::Established(..))),
-                "{answer}"
+                "{response}"
             );
         }
     }
@@ -446,13 +449,13 @@ mod tests {
         let mut attempts = ConnectAttempts::new(AUTHORITY, Some(&login));
         let (outcome, heads) = run(&mut attempts, &[WANTS_BASIC, THROUGH]).await;
         assert!(
-            matches!(outcome, Ok(ConnectOutcome::Established(_, answer)) if answer.login == Some("Basic"))
+            matches!(outcome, Ok(ConnectOutcome::Established(_, response)) if response.login == Some("Basic"))
         );
         assert_eq!(shown(&heads[1]), Some("Basic bWU6c2VjcmV0"));
         let mut attempts = ConnectAttempts::new(AUTHORITY, Some(&login));
         let (outcome, heads) = run(&mut attempts, &[&wants_digest(""), THROUGH]).await;
         assert!(
-            matches!(outcome, Ok(ConnectOutcome::Established(_, answer)) if answer.login == Some("Digest"))
+            matches!(outcome, Ok(ConnectOutcome::Established(_, response)) if response.login == Some("Digest"))
         );
         let value = shown(&heads[1]).unwrap();
         assert!(
@@ -509,7 +512,9 @@ mod tests {
         let mut attempts = ConnectAttempts::new(AUTHORITY, None);
         let (outcome, _) = run(&mut attempts, &[WANTS_BASIC]).await;
         let error = outcome.err().unwrap();
-        assert!(matches!(&error, ProxyError::LoginWanted(answer) if answer.schemes == ["Basic"]));
+        assert!(
+            matches!(&error, ProxyError::LoginRequired(response) if response.schemes == ["Basic"])
+        );
         let text = error.to_string();
         assert!(
             text.contains("--proxy-auth-file") && text.contains("407 Login: no"),
@@ -533,14 +538,14 @@ mod tests {
         let mut attempts = ConnectAttempts::new(AUTHORITY, Some(&login));
         let outcome = run_staying(&mut attempts, &[latin1, THROUGH.as_bytes()]).await;
         assert!(
-            matches!(outcome, Ok(ConnectOutcome::Established(_, answer)) if answer.login == Some("Basic")),
+            matches!(outcome, Ok(ConnectOutcome::Established(_, response)) if response.login == Some("Basic")),
             "a digest of what is not known for certain would be wrong"
         );
         let utf8 = wants_digest("").replace("realm=\"a\"", "realm=\"Büro\"");
         let mut attempts = ConnectAttempts::new(AUTHORITY, Some(&login));
         let (outcome, heads) = run(&mut attempts, &[&utf8, THROUGH]).await;
         assert!(
-            matches!(outcome, Ok(ConnectOutcome::Established(_, answer)) if answer.login == Some("Digest"))
+            matches!(outcome, Ok(ConnectOutcome::Established(_, response)) if response.login == Some("Digest"))
         );
         assert!(heads[1].contains("realm=\"Büro\""), "{heads:?}");
     }
@@ -558,7 +563,7 @@ mod tests {
         let endless = b"HTTP/1.1 403 No\r\ncontent-length: 99\r\n\r\nnot for you";
         let outcome = run_staying(&mut ConnectAttempts::new(AUTHORITY, None), &[endless]).await;
         assert!(
-            matches!(outcome, Err(ProxyError::Refused(answer)) if answer.text == "403 No: not for you")
+            matches!(outcome, Err(ProxyError::Refused(response)) if response.text == "403 No: not for you")
         );
         let (ours, _theirs) = duplex(64 * 1024);
         let outcome = ConnectAttempts::new(AUTHORITY, None).run(ours, LIMIT).await;
@@ -603,39 +608,39 @@ mod tests {
     #[tokio::test]
     async fn a_refusal_is_told_in_the_proxy_s_own_words() {
         let page = format!("<html><h1>Access\x1b Denied</h1>{}", "x".repeat(100_000));
-        let answer = format!(
+        let response = format!(
             "HTTP/1.1 403 Not For You\r\nconnection: close\r\ncontent-length: {}\r\n\r\n{page}",
             page.len()
         );
         let mut attempts = ConnectAttempts::new(AUTHORITY, None);
-        let (outcome, _) = run(&mut attempts, &[&answer]).await;
-        let Err(ProxyError::Refused(answer)) = outcome else {
+        let (outcome, _) = run(&mut attempts, &[&response]).await;
+        let Err(ProxyError::Refused(response)) = outcome else {
             panic!("refused")
         };
-        assert_eq!(answer.status, Some(StatusCode::FORBIDDEN));
+        assert_eq!(response.status, Some(StatusCode::FORBIDDEN));
         assert!(
-            answer
+            response
                 .text
                 .starts_with("403 Not For You: Access Denied xxx"),
             "{}",
-            answer.text
+            response.text
         );
-        assert!(answer.text.chars().count() < 400);
+        assert!(response.text.chars().count() < 400);
     }
 
     #[tokio::test]
     async fn an_invalid_response_is_reported_as_such() {
         let large = format!("HTTP/1.1 200 OK\r\na: {}\r\n\r\n", "x".repeat(HEAD_BYTES));
-        for (answer, expected) in [
+        for (response, expected) in [
             ("SSH-2.0-OpenSSH\r\n\r\n", "is not HTTP"),
             ("", "without a response"),
             ("HTTP/1.1 200 OK\r\n\r\nSSH-2.0", "bytes of its own"),
             (large.as_str(), "too large"),
         ] {
             let mut attempts = ConnectAttempts::new(AUTHORITY, None);
-            let (outcome, _) = run(&mut attempts, &[answer]).await;
+            let (outcome, _) = run(&mut attempts, &[response]).await;
             let Err(error @ ProxyError::NotAProxy(_)) = outcome else {
-                panic!("{answer}")
+                panic!("{response}")
             };
             assert!(error.to_string().contains(expected), "{error}");
         }

@@ -26,17 +26,17 @@ impl RefusedLogin {
     }
 
     /// Notes a refused login, and the proxy's response.
-    pub(super) fn note(&self, login: &ProxyLogin, answer: &ProxyResponse) {
-        *self.last.lock() = Some((login.clone(), answer.clone(), Instant::now()));
+    pub(super) fn note(&self, login: &ProxyLogin, response: &ProxyResponse) {
+        *self.last.lock() = Some((login.clone(), response.clone(), Instant::now()));
     }
 
     /// Checks whether a login may be sent.
     ///
     /// # Errors
-    /// [`ProxyError::LoginHeld`] while it may not.
+    /// [`ProxyError::LoginSuppressed`] while it may not.
     pub(super) fn check(&self, login: Option<&ProxyLogin>) -> Result<(), ProxyError> {
         let last = self.last.lock();
-        let Some((refused, answer, at)) = &*last else {
+        let Some((refused, response, at)) = &*last else {
             return Ok(());
         };
         let left = self.wait.saturating_sub(at.elapsed());
@@ -45,7 +45,7 @@ impl RefusedLogin {
         }
         // Whole seconds, for readers of the error.
         let left = Duration::from_secs(left.as_secs() + 1);
-        Err(ProxyError::LoginHeld(answer.clone(), left))
+        Err(ProxyError::LoginSuppressed(response.clone(), left))
     }
 }
 
@@ -66,15 +66,15 @@ mod tests {
         let refused = RefusedLogin::new(wait);
         let (wrong, right) = (login("wrong"), login("right"));
         assert!(refused.check(Some(&wrong)).is_ok());
-        let answer = ProxyResponse {
+        let response = ProxyResponse {
             status: None,
             text: "407".to_owned(),
             schemes: Vec::new(),
             login: None,
         };
-        refused.note(&wrong, &answer);
+        refused.note(&wrong, &response);
         let error = refused.check(Some(&wrong)).unwrap_err();
-        assert!(matches!(&error, ProxyError::LoginHeld(held, _) if *held == answer));
+        assert!(matches!(&error, ProxyError::LoginSuppressed(held, _) if *held == response));
         assert!(!error.to_string().contains("wrong"), "{error}");
         assert!(refused.check(Some(&right)).is_ok() && refused.check(None).is_ok());
         tokio::time::advance(wait - Duration::from_secs(1)).await;

@@ -1,5 +1,8 @@
 //! A connection through a SOCKS5 proxy: RFC 1928, with user name and password by RFC 1929.
 //!
+//! Own code, because the errors of the crate `tokio-socks` (0.5.3) do not have the bytes of the proxy that the messages name;
+//! it also rejects an empty password, and a reserved byte that is not zero.
+//!
 //! In: a connection, its target, and a login if there is one. Out: the connection leads to the target. A refusal has the
 //! meaning of the proxy's reply.
 
@@ -56,11 +59,13 @@ where
         }
         (NO_ACCEPTABLE_METHODS, None) => {
             let text = "it accepts no client without a login";
-            return Err(ProxyError::LoginWanted(answer(text, None)));
+            return Err(ProxyError::LoginRequired(proxy_response(text, None)));
         }
         (NO_ACCEPTABLE_METHODS, Some(_)) => {
             let text = "it accepts neither a password nor a client without a login";
-            return Err(ProxyError::LoginUnknown(answer(text, None)));
+            return Err(ProxyError::LoginSchemeUnsupported(proxy_response(
+                text, None,
+            )));
         }
         (other, _) => {
             let text = format!("it chose the method {other}, which was not offered");
@@ -69,7 +74,7 @@ where
     };
     write(io, &request).await?;
     reply(io).await?;
-    Ok(answer("succeeded", login_scheme))
+    Ok(proxy_response("succeeded", login_scheme))
 }
 
 /// Sends the login (RFC 1929).
@@ -90,7 +95,10 @@ where
         [_, 0] => Ok(()),
         [_, status] => {
             let text = format!("user or password is wrong (status {status})");
-            Err(ProxyError::LoginRefused(answer(&text, Some("password"))))
+            Err(ProxyError::LoginRefused(proxy_response(
+                &text,
+                Some("password"),
+            )))
         }
     }
 }
@@ -125,7 +133,7 @@ async fn reply<IO: AsyncRead + Unpin>(io: &mut IO) -> Result<(), ProxyError> {
     let [version, reply, _, address_type] = read(io).await?;
     check_version(version)?;
     if reply != 0 {
-        return Err(ProxyError::Refused(answer(&meaning(reply), None)));
+        return Err(ProxyError::Refused(proxy_response(&meaning(reply), None)));
     }
     // The address from which the proxy reaches the server, and its port, are not used.
     match address_type {
@@ -162,7 +170,7 @@ fn meaning(reply: u8) -> String {
         + &format!(" (reply {reply})")
 }
 
-fn answer(text: &str, login: Option<&'static str>) -> ProxyResponse {
+fn proxy_response(text: &str, login: Option<&'static str>) -> ProxyResponse {
     ProxyResponse {
         status: None,
         text: text.to_owned(),
@@ -221,16 +229,16 @@ mod tests {
     async fn connected(
         target: Target<'_>,
         login: Option<&ProxyLogin>,
-        answers: &[u8],
+        replies: &[u8],
     ) -> (Result<ProxyResponse, ProxyError>, Vec<u8>) {
         let (mut ours, mut theirs) = duplex(4096);
-        theirs.write_all(answers).await.unwrap();
+        theirs.write_all(replies).await.unwrap();
         theirs.shutdown().await.unwrap();
-        let answer = connect(&mut ours, target, login).await;
+        let outcome = connect(&mut ours, target, login).await;
         drop(ours);
         let mut sent = Vec::new();
         theirs.read_to_end(&mut sent).await.unwrap();
-        (answer, sent)
+        (outcome, sent)
     }
 
     const V4: [u8; 6] = [0; 6];
@@ -238,8 +246,8 @@ mod tests {
     #[tokio::test]
     async fn a_name_is_told_as_a_name_and_an_address_as_an_address() {
         let ok = [&[5, 0, 5, 0, 0, 1][..], &V4].concat();
-        let (answer, sent) = connected(Target::Host("a.example.", 443), None, &ok).await;
-        assert_eq!(answer.unwrap().login, None);
+        let (outcome, sent) = connected(Target::Host("a.example.", 443), None, &ok).await;
+        assert_eq!(outcome.unwrap().login, None);
         assert_eq!(sent, b"\x05\x01\x00\x05\x01\x00\x03\x09a.example\x01\xbb");
         let (_, sent) = connected(Target::Host("10.0.0.7", 80), None, &ok).await;
         assert_eq!(sent[3..], *b"\x05\x01\x00\x01\x0a\x00\x00\x07\x00\x50");
@@ -257,22 +265,25 @@ mod tests {
     async fn a_login_is_shown_when_it_is_wanted() {
         let ok = [&[5, 2, 1, 0, 5, 0, 0, 1][..], &V4].concat();
         let secret = login("secret");
-        let (answer, sent) = connected(Target::Host("a", 1), Some(&secret), &ok).await;
-        assert_eq!(answer.unwrap().login, Some("password"));
+        let (outcome, sent) = connected(Target::Host("a", 1), Some(&secret), &ok).await;
+        assert_eq!(outcome.unwrap().login, Some("password"));
         assert_eq!(sent[..4 + 11], *b"\x05\x02\x00\x02\x01\x02me\x06secret");
-        let (answer, _) = connected(Target::Host("a", 1), Some(&secret), &[5, 2, 1, 9]).await;
-        assert!(matches!(answer, Err(ProxyError::LoginRefused(_))));
+        let (outcome, _) = connected(Target::Host("a", 1), Some(&secret), &[5, 2, 1, 9]).await;
+        assert!(matches!(outcome, Err(ProxyError::LoginRefused(_))));
         let unwanted = [&[5, 0, 5, 0, 0, 1][..], &V4].concat();
-        let (answer, sent) = connected(Target::Host("a", 1), Some(&secret), &unwanted).await;
-        assert_eq!(answer.unwrap().login, None);
+        let (outcome, sent) = connected(Target::Host("a", 1), Some(&secret), &unwanted).await;
+        assert_eq!(outcome.unwrap().login, None);
         assert!(!sent.windows(6).any(|part| part == b"secret"));
-        let (answer, _) = connected(Target::Host("a", 1), None, &[5, 0xff]).await;
-        assert!(matches!(answer, Err(ProxyError::LoginWanted(_))));
-        let (answer, _) = connected(Target::Host("a", 1), Some(&secret), &[5, 0xff]).await;
-        assert!(matches!(answer, Err(ProxyError::LoginUnknown(_))));
+        let (outcome, _) = connected(Target::Host("a", 1), None, &[5, 0xff]).await;
+        assert!(matches!(outcome, Err(ProxyError::LoginRequired(_))));
+        let (outcome, _) = connected(Target::Host("a", 1), Some(&secret), &[5, 0xff]).await;
+        assert!(matches!(
+            outcome,
+            Err(ProxyError::LoginSchemeUnsupported(_))
+        ));
         let long = login(&"x".repeat(256));
-        let (answer, _) = connected(Target::Host("a", 1), Some(&long), &[5, 2]).await;
-        assert!(matches!(answer, Err(ProxyError::TooLong("login"))));
+        let (outcome, _) = connected(Target::Host("a", 1), Some(&long), &[5, 2]).await;
+        assert!(matches!(outcome, Err(ProxyError::TooLong("login"))));
     }
 
     #[tokio::test]
@@ -283,8 +294,8 @@ mod tests {
             (5, "refused"),
             (99, "no known"),
         ] {
-            let (answer, _) = connected(Target::Host("a", 1), None, &[5, 0, 5, reply, 0, 1]).await;
-            let Err(error @ ProxyError::Refused(_)) = answer else {
+            let (outcome, _) = connected(Target::Host("a", 1), None, &[5, 0, 5, reply, 0, 1]).await;
+            let Err(error @ ProxyError::Refused(_)) = outcome else {
                 panic!("refused")
             };
             assert!(error.to_string().contains(expected), "{error}");
@@ -302,8 +313,8 @@ mod tests {
             (b"\x05\x02", "method 2"),
             (b"\x05\x00\x05\x00\x00\x09", "type 9"),
         ] {
-            let (answer, _) = connected(Target::Host("a", 1), None, bytes).await;
-            let Err(error @ ProxyError::NotAProxy(_)) = answer else {
+            let (outcome, _) = connected(Target::Host("a", 1), None, bytes).await;
+            let Err(error @ ProxyError::NotAProxy(_)) = outcome else {
                 panic!("{bytes:?}")
             };
             assert!(error.to_string().contains(expected), "{error}");
