@@ -44,7 +44,7 @@ use tunnel_proto::{
 
 use self::{
     checks::{CheckPermit, Checks},
-    gate::{Gate, Pass, Rejection},
+    gate::{Gate, HandshakePermit, Rejection},
     session::LiveSession,
 };
 use crate::{
@@ -185,7 +185,7 @@ async fn accept_client(
     peer: SocketAddr,
 ) -> Option<(Admitted, TunnelStream, Bytes)> {
     let limit = shared.config.load().settings.tls_handshake_timeout;
-    // Before the gate, so that connections that never send a ClientHello hold no pass.
+    // Before the gate, so that connections that never send a ClientHello hold no handshake permit.
     let hello = LazyConfigAcceptor::new(Acceptor::default(), ReadAhead::new(socket));
     let Ok(Ok(start)) = timeout(limit, hello).await else {
         return refuse_connection(&shared.metrics, "tls");
@@ -194,15 +194,15 @@ async fn accept_client(
     let entered = timeout(limit, shared.gate.enter(address)).await;
     let entered = entered.unwrap_or_else(|_| Err(shared.gate.reject(address)));
     let outcome = match entered {
-        Ok(pass) => GateOutcome {
+        Ok(permit) => GateOutcome {
             retry_after: None,
-            pass: Some((shared.metrics.handshake(), pass)),
-            _permit: None,
+            handshake: Some((shared.metrics.handshake(), permit)),
+            _refusal: None,
         },
         Err(Rejection::Answer(permit, after)) => GateOutcome {
             retry_after: Some(after),
-            pass: None,
-            _permit: Some(permit),
+            handshake: None,
+            _refusal: Some(permit),
         },
         Err(Rejection::Close) => return refuse_connection(&shared.metrics, "max_handshakes"),
     };
@@ -226,25 +226,25 @@ async fn accept_client(
 
 /// The gate's decision about a client; held until the client has its response.
 struct GateOutcome {
-    /// When the client may try again, if there is no pass for it now.
+    /// When the client may try again, if there is no handshake permit for it now.
     retry_after: Option<Duration>,
-    // The count is dropped first, so that it never exceeds the number of passes.
-    pass: Option<(OpenConnection, Pass)>,
-    _permit: Option<Permit>,
+    // The count is dropped first, so that it never exceeds the number of permits.
+    handshake: Option<(OpenConnection, HandshakePermit)>,
+    _refusal: Option<Permit>,
 }
 
 impl GateOutcome {
     /// The client's request has been received.
     fn on_request(&self) {
-        if let Some((_, pass)) = &self.pass {
-            pass.on_request();
+        if let Some((_, permit)) = &self.handshake {
+            permit.on_request();
         }
     }
 
-    /// Resolves when the pass was given to another client, because this one was silent for too long.
+    /// Resolves when the permit was given to another client, because this one was silent for too long.
     async fn displaced(&self) {
-        match &self.pass {
-            Some((_, pass)) => pass.displaced().await,
+        match &self.handshake {
+            Some((_, permit)) => permit.displaced().await,
             None => pending().await,
         }
     }
@@ -379,7 +379,7 @@ async fn admit(
         None => "accepted",
     };
     shared.metrics.handshakes.with_label_values(&[result]).inc();
-    let response = switch(&request, greeting.subprotocol());
+    let response = switching_protocols(&request, greeting.subprotocol());
     let upgrade = hyper::upgrade::on(&mut request);
     *admitted.lock() = Some(Admitted {
         changed,
@@ -435,8 +435,8 @@ async fn may_begin(
     Err(refusal.into())
 }
 
-/// Refuses a session that had better be at another node, unless its client does not know that refusal or has been refused
-/// for it often enough.
+/// Refuses with `elsewhere` if another node should take this session, unless the client does not know that refusal or
+/// was refused for it often enough.
 fn go_elsewhere(shared: &TunnelListener, greeting: &Greeting) -> Result<(), Refusal> {
     let placement = greeting.placement.as_ref();
     let Some(placement) = placement.filter(|placement| placement.may_go_elsewhere()) else {
@@ -447,7 +447,7 @@ fn go_elsewhere(shared: &TunnelListener, greeting: &Greeting) -> Result<(), Refu
     match directory.is_better_elsewhere(&placement.avoid, is_leaving) {
         true => Err(Refusal::for_now(
             RefusalReason::Elsewhere,
-            "another server node is to have this session: dial again",
+            "another server node should take this session: dial again",
             Duration::ZERO,
         )),
         false => Ok(()),
@@ -464,7 +464,11 @@ fn allow_from(greeting: &Greeting) -> Result<Option<Vec<IpNet>>, Refusal> {
     })
 }
 
-fn switch(request: &Request<Incoming>, subprotocol: &'static str) -> Response<Full<Bytes>> {
+/// The 101 that accepts the WebSocket handshake.
+fn switching_protocols(
+    request: &Request<Incoming>,
+    subprotocol: &'static str,
+) -> Response<Full<Bytes>> {
     // `handshake::check_request` has checked that the key is present.
     let key = request
         .headers()
@@ -547,7 +551,7 @@ impl From<AuthRefusal> for Refusal {
     }
 }
 
-/// The runtime is held by another instance.
+/// 409, or 503 while the directory is unavailable.
 impl From<ClaimRefusal> for Refusal {
     fn from(refusal: ClaimRefusal) -> Self {
         let retry_after = match refusal {

@@ -24,7 +24,7 @@ const SILENT_GRACE: Duration = Duration::from_secs(1);
 /// The stages of a server's life, and what the end waits for.
 pub(crate) struct Lifecycle {
     started: SystemTime,
-    asked: Stage,
+    shutdown_requested: Stage,
     leaving: Stage,
     /// Whether draining has begun; an atomic, because it is read for each request.
     is_draining: AtomicBool,
@@ -49,7 +49,7 @@ impl Lifecycle {
     pub(crate) fn new() -> Self {
         Self {
             started: SystemTime::now(),
-            asked: Stage::new(),
+            shutdown_requested: Stage::new(),
             leaving: Stage::new(),
             is_draining: AtomicBool::new(false),
             spread_ms: AtomicU64::new(0),
@@ -67,17 +67,17 @@ impl Lifecycle {
         self.started
     }
 
-    /// Asks the server to stop, as a signal does.
-    pub(crate) fn ask_to_stop(&self) {
-        self.asked.trigger.request();
+    /// Requests the shutdown of the server, as a signal does.
+    pub(crate) fn request_shutdown(&self) {
+        self.shutdown_requested.trigger.request();
     }
 
-    /// Resolves when the server was asked to stop by other means than a signal.
-    pub(crate) async fn asked_to_stop(&self) {
-        self.asked.reached.requested().await;
+    /// Resolves when a shutdown was requested by [`Self::request_shutdown`].
+    pub(crate) async fn shutdown_requested(&self) {
+        self.shutdown_requested.reached.requested().await;
     }
 
-    /// Whether the server has received the signal to stop, or was asked to.
+    /// Whether a shutdown was requested, by a signal or otherwise.
     pub(crate) fn is_leaving(&self) -> bool {
         self.leaving.reached.is_requested()
     }

@@ -73,8 +73,8 @@ pub(crate) struct Peers {
     /// Notified when a link has opened.
     linked: Arc<Notify>,
     memory: Arc<MemoryAccount>,
-    /// Whether this shard's links tell other nodes what they are to know; those of one shard do.
-    tells: bool,
+    /// Whether this shard's links send reports to other nodes; only those of one shard do.
+    sends_reports: bool,
     links: Mutex<HashMap<NodeName, Link>>,
     /// Counts choices.
     turn: AtomicUsize,
@@ -111,7 +111,7 @@ impl Peers {
         tls: Arc<ArcSwap<PeerTls>>,
         metrics: Arc<Metrics>,
         registry: &Registry,
-        tells: bool,
+        sends_reports: bool,
     ) -> Arc<Self> {
         nodes.expect_links();
         Arc::new(Self {
@@ -120,7 +120,7 @@ impl Peers {
             metrics,
             linked: registry.linked().clone(),
             memory: registry.link_memory().clone(),
-            tells,
+            sends_reports,
             links: Mutex::default(),
             turn: AtomicUsize::new(0),
         })
@@ -222,7 +222,7 @@ impl Peers {
             tls: self.tls.clone(),
             open: self.metrics.peers.links(),
             linked: self.linked.clone(),
-            reporter: self.tells.then(|| self.nodes.clone()),
+            reporter: self.sends_reports.then(|| self.nodes.clone()),
             memory: self.memory.clone(),
         }
     }

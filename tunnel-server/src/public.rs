@@ -93,25 +93,26 @@ pub(crate) fn exhausted_cause(exhausted: Exhausted) -> &'static str {
 }
 
 /// Accepts platform clients until the server drains, then waits for the open connections.
-pub(crate) async fn serve_all(node: Arc<PublicListener>, listener: TcpListener) {
+pub(crate) async fn serve_all(listener: Arc<PublicListener>, tcp_listener: TcpListener) {
     let mut connections = JoinSet::new();
     loop {
         let (socket, peer) = tokio::select! {
-            accepted = accept(&listener) => accepted,
-            () = node.lifecycle.draining() => break,
+            accepted = accept(&tcp_listener) => accepted,
+            () = listener.lifecycle.draining() => break,
         };
         while connections.try_join_next().is_some() {}
         let address = peer.ip().to_canonical();
         // A trusted proxy connects for many clients: its connections count only in all, until a PROXY header names one.
-        let counted = (!node.config.is_trusted(address)).then_some(address);
-        match node.permits.acquire(counted) {
+        let counted = (!listener.config.is_trusted(address)).then_some(address);
+        match listener.permits.acquire(counted) {
             Ok(permit) => {
-                let tls = node.tls.as_deref().map(LiveServerConfig::acceptor);
-                connections.spawn(one(node.clone(), socket, peer, tls, permit));
+                let tls = listener.tls.as_deref().map(LiveServerConfig::acceptor);
+                connections.spawn(one(listener.clone(), socket, peer, tls, permit));
             }
             Err(exhausted) => {
                 let labels = ["public", exhausted_cause(exhausted)];
-                node.metrics
+                listener
+                    .metrics
                     .connections_refused
                     .with_label_values(&labels)
                     .inc();
@@ -119,21 +120,21 @@ pub(crate) async fn serve_all(node: Arc<PublicListener>, listener: TcpListener) 
         }
     }
     // New connections are refused at once, instead of waiting to be accepted.
-    drop(listener);
+    drop(tcp_listener);
     while connections.join_next().await.is_some() {}
 }
 
 async fn one(
-    node: Arc<PublicListener>,
+    listener: Arc<PublicListener>,
     socket: TcpStream,
     peer: SocketAddr,
     tls: Option<TlsAcceptor>,
     permit: Permit<Usage>,
 ) {
-    let _open = node.metrics.connection("public");
-    let _public = node.lifecycle.public_connections.token();
-    if let Err(error) = set_options(&socket, node.config().settings.body_idle_timeout) {
+    let _open = listener.metrics.connection("public");
+    let _public = listener.lifecycle.public_connections.token();
+    if let Err(error) = set_options(&socket, listener.config().settings.body_idle_timeout) {
         tracing::debug!(%peer, %error, "cannot set the options of a public connection");
     }
-    protocol::run(node, socket, peer, tls, permit).await;
+    protocol::run(listener, socket, peer, tls, permit).await;
 }

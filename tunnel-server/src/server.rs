@@ -279,7 +279,7 @@ async fn is_directory_ready(parts: &Parts, shutdown: &Shutdown) -> Result<bool, 
     tokio::select! {
         ready = nodes.ready() => ready.map(|()| true).map_err(RunError::from),
         () = shutdown.requested() => Ok(false),
-        () = parts.lifecycle.asked_to_stop() => Ok(false),
+        () = parts.lifecycle.shutdown_requested() => Ok(false),
     }
 }
 
@@ -295,7 +295,7 @@ async fn wait(parts: &Parts, shutdown: &Shutdown, running: &mut [Shard]) -> Opti
     };
     tokio::select! {
         () = shutdown.requested() => None,
-        () = parts.lifecycle.asked_to_stop() => None,
+        () = parts.lifecycle.shutdown_requested() => None,
         ((), number, _) = futures_util::future::select_all(shards) => {
             Some(RunError::ShardFailed(number))
         }

@@ -208,7 +208,7 @@ async fn status(State(api): State<Arc<Api>>) -> Json<ServerView> {
 /// Stops the server as a signal does. The response is the state before.
 async fn drain_server(state: State<Arc<Api>>) -> Json<ServerView> {
     tracing::info!("the operator stops this server");
-    state.lifecycle.ask_to_stop();
+    state.lifecycle.request_shutdown();
     status(state).await
 }
 

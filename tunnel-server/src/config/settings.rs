@@ -44,7 +44,7 @@ settings! {
         /// Certificate chain of the public listener, PEM; without it the listener is plain
         ///
         /// A changed certificate takes effect at once; adding or removing it, after a restart
-        public_tls_cert: PathBuf, given "", "FILE", Depends(is_new_or_gone);
+        public_tls_cert: PathBuf, given "", "FILE", Depends(is_added_or_removed);
         /// Key of the public listener, PEM
         public_tls_key: PathBuf, given "", "FILE", AtOnce;
         /// Where metrics, health, readiness and the admin API are
@@ -252,7 +252,7 @@ fn local(port: u16) -> SocketAddr {
     SocketAddr::from((Ipv4Addr::LOCALHOST, port))
 }
 
-fn is_new_or_gone(before: Option<&str>, after: Option<&str>) -> bool {
+fn is_added_or_removed(before: Option<&str>, after: Option<&str>) -> bool {
     before.is_none() || after.is_none()
 }
 
@@ -263,5 +263,5 @@ fn is_gone(_: Option<&str>, after: Option<&str>) -> bool {
 /// Other keys in a file, or in another file, take effect at once.
 fn jwks_needs_restart(before: Option<&str>, after: Option<&str>) -> bool {
     let is_url = |keys: Option<&str>| keys.is_some_and(|keys| keys.contains("://"));
-    is_new_or_gone(before, after) || is_url(before) || is_url(after)
+    is_added_or_removed(before, after) || is_url(before) || is_url(after)
 }

@@ -1,4 +1,4 @@
-//! What a node tells another one of a request that it forwards.
+//! The metadata that a node attaches to a request that it forwards to another one.
 //!
 //! `1 <label> <epoch> <address>`: the version, the runtime, the claim by which it is held, and the platform client's
 //! address, for the source networks of the instance.

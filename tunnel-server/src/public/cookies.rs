@@ -9,9 +9,10 @@ use http::{HeaderMap, HeaderValue, header};
 use super::PublicListener;
 
 /// Removes the cookies for hosts of other runtimes, unless the configuration allows them.
-pub(super) fn keep_apart(node: &PublicListener, headers: &mut HeaderMap) {
-    if headers.contains_key(header::SET_COOKIE) && !node.config().settings.allow_shared_cookies {
-        remove_shared(headers, node.router.domain().as_str());
+pub(super) fn keep_apart(listener: &PublicListener, headers: &mut HeaderMap) {
+    if headers.contains_key(header::SET_COOKIE) && !listener.config().settings.allow_shared_cookies
+    {
+        remove_shared(headers, listener.router.domain().as_str());
     }
 }
 

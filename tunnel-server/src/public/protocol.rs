@@ -41,14 +41,15 @@ use crate::budget::usage::Usage;
 
 /// Serves a platform client until its connection ends.
 pub(super) async fn run(
-    node: Arc<PublicListener>,
+    listener: Arc<PublicListener>,
     socket: TcpStream,
     peer: SocketAddr,
     tls: Option<TlsAcceptor>,
     mut permit: Permit<Usage>,
 ) {
-    if let Err(cause) = begin(&node, socket, peer.ip(), tls, &mut permit).await {
-        node.metrics
+    if let Err(cause) = begin(&listener, socket, peer.ip(), tls, &mut permit).await {
+        listener
+            .metrics
             .connections_refused
             .with_label_values(&["public", cause.name()])
             .inc();
@@ -80,26 +81,26 @@ impl NotServed {
 }
 
 async fn begin(
-    node: &Arc<PublicListener>,
+    listener: &Arc<PublicListener>,
     mut socket: TcpStream,
     mut peer: IpAddr,
     tls: Option<TlsAcceptor>,
     permit: &mut Permit<Usage>,
 ) -> Result<(), NotServed> {
-    let mut is_trusted = node.config.is_trusted(peer);
+    let mut is_trusted = listener.config.is_trusted(peer);
     let mut front = Bytes::new();
-    if node.config().settings.proxy_protocol && is_trusted {
-        let deadline = Instant::now() + node.config().settings.first_byte_timeout;
+    if listener.config().settings.proxy_protocol && is_trusted {
+        let deadline = Instant::now() + listener.config().settings.first_byte_timeout;
         let (header, rest) = tokio::select! {
             read = proxy_protocol::read(&mut socket, deadline) => read.map_err(|_| NotServed::Proxy)?,
-            () = node.lifecycle.silent_grace_over() => return Err(NoRequest::Stopping.into()),
+            () = listener.lifecycle.silent_grace_over() => return Err(NoRequest::Stopping.into()),
         };
         is_trusted = match header {
             proxy_protocol::Header::Local => true,
             // The permit is for the address that the proxy names, not for one in the client's fields.
             proxy_protocol::Header::Proxied { source, .. } => {
                 peer = source.ip();
-                node.config.is_trusted(peer)
+                listener.config.is_trusted(peer)
             }
             proxy_protocol::Header::Unknown => false,
         };
@@ -111,7 +112,7 @@ async fn begin(
     }
     let origin = Origin::new(peer, is_trusted, tls.is_some());
     let socket = Prefixed::new(front, socket);
-    gateway::serve(node, origin, permit.state(), socket, tls).await?;
+    gateway::serve(listener, origin, permit.state(), socket, tls).await?;
     Ok(())
 }
 

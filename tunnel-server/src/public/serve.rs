@@ -155,14 +155,14 @@ fn accept(
     if checked.upgrade.is_none() {
         connection.not_upgraded();
     }
-    let node = &connection.gateway;
+    let listener = &connection.gateway;
     let (head, id) = outgoing(
         &checked,
         &connection.origin,
-        &node.via,
-        node.config().settings.via,
+        &listener.via,
+        listener.config().settings.via,
     )?;
-    if node.access_log.is_on() {
+    if listener.access_log.is_on() {
         let request = LoggedRequest {
             method: parts.method.as_str(),
             host: Some(&checked.host),
@@ -172,11 +172,11 @@ fn accept(
             trace: access_log::trace(parts),
             peer: Some(connection.origin.address_text()),
         };
-        observation.log(&node.access_log, &request);
+        observation.log(&listener.access_log, &request);
     }
-    let route = node
+    let route = listener
         .router
-        .route(&checked.host, node.config().settings.offline_wait);
+        .route(&checked.host, listener.config().settings.offline_wait);
     if let Some(budget) = route.budget() {
         budget.admit(connection.origin.address)?;
         let usage = connection.peer.as_ref();
@@ -254,10 +254,10 @@ async fn forward(
     let mut response = ResponseBody::forward(received, &routed.method, !is_http2)
         .map_err(|what| Problem::new(Hop::Server, Reason::WireMalformed, what))?;
     if let Some(form) = Form::of_response(response.headers(), is_http2, routed.reconnects) {
-        let node = &connection.gateway;
+        let listener = &connection.gateway;
         response
             .body_mut()
-            .follow(form, SessionCarrier(session), node.lifecycle.ending());
+            .follow(form, SessionCarrier(session), listener.lifecycle.ending());
     }
     Ok(response.into())
 }

@@ -123,20 +123,20 @@ impl Parts {
     }
 
     /// The links of one shard to other nodes.
-    fn links(&self, tells: bool) -> Option<Arc<Peers>> {
+    fn links(&self, sends_reports: bool) -> Option<Arc<Peers>> {
         let nodes = self.registry.directory().nodes()?.clone();
         let tls = self.tls.links.as_ref()?.dialling.clone();
         let metrics = self.metrics.clone();
-        let peers = Peers::new(nodes, tls, metrics, &self.registry, tells);
+        let peers = Peers::new(nodes, tls, metrics, &self.registry, sends_reports);
         Some(peers)
     }
 
     /// The parts that the connections of the public listener use.
-    fn public_listener(&self, via: ViaName, tells: bool) -> Arc<PublicListener> {
+    fn public_listener(&self, via: ViaName, sends_reports: bool) -> Arc<PublicListener> {
         Arc::new(PublicListener {
             config: self.config.clone(),
             router: self.router.clone(),
-            peers: self.links(tells),
+            peers: self.links(sends_reports),
             metrics: self.metrics.clone(),
             access_log: self.access_log.clone(),
             lifecycle: self.lifecycle.clone(),
