@@ -29,7 +29,7 @@ use tunnel_http::connection::Bounds;
 use tunnel_http::gateway::{self, Gateway};
 use tunnel_http::http1::InFlight;
 use tunnel_http::listener::{accept, listen, set_options};
-use tunnel_http::outgoing::{Origin, ViaName};
+use tunnel_http::outgoing::{ForwardedClient, ViaName};
 use tunnel_http::permits::{Permit, Permits};
 use tunnel_http::prefixed::Prefixed;
 use tunnel_http::received::ReceivedBody;
@@ -192,9 +192,9 @@ async fn run(
     tls: Option<TlsAcceptor>,
     _permit: Permit,
 ) {
-    let origin = Origin::new(peer, front.is_trusted(peer), tls.is_some());
+    let client = ForwardedClient::new(peer, front.is_trusted(peer), tls.is_some());
     let socket = Prefixed::new(Bytes::new(), socket);
-    if let Err(cause) = gateway::serve(&front, origin, (), socket, tls).await {
+    if let Err(cause) = gateway::serve(&front, client, (), socket, tls).await {
         tracing::debug!(%peer, %cause, "a connection ended before a request");
     }
 }

@@ -32,7 +32,7 @@ use crate::answer::{http1_message, problem, refusal};
 use crate::connection::{self, Bounds, Http1, Reset, close, send_last};
 use crate::detect::{self, DetectError, Protocol};
 use crate::http1::{GuardHandle, InFlight, Refusal};
-use crate::outgoing::Origin;
+use crate::outgoing::ForwardedClient;
 use crate::prefixed::Prefixed;
 use crate::received::ReceivedBody;
 use crate::tasks::Tasks;
@@ -84,8 +84,8 @@ pub trait Gateway: Sized + Send + Sync + 'static {
 pub struct Connection<G: Gateway> {
     /// The program.
     pub gateway: Arc<G>,
-    /// The client's address and scheme.
-    pub origin: Origin,
+    /// The client, as the forwarded requests name it.
+    pub client: ForwardedClient,
     /// The state of the peer.
     pub peer: G::Peer,
     /// `None` over HTTP/2.
@@ -117,21 +117,21 @@ pub enum NoRequest {
 /// When it ends before a request.
 pub async fn serve<G: Gateway>(
     gateway: &Arc<G>,
-    origin: Origin,
+    client: ForwardedClient,
     peer: G::Peer,
     socket: Prefixed<TcpStream>,
     tls: Option<TlsAcceptor>,
 ) -> Result<(), NoRequest> {
     match tls {
         // Boxed, so that a connection without TLS does not hold the memory for it.
-        Some(tls) => Box::pin(encrypted(gateway, origin, peer, socket, tls)).await,
-        None => requests(gateway, origin, peer, socket, None).await,
+        Some(tls) => Box::pin(encrypted(gateway, client, peer, socket, tls)).await,
+        None => requests(gateway, client, peer, socket, None).await,
     }
 }
 
 async fn encrypted<G: Gateway>(
     gateway: &Arc<G>,
-    origin: Origin,
+    client: ForwardedClient,
     peer: G::Peer,
     socket: Prefixed<TcpStream>,
     tls: TlsAcceptor,
@@ -145,13 +145,13 @@ async fn encrypted<G: Gateway>(
         Some(b"h2") => Protocol::Http2,
         _ => Protocol::Http1,
     };
-    requests(gateway, origin, peer, stream, Some(agreed)).await
+    requests(gateway, client, peer, stream, Some(agreed)).await
 }
 
 /// Waits for the first request, and continues with the peer's protocol: that of ALPN, or of its first bytes.
 async fn requests<G: Gateway, IO>(
     gateway: &Arc<G>,
-    origin: Origin,
+    client: ForwardedClient,
     peer: G::Peer,
     mut io: IO,
     agreed: Option<Protocol>,
@@ -163,8 +163,8 @@ where
     let detecting = detect::detect(&mut io, gateway.bounds().first_byte_timeout);
     let (detected, first) = unless_stopping(gateway, detecting).await??;
     match agreed.unwrap_or(detected) {
-        Protocol::Http1 => http1(gateway, origin, peer, first, io).await,
-        Protocol::Http2 => http2(gateway, origin, peer, Prefixed::new(first, io)).await,
+        Protocol::Http1 => http1(gateway, client, peer, first, io).await,
+        Protocol::Http2 => http2(gateway, client, peer, Prefixed::new(first, io)).await,
     }
     Ok(())
 }
@@ -182,7 +182,7 @@ async fn unless_stopping<G: Gateway, T>(
 
 async fn http1<G: Gateway, IO>(
     gateway: &Arc<G>,
-    origin: Origin,
+    client: ForwardedClient,
     peer: G::Peer,
     first: Bytes,
     io: IO,
@@ -190,7 +190,7 @@ async fn http1<G: Gateway, IO>(
     IO: AsyncRead + AsyncWrite + Reset + Unpin + Send + 'static,
 {
     let http1 = Http1::new(io, first, gateway.bounds());
-    let connection = Connection::new(gateway, origin, peer, Some(http1.guard().clone()));
+    let connection = Connection::new(gateway, client, peer, Some(http1.guard().clone()));
     let answer = {
         let connection = Arc::clone(&connection);
         move |request: Request<ReceivedBody>, in_flight: InFlight| {
@@ -203,11 +203,11 @@ async fn http1<G: Gateway, IO>(
     }
 }
 
-async fn http2<G: Gateway, IO>(gateway: &Arc<G>, origin: Origin, peer: G::Peer, io: IO)
+async fn http2<G: Gateway, IO>(gateway: &Arc<G>, client: ForwardedClient, peer: G::Peer, io: IO)
 where
     IO: AsyncRead + AsyncWrite + Unpin + Send + 'static,
 {
-    let connection = Connection::new(gateway, origin, peer, None);
+    let connection = Connection::new(gateway, client, peer, None);
     let answer = |request: Request<ReceivedBody>| G::answer(&connection, request, None);
     let (bounds, tasks) = (gateway.bounds(), &connection.tasks);
     connection::http2(io, bounds, tasks, gateway.stopping(), answer).await;
@@ -216,13 +216,13 @@ where
 impl<G: Gateway> Connection<G> {
     fn new(
         gateway: &Arc<G>,
-        origin: Origin,
+        client: ForwardedClient,
         peer: G::Peer,
         guard: Option<GuardHandle>,
     ) -> Arc<Self> {
         Arc::new(Self {
             gateway: Arc::clone(gateway),
-            origin,
+            client,
             peer,
             guard,
             granted: Mutex::new(None),
@@ -288,7 +288,7 @@ impl<G: Gateway> Connection<G> {
     /// Writes the answer to a request that the guard has refused.
     async fn refuse<IO: AsyncWrite + AsyncRead + Unpin>(&self, violation: Refusal, io: IO) {
         let refused = refusal(G::HOP, violation.status(), violation.reason());
-        self.gateway.on_unread(self.origin.address, &refused);
+        self.gateway.on_unread(self.client.address, &refused);
         let date = httpdate::fmt_http_date(SystemTime::now());
         send_last(io, &http1_message(&problem(&refused, true), &date)).await;
     }

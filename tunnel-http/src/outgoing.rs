@@ -29,8 +29,8 @@ pub trait FieldSink {
         self.field(name, value.as_bytes());
     }
 
-    /// Takes a field line whose value is these parts one after another.
-    fn field_of(&mut self, name: &HeaderName, parts: &[&[u8]]);
+    /// Takes a field line whose value is the concatenation of these parts.
+    fn field_from_parts(&mut self, name: &HeaderName, parts: &[&[u8]]);
 }
 
 impl FieldSink for HeadEncoder {
@@ -38,8 +38,8 @@ impl FieldSink for HeadEncoder {
         Self::field(self, name, value);
     }
 
-    fn field_of(&mut self, name: &HeaderName, parts: &[&[u8]]) {
-        Self::field_of(self, name, parts);
+    fn field_from_parts(&mut self, name: &HeaderName, parts: &[&[u8]]) {
+        Self::field_from_parts(self, name, parts);
     }
 }
 
@@ -55,14 +55,14 @@ impl FieldSink for HeaderMap {
         self.append(name.clone(), value.clone());
     }
 
-    fn field_of(&mut self, name: &HeaderName, parts: &[&[u8]]) {
+    fn field_from_parts(&mut self, name: &HeaderName, parts: &[&[u8]]) {
         FieldSink::field(self, name, parts.concat().trim_ascii());
     }
 }
 
 /// The client of a connection, for the forwarding fields.
 #[derive(Debug, Clone)]
-pub struct Origin {
+pub struct ForwardedClient {
     /// The platform client's address, or that of the last proxy that is not trusted.
     pub address: IpAddr,
     /// Whether its forwarding fields are forwarded.
@@ -72,15 +72,15 @@ pub struct Origin {
     /// The address as text, which is the value of `X-Forwarded-For`.
     address_text: Box<str>,
     /// The address as the `for` of `Forwarded` (RFC 7239 section 6).
-    node: Box<str>,
+    forwarded_for: Box<str>,
 }
 
-impl Origin {
+impl ForwardedClient {
     /// A connection from `address`.
     #[must_use]
     pub fn new(address: IpAddr, is_trusted: bool, is_tls: bool) -> Self {
         let address = address.to_canonical();
-        let node = match address {
+        let forwarded_for = match address {
             IpAddr::V4(address) => address.to_string(),
             IpAddr::V6(address) => format!("\"[{address}]\""),
         };
@@ -89,7 +89,7 @@ impl Origin {
             is_trusted,
             is_tls,
             address_text: address.to_string().into(),
-            node: node.into(),
+            forwarded_for: forwarded_for.into(),
         }
     }
 
@@ -144,15 +144,14 @@ impl ViaName {
     }
 }
 
-/// Writes the fields to send on, except the host. Returns the id that the request has in all logs:
-/// its own, if that has visible ASCII characters only, or what `new_id` makes. `Via` (RFC 9110 section 7.6.3) is added only
+/// Writes the fields of the forwarded request, except the host. Returns the id that the request has in all logs: its own, if that has visible ASCII characters only, or what `new_id` makes. `Via` (RFC 9110 section 7.6.3) is added only
 /// if `sends_via`; a received one is sent on in any case.
 ///
 /// # Errors
 /// When the request has passed this program before.
-pub fn outgoing(
+pub fn write_fields(
     checked: &CheckedRequest<'_>,
-    origin: &Origin,
+    client: &ForwardedClient,
     via: &ViaName,
     sends_via: bool,
     new_id: impl FnOnce() -> HeaderValue,
@@ -162,7 +161,7 @@ pub fn outgoing(
         let what = "the request has passed this program before";
         return Err(Problem::new(checked.hop, Reason::LoopDetected, what));
     }
-    let trusted = copy_end_to_end(checked, origin, head);
+    let trusted = copy_end_to_end(checked, client, head);
     // The bytes of an upgraded connection are not counted.
     if let Some(length) = checked.content_length.filter(|_| checked.upgrade.is_none()) {
         let length = HeaderValue::from(length);
@@ -178,7 +177,7 @@ pub fn outgoing(
         let left = HeaderValue::from(left.saturating_sub(1));
         head.field(&header::MAX_FORWARDS, left.as_bytes());
     }
-    add_forwarded(checked, origin, trusted, head);
+    add_forwarded(checked, client, trusted, head);
     head.field(&TUNNEL_VIA, via.name.as_bytes());
     if sends_via {
         head.field(&header::VIA, via.value(checked.version).as_bytes());
@@ -195,11 +194,11 @@ struct TrustedFields {
     host: bool,
 }
 
-/// Copies the fields that are not for this hop alone, and returns which forwarding fields are among them. Cookies that HTTP/2 has split into crumbs are joined
-/// (RFC 9113 section 8.2.3).
+/// Copies the fields that are not for this hop alone, and returns which forwarding fields are among them. Cookies that
+/// HTTP/2 has split into crumbs are joined (RFC 9113 section 8.2.3).
 fn copy_end_to_end(
     checked: &CheckedRequest<'_>,
-    origin: &Origin,
+    client: &ForwardedClient,
     head: &mut impl FieldSink,
 ) -> TrustedFields {
     let mut trusted = TrustedFields::default();
@@ -209,7 +208,7 @@ fn copy_end_to_end(
         HashSet::new()
     };
     for (name, value) in checked.headers {
-        if *name == header::COOKIE || ends_here(name, origin) || nominated.contains(name) {
+        if *name == header::COOKIE || ends_here(name, client) || nominated.contains(name) {
             continue;
         }
         trusted.proto |= *name == X_FORWARDED_PROTO;
@@ -228,12 +227,12 @@ fn copy_end_to_end(
                 parts.push(crumb);
             }
         }
-        head.field_of(&header::COOKIE, &parts);
+        head.field_from_parts(&header::COOKIE, &parts);
     }
     trusted
 }
 
-fn ends_here(name: &HeaderName, origin: &Origin) -> bool {
+fn ends_here(name: &HeaderName, client: &ForwardedClient) -> bool {
     // The first letter excludes most names.
     match name.as_str().as_bytes().first() {
         Some(b'c' | b'k' | b'p' | b't' | b'u' | b'h' | b'e' | b'm') => {
@@ -243,8 +242,8 @@ fn ends_here(name: &HeaderName, origin: &Origin) -> bool {
                 || *name == header::MAX_FORWARDS
                 || fields::is_connection_specific(name)
         }
-        Some(b'x') => *name == X_REQUEST_ID || (!origin.is_trusted && fields::is_forwarded(name)),
-        Some(b'f') => !origin.is_trusted && fields::is_forwarded(name),
+        Some(b'x') => *name == X_REQUEST_ID || (!client.is_trusted && fields::is_forwarded(name)),
+        Some(b'f') => !client.is_trusted && fields::is_forwarded(name),
         _ => false,
     }
 }
@@ -252,25 +251,35 @@ fn ends_here(name: &HeaderName, origin: &Origin) -> bool {
 /// Adds the forwarding fields (RFC 7239 and its older forms), after those of trusted proxies.
 fn add_forwarded(
     checked: &CheckedRequest<'_>,
-    origin: &Origin,
+    client: &ForwardedClient,
     trusted: TrustedFields,
     head: &mut impl FieldSink,
 ) {
-    let (authority, scheme) = (checked.authority.as_bytes(), origin.scheme().as_bytes());
-    head.field(&X_FORWARDED_FOR, origin.address_text.as_bytes());
+    let (authority, scheme) = (checked.authority.as_bytes(), client.scheme().as_bytes());
+    head.field(&X_FORWARDED_FOR, client.address_text.as_bytes());
     if !trusted.proto {
         head.field(&X_FORWARDED_PROTO, scheme);
     }
-    let node = origin.node.as_bytes();
+    let forwarded_for = client.forwarded_for.as_bytes();
     if authority.is_empty() {
-        head.field_of(&header::FORWARDED, &[b"for=", node, b";proto=", scheme]);
+        head.field_from_parts(
+            &header::FORWARDED,
+            &[b"for=", forwarded_for, b";proto=", scheme],
+        );
         return;
     }
     if !trusted.host {
         head.field(&X_FORWARDED_HOST, authority);
     }
-    let element: [&[u8]; 6] = [b"for=", node, b";host=\"", authority, b"\";proto=", scheme];
-    head.field_of(&header::FORWARDED, &element);
+    let element: [&[u8]; 6] = [
+        b"for=",
+        forwarded_for,
+        b";host=\"",
+        authority,
+        b"\";proto=",
+        scheme,
+    ];
+    head.field_from_parts(&header::FORWARDED, &element);
 }
 
 /// The platform client's request id, if it is short and has only visible ASCII characters.
@@ -316,13 +325,13 @@ mod tests {
         }
         let parts = request.body(()).unwrap().into_parts().0;
         let checked = CHECKER.check(&parts, None).unwrap();
-        let origin = Origin::new("192.0.2.7".parse().unwrap(), is_trusted, false);
+        let client = ForwardedClient::new("192.0.2.7".parse().unwrap(), is_trusted, false);
         let (method, authority) = (&checked.method, checked.authority);
-        let mut head = HeadEncoder::new(method, origin.scheme(), authority, &checked.path, None);
-        outgoing(&checked, &origin, &ViaName::new("x1"), false, id, &mut head).unwrap();
+        let mut head = HeadEncoder::new(method, client.scheme(), authority, &checked.path, None);
+        write_fields(&checked, &client, &ViaName::new("x1"), false, id, &mut head).unwrap();
         let head = decoded(&head.finish());
         let mut map = HeaderMap::new();
-        outgoing(&checked, &origin, &ViaName::new("x1"), false, id, &mut map).unwrap();
+        write_fields(&checked, &client, &ViaName::new("x1"), false, id, &mut map).unwrap();
         assert_eq!(map, head.fields.map, "both sinks get equal fields");
         assert_eq!((&*head.scheme, &*head.path), (&b"http"[..], &b"/p?q"[..]));
         assert_eq!(head.authority, "a-b.test:8080");
@@ -446,11 +455,11 @@ mod tests {
             .unwrap();
         let parts = request.into_parts().0;
         let checked = CHECKER.check(&parts, None).unwrap();
-        let origin = Origin::new("::1".parse().unwrap(), false, true);
+        let client = ForwardedClient::new("::1".parse().unwrap(), false, true);
         let mut head = HeaderMap::new();
         let mut pass = |name, sends_via| {
             let via = ViaName::new(name);
-            outgoing(&checked, &origin, &via, sends_via, id, &mut head)
+            write_fields(&checked, &client, &via, sends_via, id, &mut head)
         };
         assert_eq!(pass("x1", true).unwrap_err().reason(), Reason::LoopDetected);
         assert!(pass("x", true).is_ok());

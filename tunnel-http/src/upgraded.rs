@@ -22,7 +22,7 @@ use tunnel_proto::exchange::{ReadBody, read_body};
 
 use crate::access_log::Observer;
 use crate::connection::drain;
-use crate::ends::{Carrier, Direct, Form, GRACE, Hold, LongStream};
+use crate::long_streams::{Carrier, Direct, GRACE, Hold, LongStream, StreamFormat};
 
 /// The bytes that a platform client sends over an upgraded connection.
 pub type UpgradedBytes = Box<dyn Body<Data = Bytes, Error = io::Error> + Send + Unpin>;
@@ -91,11 +91,16 @@ pub async fn join<IO, U, B, C, O>(
     let activity = Activity::default();
     let (reader, returned) = LentReader::new(reader);
     let cut = Direct(|| io::ErrorKind::TimedOut.into());
-    let body = LongStream::new(hold(read_body(reader)), Form::upload(), cut, bounds.stage);
+    let body = LongStream::new(
+        hold(read_body(reader)),
+        StreamFormat::upload(),
+        cut,
+        bounds.stage,
+    );
     // Fails if the exchange has ended meanwhile, which the other direction reports.
     let _ = upload.send(Box::new(Counted::new(body, &activity)));
     let mut returned = ReturnedReader::Awaited(returned);
-    let body = LongStream::new(download, Form::download(), carrier, bounds.stage);
+    let body = LongStream::new(download, StreamFormat::download(), carrier, bounds.stage);
     let mut sending = Sending {
         body: Counted::new(body, &activity),
         writer: TimedWriter::new(writer, bounds.write_timeout),

@@ -21,7 +21,7 @@ use http::{Request, request::Parts};
 use parking_lot::Mutex;
 use tokio::io::DuplexStream;
 use tunnel_http::http1::framing::{Framing, HeadLimits};
-use tunnel_http::{outgoing::Origin, outgoing::ViaName};
+use tunnel_http::outgoing::{ForwardedClient, ViaName};
 use tunnel_ops::config_file::TomlFile;
 use tunnel_proto::{
     handshake::InstanceSecret,
@@ -31,7 +31,7 @@ use tunnel_server::{
     directory::OnConflict,
     events::Events,
     metrics::Metrics,
-    public::check::{check, outgoing},
+    public::check::{check, forwarded_head},
     registry::{JoinRequest, Membership, Registry},
     router::Router,
     runtimes::{HostName, Runtimes},
@@ -144,9 +144,9 @@ fn check_request(bencher: Bencher<'_, '_>, head: Head) {
 fn build_outgoing(bencher: Bencher<'_, '_>, head: Head) {
     let parts = head.parsed();
     let checked = check(&parts).unwrap();
-    let origin = Origin::new(Ipv4Addr::new(203, 0, 113, 7).into(), false, true);
+    let client = ForwardedClient::new(Ipv4Addr::new(203, 0, 113, 7).into(), false, true);
     let via = ViaName::new("6f1d2c");
-    bencher.bench_local(|| outgoing(black_box(&checked), &origin, &via, false).unwrap());
+    bencher.bench_local(|| forwarded_head(black_box(&checked), &client, &via, false).unwrap());
 }
 
 // === The host ===

@@ -8,12 +8,12 @@ mod attempt;
 mod body;
 pub mod check;
 mod cookies;
-mod ends;
 mod exchange;
 mod forward;
 mod observe;
 mod protocol;
 mod serve;
+mod session_carrier;
 mod upgraded;
 
 use std::{

@@ -6,7 +6,7 @@ use std::task::{Context, Poll, ready};
 use bytes::Bytes;
 use http_body::{Body, Frame};
 use tunnel_http::access_log::{ExchangeRecord, Observer};
-use tunnel_http::ends::{Direct, Hold};
+use tunnel_http::long_streams::{Direct, Hold};
 use tunnel_http::permits::Permit;
 use tunnel_http::upgraded::{Download, Upgrade};
 use tunnel_proto::exchange::AsProblem;

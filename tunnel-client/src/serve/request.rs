@@ -13,9 +13,9 @@ use http::{HeaderMap, HeaderValue, Method, Request, Response, StatusCode};
 use hyper::upgrade::OnUpgrade;
 use parking_lot::Mutex;
 use tunnel_http::check::CheckedRequest;
-use tunnel_http::ends::{Form, is_grpc, reconnects};
 use tunnel_http::http1::InFlight;
 use tunnel_http::listener_body::{BodyOptions, ListenerBody, ListenerInformational};
+use tunnel_http::long_streams::{StreamFormat, is_grpc, reconnects};
 use tunnel_http::permits::Permit;
 use tunnel_http::received::ReceivedBody;
 use tunnel_http::{outgoing, upgraded::UpgradeSender};
@@ -78,7 +78,7 @@ pub(super) fn serve(
     let accepted = accept(connection, &parts, incoming, is_grpc);
     if let Err(NotAccepted::Problem(problem)) = &accepted {
         let exchanges = &connection.gateway.exchanges;
-        exchanges.on_refused(Some(&parts), connection.origin.address, problem);
+        exchanges.on_refused(Some(&parts), connection.client.address, problem);
     }
     drop(parts);
     let connection = Arc::clone(connection);
@@ -149,8 +149,9 @@ fn accept(
     let new_id = || {
         HeaderValue::from_str(RequestId::new().as_str()).unwrap_or(HeaderValue::from_static("-"))
     };
-    let (origin, via, sends_via) = (&connection.origin, &front.via, front.settings.via);
-    let request_id = outgoing::outgoing(&checked, origin, via, sends_via, new_id, &mut headers)?;
+    let (client, via, sends_via) = (&connection.client, &front.via, front.settings.via);
+    let request_id =
+        outgoing::write_fields(&checked, client, via, sends_via, new_id, &mut headers)?;
     let options = BodyOptions {
         hop: Hop::Client,
         guard: connection.guard(),
@@ -218,7 +219,7 @@ async fn forward_request(
     } = accepted;
     let front = &connection.gateway;
     let informational = Informational::Listener(Box::new(Mutex::new(informational)));
-    let peer = connection.origin.address;
+    let peer = connection.client.address;
     let answered = front.exchanges.answer_peer(request, informational, peer);
     let answered = answered.await.inspect_err(|_| connection.not_upgraded());
     let (response, observation) = answered?;
@@ -253,9 +254,9 @@ fn forward(
         exchange.observation.on_problem(&problem);
         problem
     })?;
-    if let Some(form) = Form::of_response(response.headers(), is_http2, reconnects) {
+    if let Some(format) = StreamFormat::of_response(response.headers(), is_http2, reconnects) {
         let ending = &connection.gateway.ending;
-        response.body_mut().follow(form, STOPPED, ending);
+        response.body_mut().follow(format, STOPPED, ending);
     }
     Ok((response, exchange))
 }

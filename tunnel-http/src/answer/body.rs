@@ -15,8 +15,8 @@ use super::{
 };
 use crate::access_log::Observer;
 use crate::connection::{Pieces, is_given_up};
-use crate::ends::{Carrier, Form, Hold, LongStream};
 use crate::http1::InFlight;
+use crate::long_streams::{Carrier, Hold, LongStream, StreamFormat};
 
 /// The content of a response. `B` is the forwarded content, `C` its carrier, and `O` observes the exchange.
 pub struct ResponseBody<B: Body, C, O: Observer<B::Error>> {
@@ -115,11 +115,11 @@ where
         }
     }
 
-    /// Ends a forwarded content of this form early and in order when `stage` is reached or its carrier has left.
-    pub fn follow(&mut self, form: Form, carrier: C, stage: &Shutdown) {
+    /// Ends a forwarded content of this format early and in order when `stage` is reached or its carrier has left.
+    pub fn follow(&mut self, format: StreamFormat, carrier: C, stage: &Shutdown) {
         self.source = match std::mem::replace(&mut self.source, Source::LengthOnly) {
             Source::Forwarded(body) => {
-                Source::Long(Box::new(LongStream::new(body, form, carrier, stage)))
+                Source::Long(Box::new(LongStream::new(body, format, carrier, stage)))
             }
             other => other,
         };

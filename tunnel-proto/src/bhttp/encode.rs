@@ -61,7 +61,7 @@ pub fn field(out: &mut BytesMut, name: &[u8], value: &[u8]) {
 }
 
 /// Writes one field line whose value is the concatenation of `parts`, which has no white space around it.
-pub fn field_of(out: &mut BytesMut, name: &[u8], parts: &[&[u8]]) {
+pub fn field_from_parts(out: &mut BytesMut, name: &[u8], parts: &[&[u8]]) {
     string(out, name);
     let length: usize = parts.iter().map(|part| part.len()).sum();
     out.reserve(varint::MAX_LENGTH + length);

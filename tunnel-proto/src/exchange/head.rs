@@ -67,8 +67,8 @@ impl HeadEncoder {
     }
 
     /// Adds a field line whose value is the concatenation of `parts`, without white space around it.
-    pub fn field_of(&mut self, name: &HeaderName, parts: &[&[u8]]) {
-        encode::field_of(&mut self.out, name.as_str().as_bytes(), parts);
+    pub fn field_from_parts(&mut self, name: &HeaderName, parts: &[&[u8]]) {
+        encode::field_from_parts(&mut self.out, name.as_str().as_bytes(), parts);
     }
 
     /// Ends the head.

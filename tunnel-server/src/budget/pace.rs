@@ -13,7 +13,7 @@ use std::{
 use bytes::Bytes;
 use http_body::{Body, Frame, SizeHint};
 use tokio::time::Instant;
-use tunnel_http::ends::Hold;
+use tunnel_http::long_streams::Hold;
 use tunnel_ops::alarm::Alarm;
 
 use crate::budget::shaper::{PIECE_BYTES, Shaper, Ticket};

@@ -6,7 +6,7 @@ use bytes::Bytes;
 use http::{HeaderMap, HeaderValue, Method, Response, StatusCode, header};
 use tunnel_proto::exchange::RecvBody;
 
-use super::{ends::SessionCarrier, observe::Observation};
+use super::{observe::Observation, session_carrier::SessionCarrier};
 use crate::budget::pace::Paced;
 use crate::config::Origin;
 

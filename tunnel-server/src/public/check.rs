@@ -2,8 +2,11 @@
 //! `tunnel-http`, with this server's names.
 
 use http::{HeaderValue, request::Parts};
-use tunnel_http::outgoing;
-use tunnel_http::{check::CheckedRequest, check::Checker, outgoing::Origin, outgoing::ViaName};
+
+use tunnel_http::{
+    check::{CheckedRequest, Checker},
+    outgoing::{ForwardedClient, ViaName, write_fields},
+};
 use tunnel_ops::telemetry::RequestId;
 use tunnel_proto::{
     exchange::{EncodedHead, HeadEncoder},
@@ -28,15 +31,15 @@ pub fn check(parts: &Parts) -> Result<CheckedRequest<'_>, Problem> {
 ///
 /// # Errors
 /// When the request has been forwarded by this server before.
-pub fn outgoing(
+pub fn forwarded_head(
     checked: &CheckedRequest<'_>,
-    origin: &Origin,
+    client: &ForwardedClient,
     via: &ViaName,
     sends_via: bool,
 ) -> Result<(EncodedHead, HeaderValue), Problem> {
     let mut head = HeadEncoder::new(
         &checked.method,
-        origin.scheme(),
+        client.scheme(),
         checked.authority,
         &checked.path,
         checked.upgrade,
@@ -44,6 +47,6 @@ pub fn outgoing(
     let new_id = || {
         HeaderValue::from_str(RequestId::new().as_str()).unwrap_or(HeaderValue::from_static("-"))
     };
-    let id = outgoing::outgoing(checked, origin, via, sends_via, new_id, &mut head)?;
+    let id = write_fields(checked, client, via, sends_via, new_id, &mut head)?;
     Ok((head.finish(), id))
 }

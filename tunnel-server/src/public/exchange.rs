@@ -103,7 +103,7 @@ pub(super) async fn forward(
                 if waits_until.is_some()
                     && let Some(budget) = routed.route.budget()
                 {
-                    budget.admit(connection.origin.address)?;
+                    budget.admit(connection.client.address)?;
                 }
                 let may_repeat = attempts.may_repeat && routed.may_repeat();
                 let local = (tunnel, session, may_repeat);
@@ -143,7 +143,7 @@ async fn send(
     (tunnel, session, may_repeat): (Arc<Tunnel>, Session, bool),
 ) -> Result<ForwardedExchange, AttemptError> {
     if let Some(networks) = tunnel.allow_from() {
-        sources::admit(networks, connection.origin.address).map_err(AttemptError::Refused)?;
+        sources::admit(networks, connection.client.address).map_err(AttemptError::Refused)?;
     }
     let opened = tokio::select! {
         biased;

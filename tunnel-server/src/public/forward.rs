@@ -135,7 +135,7 @@ fn note(connection: &Connection, label: &RuntimeLabel, epoch: Epoch) -> Note {
     Note {
         label: label.to_string(),
         epoch,
-        address: connection.origin.address,
+        address: connection.client.address,
     }
 }
 

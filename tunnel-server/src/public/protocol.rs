@@ -21,7 +21,7 @@ use tunnel_http::{
     connection::Bounds,
     gateway::{self, Gateway, NoRequest},
     http1::InFlight,
-    outgoing::Origin,
+    outgoing::ForwardedClient,
     permits::{Exhausted, Permit},
     prefixed::Prefixed,
     proxy_protocol,
@@ -110,9 +110,9 @@ async fn begin(
         }
         front = rest;
     }
-    let origin = Origin::new(peer, is_trusted, tls.is_some());
+    let client = ForwardedClient::new(peer, is_trusted, tls.is_some());
     let socket = Prefixed::new(front, socket);
-    gateway::serve(listener, origin, permit.state(), socket, tls).await?;
+    gateway::serve(listener, client, permit.state(), socket, tls).await?;
     Ok(())
 }
 

@@ -11,8 +11,8 @@ use http::{
 use http_body::Body;
 use tunnel_http::access_log::{self, LoggedRequest};
 use tunnel_http::{
-    ends::{Form, is_grpc, reconnects},
     http1::InFlight,
+    long_streams::{StreamFormat, is_grpc, reconnects},
     received::ReceivedBody,
     upgraded::UpgradeSender,
 };
@@ -27,11 +27,10 @@ use super::{
     Connection,
     answer::ResponseBody,
     attempt::{ForwardedExchange, RoutedRequest},
-    check::{check, outgoing},
-    cookies,
-    ends::SessionCarrier,
-    exchange,
+    check::{check, forwarded_head},
+    cookies, exchange,
     observe::Observation,
+    session_carrier::SessionCarrier,
     upgraded::GrantedUpgrade,
 };
 use crate::budget::pace::Paced;
@@ -85,7 +84,7 @@ pub(super) fn serve(
     if let Err(NotForwarded::Problem(problem)) = &accepted
         && !observation.is_logged()
     {
-        let address = connection.origin.address;
+        let address = connection.client.address;
         connection
             .gateway
             .log_refusal(address, Some(&parts), problem);
@@ -156,9 +155,9 @@ fn accept(
         connection.not_upgraded();
     }
     let listener = &connection.gateway;
-    let (head, id) = outgoing(
+    let (head, id) = forwarded_head(
         &checked,
-        &connection.origin,
+        &connection.client,
         &listener.via,
         listener.config().settings.via,
     )?;
@@ -170,7 +169,7 @@ fn accept(
             is_upgrade: checked.upgrade.is_some(),
             request_id: Some(&id),
             trace: access_log::trace(parts),
-            peer: Some(connection.origin.address_text()),
+            peer: Some(connection.client.address_text()),
         };
         observation.log(&listener.access_log, &request);
     }
@@ -178,7 +177,7 @@ fn accept(
         .router
         .route(&checked.host, listener.config().settings.offline_wait);
     if let Some(budget) = route.budget() {
-        budget.admit(connection.origin.address)?;
+        budget.admit(connection.client.address)?;
         let usage = connection.peer.as_ref();
         let permit = budget.enter(checked.upgrade.is_some(), usage, || head_bytes(parts))?;
         observation.on_permitted(permit);
@@ -253,11 +252,12 @@ async fn forward(
     let received = received.map(|body| Paced::new(body, shaper));
     let mut response = ResponseBody::forward(received, &routed.method, !is_http2)
         .map_err(|what| Problem::new(Hop::Server, Reason::WireMalformed, what))?;
-    if let Some(form) = Form::of_response(response.headers(), is_http2, routed.reconnects) {
+    if let Some(format) = StreamFormat::of_response(response.headers(), is_http2, routed.reconnects)
+    {
         let listener = &connection.gateway;
         response
             .body_mut()
-            .follow(form, SessionCarrier(session), listener.lifecycle.ending());
+            .follow(format, SessionCarrier(session), listener.lifecycle.ending());
     }
     Ok(response.into())
 }

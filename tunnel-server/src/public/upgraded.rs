@@ -6,7 +6,7 @@ use tokio::io::{AsyncRead, AsyncWrite};
 use tunnel_http::upgraded::{self, Download, Upgrade, UpgradeBounds};
 use tunnel_proto::exchange::RecvBody;
 
-use super::{PublicListener, ends::SessionCarrier, observe::Observation};
+use super::{PublicListener, observe::Observation, session_carrier::SessionCarrier};
 use crate::budget::pace::Paced;
 
 /// An upgrade that was granted.

@@ -8,7 +8,7 @@ use super::Units;
 /// The position in an event stream.
 #[derive(Debug, Default)]
 pub struct Events {
-    line: Line,
+    line: LinePosition,
     /// Whether the last byte was a CR, which an LF may follow.
     has_cr: bool,
     /// Whether an LF has followed a CR. Then the lines of the stream end with CR LF, and a CR is half of a line end.
@@ -17,8 +17,9 @@ pub struct Events {
     is_within: bool,
 }
 
+/// Where in a line the last byte was.
 #[derive(Debug, Default, PartialEq, Eq)]
-enum Line {
+enum LinePosition {
     #[default]
     Start,
     Within,
@@ -31,7 +32,7 @@ impl Units for Events {
             self.is_crlf = true;
             return 1;
         }
-        if self.line == Line::Start {
+        if self.line == LinePosition::Start {
             match first {
                 b'\r' | b'\n' => {
                     self.is_within = false;
@@ -41,18 +42,18 @@ impl Units for Events {
                 b':' => {}
                 _ => self.is_within = true,
             }
-            self.line = Line::Within;
+            self.line = LinePosition::Within;
         }
         let Some(end) = memchr::memchr2(b'\r', b'\n', bytes) else {
             return bytes.len();
         };
-        self.line = Line::Start;
+        self.line = LinePosition::Start;
         self.has_cr = bytes[end] == b'\r';
         end + 1
     }
 
     fn is_between(&self) -> bool {
-        self.line == Line::Start && !self.is_within && !(self.has_cr && self.is_crlf)
+        self.line == LinePosition::Start && !self.is_within && !(self.has_cr && self.is_crlf)
     }
 }
 

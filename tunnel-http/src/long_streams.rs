@@ -1,4 +1,4 @@
-//! Ends long contents early and in order, if their protocol allows that.
+//! Ends long streams early and in order.
 //!
 //! A content that is cut is an error to its reader, and must never look like an end. But some protocols have an end after
 //! which the reader connects again: a close frame, the status of a call, the gap between two events. This module finds the
@@ -23,9 +23,9 @@ pub use self::websocket::Frames;
 const UNAVAILABLE: HeaderValue = HeaderValue::from_static("14");
 const GOING_AWAY: HeaderValue = HeaderValue::from_static("the tunnel is going away");
 
-/// A parser that finds the ends of a content's units, such as frames or events.
+/// A parser that finds where the units of a stream end, such as frames or events.
 pub trait Units {
-    /// Consumes bytes up to the end of a unit at most, and at least one if there is one. Returns how many.
+    /// Consumes at least one byte, never past the current unit. Returns the count.
     fn step(&mut self, bytes: &[u8]) -> usize;
 
     /// Whether the position is between two units.
@@ -52,9 +52,9 @@ pub trait Units {
     }
 }
 
-/// A content that can end early in order.
+/// Format of a long stream, with its parser.
 #[derive(Debug)]
-pub enum Form {
+pub enum StreamFormat {
     /// `text/event-stream`.
     Events(Events),
     /// Messages of gRPC.
@@ -72,13 +72,13 @@ pub enum EarlyEnd {
     Trailers(HeaderMap),
 }
 
-impl Form {
-    /// The form of a response's content; `None` if the content cannot end early in order. An event stream can only if its
+impl StreamFormat {
+    /// The format of a response's content; `None` if the content cannot end early in order. An event stream can only if its
     /// reader reconnects, see [`reconnects`].
     #[must_use]
     pub fn of_response(headers: &HeaderMap, is_http2: bool, reconnects: bool) -> Option<Self> {
         let kind = headers.get(header::CONTENT_TYPE)?.as_bytes();
-        let form = if reconnects
+        let format = if reconnects
             && is_event_stream(kind)
             && !headers.contains_key(header::CONTENT_ENCODING)
         {
@@ -89,7 +89,7 @@ impl Form {
             return None;
         };
         // A content with a declared length cannot end earlier.
-        (!headers.contains_key(header::CONTENT_LENGTH)).then_some(form)
+        (!headers.contains_key(header::CONTENT_LENGTH)).then_some(format)
     }
 
     /// The direction to the platform client of an upgraded connection.
@@ -181,15 +181,15 @@ mod tests {
         headers
     }
 
-    fn form(lines: &[(&'static str, &'static str)], is_http2: bool) -> &'static str {
-        name(Form::of_response(&fields(lines), is_http2, true))
+    fn format(lines: &[(&'static str, &'static str)], is_http2: bool) -> &'static str {
+        name(StreamFormat::of_response(&fields(lines), is_http2, true))
     }
 
-    fn name(form: Option<Form>) -> &'static str {
-        match form {
-            Some(Form::Events(_)) => "events",
-            Some(Form::Messages(_)) => "messages",
-            Some(Form::WebSocket(..)) => "websocket",
+    fn name(format: Option<StreamFormat>) -> &'static str {
+        match format {
+            Some(StreamFormat::Events(_)) => "events",
+            Some(StreamFormat::Messages(_)) => "messages",
+            Some(StreamFormat::WebSocket(..)) => "websocket",
             None => "none",
         }
     }
@@ -206,21 +206,30 @@ mod tests {
             ("application/grpc-web+proto", "none", "none"),
             ("application/json", "none", "none"),
         ] {
-            assert_eq!(form(&[("content-type", kind)], false), http1, "{kind}");
-            assert_eq!(form(&[("content-type", kind)], true), http2, "{kind}");
+            assert_eq!(format(&[("content-type", kind)], false), http1, "{kind}");
+            assert_eq!(format(&[("content-type", kind)], true), http2, "{kind}");
         }
         let events = ("content-type", "text/event-stream");
-        assert_eq!(form(&[events, ("content-encoding", "gzip")], true), "none");
-        assert_eq!(form(&[events, ("content-length", "10")], true), "none");
-        assert_eq!(form(&[], true), "none");
+        assert_eq!(
+            format(&[events, ("content-encoding", "gzip")], true),
+            "none"
+        );
+        assert_eq!(format(&[events, ("content-length", "10")], true), "none");
+        assert_eq!(format(&[], true), "none");
     }
 
     #[test]
     fn events_end_in_order_only_where_the_reader_reconnects() {
         let events = fields(&[("content-type", "text/event-stream")]);
-        assert_eq!(name(Form::of_response(&events, true, false)), "none");
+        assert_eq!(
+            name(StreamFormat::of_response(&events, true, false)),
+            "none"
+        );
         let calls = fields(&[("content-type", "application/grpc")]);
-        assert_eq!(name(Form::of_response(&calls, true, false)), "messages");
+        assert_eq!(
+            name(StreamFormat::of_response(&calls, true, false)),
+            "messages"
+        );
         let accept = |value| fields(&[("accept", value)]);
         for (headers, is_it) in [
             (accept("text/event-stream"), true),

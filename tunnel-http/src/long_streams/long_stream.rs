@@ -1,4 +1,4 @@
-//! A content that can end early in order.
+//! A long stream, which ends early in order when the program stops.
 //!
 //! In: the bytes of a content, in parts of any size. Out: those bytes, up to the position of an early end, and the end of
 //! its protocol; or an error, if there is no such position in time.
@@ -16,7 +16,7 @@ use tokio::time::{Sleep, sleep};
 use tunnel_ops::signals::Shutdown;
 use tunnel_proto::exchange::ReadBody;
 
-use super::{EarlyEnd, Form};
+use super::{EarlyEnd, StreamFormat};
 
 /// How long a stream may continue until it can end in order, and how long its peer may take to answer that.
 pub const GRACE: Duration = Duration::from_secs(1);
@@ -62,10 +62,10 @@ impl<E> Carrier<E> for Direct<E> {
     }
 }
 
-/// A content that can end early in order.
+/// A content that ends early in order when the program stops.
 pub struct LongStream<B: Body, C> {
     body: B,
-    form: Form,
+    format: StreamFormat,
     carrier: C,
     /// Reached when the program is about to stop.
     stage: Shutdown,
@@ -94,17 +94,17 @@ type NextFrame<E> = Option<Result<Frame<Bytes>, E>>;
 impl<B: Body, C> fmt::Debug for LongStream<B, C> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("LongStream")
-            .field("form", &self.form)
+            .field("format", &self.format)
             .finish_non_exhaustive()
     }
 }
 
 impl<B: Body, C> LongStream<B, C> {
-    /// A content of this form, which ends early when `stage` is reached or its carrier has left.
-    pub fn new(body: B, form: Form, carrier: C, stage: &Shutdown) -> Self {
+    /// A content of this format, which ends early when `stage` is reached or its carrier has left.
+    pub fn new(body: B, format: StreamFormat, carrier: C, stage: &Shutdown) -> Self {
         Self {
             body,
-            form,
+            format,
             carrier,
             stage: stage.clone(),
             ending: None,
@@ -149,7 +149,7 @@ impl<B: Hold<Data = Bytes> + Unpin, C: Carrier<B::Error>> LongStream<B, C> {
     /// Ends the content at its current position, which is between two units.
     fn end_early(&mut self) -> NextFrame<B::Error> {
         self.state = State::EndedEarly;
-        let end = self.form.early_end()?;
+        let end = self.format.early_end()?;
         Some(Ok(match end {
             EarlyEnd::Content(content) => Frame::data(content),
             EarlyEnd::Trailers(trailers) => Frame::trailers(trailers),
@@ -158,7 +158,7 @@ impl<B: Hold<Data = Bytes> + Unpin, C: Carrier<B::Error>> LongStream<B, C> {
 
     /// Ends a stream: in order if its position is between two units, by a cut when [`GRACE`] is over.
     fn poll_end(&mut self, cx: &mut Context<'_>) -> Poll<NextFrame<B::Error>> {
-        if self.form.units().is_between() {
+        if self.format.units().is_between() {
             return Poll::Ready(self.end_early());
         }
         let grace = self.grace.as_mut();
@@ -178,7 +178,7 @@ impl<B: Hold<Data = Bytes> + Unpin, C: Carrier<B::Error>> LongStream<B, C> {
                 return trailers;
             }
         };
-        let units = self.form.units();
+        let units = self.format.units();
         if !is_ending {
             units.advance(&data);
         } else if let Some(length) = units.advance_to_end(&data) {
@@ -220,7 +220,7 @@ impl<B: Hold<Data = Bytes> + Unpin, C: Carrier<B::Error> + Unpin> Body for LongS
                     return Poll::Ready(Some(Ok(this.pass(frame, is_ending && !has_backlog))));
                 }
                 Poll::Ready(Some(Err(error)))
-                    if this.carrier.has_left(&error) && this.form.units().is_between() =>
+                    if this.carrier.has_left(&error) && this.format.units().is_between() =>
                 {
                     return Poll::Ready(this.end_early());
                 }
@@ -295,9 +295,12 @@ mod tests {
         }
     }
 
-    fn followed(form: Form, stage: &Shutdown) -> (mpsc::Sender<Sent>, LongStream<Fed, Left>) {
+    fn followed(
+        format: StreamFormat,
+        stage: &Shutdown,
+    ) -> (mpsc::Sender<Sent>, LongStream<Fed, Left>) {
         let (sender, receiver) = mpsc::channel(8);
-        (sender, LongStream::new(Fed(receiver), form, Left, stage))
+        (sender, LongStream::new(Fed(receiver), format, Left, stage))
     }
 
     async fn next(stream: &mut LongStream<Fed, Left>) -> Option<Result<String, &'static str>> {
@@ -312,8 +315,8 @@ mod tests {
         Ok(Frame::data(text.into()))
     }
 
-    fn events() -> Form {
-        Form::Events(Events::default())
+    fn events() -> StreamFormat {
+        StreamFormat::Events(Events::default())
     }
 
     #[tokio::test(start_paused = true)]
@@ -332,7 +335,7 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn one_that_waits_between_two_units_ends_at_once() {
         let (trigger, stage) = Shutdown::manual();
-        let (_sender, mut stream) = followed(Form::download(), &stage);
+        let (_sender, mut stream) = followed(StreamFormat::download(), &stage);
         let waiting = async {
             tokio::task::yield_now().await;
             trigger.request();

@@ -1,6 +1,6 @@
 //! Sessions as carriers of long streams, which end in order when a session is closed on purpose.
 
-use tunnel_http::ends::Carrier;
+use tunnel_http::long_streams::Carrier;
 use tunnel_proto::{close::CloseReason, exchange::BodyError, session::Session};
 
 /// The session that carries an exchange.
@@ -52,7 +52,7 @@ mod tests {
     use bytes::Bytes;
     use http_body::{Body, Frame};
     use tokio::time::{Instant, sleep};
-    use tunnel_http::ends::{Events, Form, LongStream};
+    use tunnel_http::long_streams::{Events, LongStream, StreamFormat};
     use tunnel_ops::signals::Shutdown;
     use tunnel_proto::{
         problem::{Hop, Problem, Reason},
@@ -97,9 +97,9 @@ mod tests {
         shaper: Option<Arc<Shaper>>,
     ) -> Stream {
         let frames = frames.into_iter();
-        let form = Form::Events(Events::default());
+        let format = StreamFormat::Events(Events::default());
         let body = Paced::new(Scripted { frames, end }, shaper);
-        LongStream::new(body, form, SessionCarrier(session), stage)
+        LongStream::new(body, format, SessionCarrier(session), stage)
     }
 
     async fn next(stream: &mut Stream) -> Option<Result<Frame<Bytes>, BodyError>> {
