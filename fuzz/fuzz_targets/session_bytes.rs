@@ -139,7 +139,7 @@ fn ask(session: &Session, tasks: &mut JoinSet<()>) {
 async fn serve_all(session: Session, mut events: SessionEvents) {
     let mut streams = JoinSet::new();
     while let Some(event) = events.next(&session).await {
-        if let SessionEvent::Exchanges(stream) = event {
+        if let SessionEvent::Stream(stream) = event {
             streams.spawn(serve(stream, echo));
         }
     }

@@ -413,7 +413,7 @@ where
     loop {
         tokio::select! {
             event = events.next(&session) => match event {
-                Some(SessionEvent::Exchanges(stream)) => {
+                Some(SessionEvent::Stream(stream)) => {
                     let exchanges = parts.exchanges.clone();
                     let answer = move |request: Request<RecvBody>, informational| {
                         let request = request.map(RequestBody::Session);

@@ -240,7 +240,7 @@ where
 async fn serve_all(session: Session, mut events: SessionEvents, upstream: Upstream) {
     let mut streams = JoinSet::new();
     while let Some(event) = events.next(&session).await {
-        if let SessionEvent::Exchanges(stream) = event {
+        if let SessionEvent::Stream(stream) = event {
             let mut upstream = upstream.clone();
             streams.spawn(serve(stream, move |request, _| upstream.call(request)));
         }

@@ -58,7 +58,7 @@ pub(crate) const PROBLEM: &str = ":problem";
 /// Pseudo-field with the failure's detail.
 pub(crate) const DETAIL: &str = ":detail";
 
-/// Pseudo-field of a request that one server node forwards to another: what the other has to know, as one text.
+/// Pseudo-field of a request that one server node forwards to another: metadata of the sending node, one string.
 pub(crate) const FORWARD: &str = ":forward";
 /// Pseudo-field of a failure that a server node names to another, with the value [`SERVER`].
 pub(crate) const HOP: &str = ":hop";
@@ -69,11 +69,11 @@ pub(crate) const RETRY_AFTER: &str = ":retry-after";
 
 /// Why reading from an exchange failed.
 #[derive(Debug)]
-pub(crate) enum WireError {
+pub(crate) enum ReadError {
     /// The stream was reset or, with a reason, its session has ended.
     Cut(Option<CloseReason>),
-    /// This end has reset the stream because too many received bytes were unread.
-    Shed,
+    /// This end has reset the stream because too many received bytes were unread, see [`crate::memory`].
+    MemoryLimit,
     /// The other end's message cannot be read.
     Malformed(DecodeError),
     /// The first byte of a new stream was not [`ACCEPTED`].
@@ -86,7 +86,7 @@ pub(crate) enum WireError {
 ///
 /// Shared by the sender and the receiver, and locked for single polls only. When the last of them drops it,
 /// the stream becomes idle if both messages are complete, and is reset otherwise.
-pub(crate) struct Wire {
+pub(crate) struct ExchangeStream {
     stream: Option<MuxStream>,
     decoder: Decoder,
     /// Whether the other end has accepted the stream.
@@ -106,26 +106,26 @@ pub(crate) struct Wire {
     outstanding: Option<Outstanding>,
 }
 
-pub(crate) type SharedWire = Arc<Mutex<Wire>>;
+pub(crate) type SharedStream = Arc<Mutex<ExchangeStream>>;
 
-impl Wire {
+impl ExchangeStream {
     /// Reads the next event of the other end's message.
-    pub(crate) fn poll_event(&mut self, cx: &mut Context<'_>) -> Poll<Result<Event, WireError>> {
+    pub(crate) fn poll_event(&mut self, cx: &mut Context<'_>) -> Poll<Result<Event, ReadError>> {
         loop {
             if let Some(event) = self.buffered_event()? {
                 return Poll::Ready(Ok(event));
             }
             let Some(stream) = &mut self.stream else {
                 let failure = self.failure.clone();
-                return Poll::Ready(Err(failure.map_or(WireError::Cut(None), WireError::Failed)));
+                return Poll::Ready(Err(failure.map_or(ReadError::Cut(None), ReadError::Failed)));
             };
             match stream.poll_read(cx) {
                 Poll::Ready(Some(bytes)) => self.take_in(bytes)?,
                 Poll::Ready(None) if stream.is_shed() => {
-                    return Poll::Ready(Err(WireError::Shed));
+                    return Poll::Ready(Err(ReadError::MemoryLimit));
                 }
                 Poll::Ready(None) => {
-                    return Poll::Ready(Err(WireError::Cut(stream.close_reason())));
+                    return Poll::Ready(Err(ReadError::Cut(stream.close_reason())));
                 }
                 Poll::Pending => return Poll::Pending,
             }
@@ -133,18 +133,18 @@ impl Wire {
     }
 
     /// The next event, if it was received already.
-    fn buffered_event(&mut self) -> Result<Option<Event>, WireError> {
-        let event = self.decoder.next().map_err(WireError::Malformed)?;
+    fn buffered_event(&mut self) -> Result<Option<Event>, ReadError> {
+        let event = self.decoder.next().map_err(ReadError::Malformed)?;
         if matches!(event, Some(Event::End(_))) {
             self.received = true;
         }
         Ok(event)
     }
 
-    fn take_in(&mut self, mut bytes: Bytes) -> Result<(), WireError> {
+    fn take_in(&mut self, mut bytes: Bytes) -> Result<(), ReadError> {
         if !self.accepted {
             if bytes.get_u8() != ACCEPTED {
-                return Err(WireError::NotAccepted);
+                return Err(ReadError::NotAccepted);
             }
             self.accepted = true;
         }
@@ -203,7 +203,7 @@ impl Wire {
     }
 }
 
-impl Drop for Wire {
+impl Drop for ExchangeStream {
     fn drop(&mut self) {
         if !self.is_whole() {
             return;

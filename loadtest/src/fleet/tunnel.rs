@@ -237,7 +237,7 @@ async fn hold(
         tokio::select! {
             end = &mut driver => break end,
             Some(event) = events.next(&session) => match event {
-                SessionEvent::Exchanges(stream) => {
+                SessionEvent::Stream(stream) => {
                     streams.spawn_local(serve(stream, |request, _| answer(request)));
                 }
                 SessionEvent::Control(Control::Welcome { .. }) => {

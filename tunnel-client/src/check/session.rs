@@ -139,7 +139,7 @@ async fn attend(session: Session, mut events: SessionEvents, sender: mpsc::Sende
     let mut streams = JoinSet::new();
     while let Some(event) = events.next(&session).await {
         match event {
-            SessionEvent::Exchanges(stream) => {
+            SessionEvent::Stream(stream) => {
                 streams.spawn(serve(stream, |_, _| std::future::ready(nothing_here())));
                 while streams.try_join_next().is_some() {}
             }

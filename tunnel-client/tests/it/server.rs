@@ -194,7 +194,7 @@ impl ServerSession {
     pub(crate) async fn hear(&mut self) -> Control {
         match soon("a control message", self.events.next(&self.session)).await {
             Some(SessionEvent::Control(control)) => control,
-            Some(SessionEvent::Exchanges(_)) => panic!("clients open no streams"),
+            Some(SessionEvent::Stream(_)) => panic!("clients open no streams"),
             None => panic!("the session has ended"),
         }
     }

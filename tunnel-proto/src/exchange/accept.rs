@@ -15,7 +15,8 @@ use http_body::Body;
 use parking_lot::Mutex;
 
 use super::{
-    BodyError, CONTENT, FORWARD, PROTOCOL, Protocol, RecvBody, SharedWire, Wire, encode_problem,
+    BodyError, CONTENT, ExchangeStream, FORWARD, PROTOCOL, Protocol, RecvBody, SharedStream,
+    encode_problem,
     send::{SendError, Sender},
 };
 use crate::{
@@ -42,22 +43,22 @@ where
     B::Error: AsProblem,
 {
     let AcceptedStream { stream, session } = accepted;
-    let Some(wire) = accept(stream).await else {
+    let Some(stream) = accept(stream).await else {
         return;
     };
     let mut informational = Informational::default();
     loop {
-        let Ok(event) = poll_fn(|cx| wire.lock().poll_event(cx)).await else {
+        let Ok(event) = poll_fn(|cx| stream.lock().poll_event(cx)).await else {
             return;
         };
         let Event::Request(head) = event else { return };
-        if !declares_content(&head) && !poll_fn(|cx| poll_end(&wire, cx)).await {
+        if !declares_content(&head) && !poll_fn(|cx| poll_end(&stream, cx)).await {
             return;
         }
         let outstanding = Outstanding::new(session.clone());
         informational.begin();
-        match serve_one(&wire, head, &informational, &mut answer).await {
-            Some(()) if wire.lock().begin_next() => drop(outstanding),
+        match serve_one(&stream, head, &informational, &mut answer).await {
+            Some(()) if stream.lock().begin_next() => drop(outstanding),
             // Dropping the stream resets it.
             _ => return,
         }
@@ -65,11 +66,11 @@ where
 }
 
 /// Accepts the stream; `None` when it was reset before.
-async fn accept(mut stream: MuxStream) -> Option<SharedWire> {
+async fn accept(mut stream: MuxStream) -> Option<SharedStream> {
     poll_fn(|cx| stream.poll_write(cx, &mut &[ACCEPTED][..]))
         .await
         .ok()?;
-    Some(Arc::new(Mutex::new(Wire {
+    Some(Arc::new(Mutex::new(ExchangeStream {
         stream: Some(stream),
         decoder: Decoder::request(Limits::default()).with_host(),
         accepted: true,
@@ -90,14 +91,14 @@ fn declares_content(head: &RequestHead) -> bool {
 
 /// Reads the end of a message without content, which may arrive after the head; false if anything else
 /// follows.
-fn poll_end(wire: &SharedWire, cx: &mut Context<'_>) -> Poll<bool> {
-    let event = wire.lock().poll_event(cx);
+fn poll_end(stream: &SharedStream, cx: &mut Context<'_>) -> Poll<bool> {
+    let event = stream.lock().poll_event(cx);
     event.map(|event| matches!(event, Ok(Event::End(end)) if end.is_empty()))
 }
 
 /// Serves one exchange; `None` when it was cut.
 async fn serve_one<F, A, B>(
-    wire: &SharedWire,
+    stream: &SharedStream,
     head: RequestHead,
     informational: &Informational,
     answer: &mut F,
@@ -108,19 +109,19 @@ where
     B: Body<Data = Bytes>,
     B::Error: AsProblem,
 {
-    let cancellation = Cancellation { wire };
-    // An exchange that is cancelled already asks nothing of the service.
+    let cancellation = Cancellation { stream };
+    // Do not call the service for a cancelled exchange.
     if poll_fn(|cx| Poll::Ready(cancellation.poll(cx).is_ready())).await {
         return None;
     }
-    let answer = match request(wire, head) {
+    let answer = match request(stream, head) {
         Ok(request) => {
             let mut answered = pin!(answer(request, informational.clone()));
             cancellation
                 .or(|cx| {
                     let answer = answered.as_mut().poll(cx).map(Some);
                     if answer.is_pending() {
-                        informational.send(wire, cx);
+                        informational.send(stream, cx);
                     }
                     answer
                 })
@@ -132,14 +133,14 @@ where
     match answer {
         Ok(response) => {
             let (head, body) = encode_response(head, response);
-            let mut sender = Sender::new(wire.clone(), head, body);
+            let mut sender = Sender::new(stream.clone(), head, body);
             cancellation.or(|cx| poll_send(&mut sender, cx)).await?;
             drop(sender);
-            cancellation.or(|cx| poll_request_over(wire, cx)).await
+            cancellation.or(|cx| poll_request_over(stream, cx)).await
         }
         Err(problem) => {
             let head = encode_failure(head, &problem);
-            let mut sender = Sender::new(wire.clone(), head, NoBody);
+            let mut sender = Sender::new(stream.clone(), head, NoBody);
             poll_fn(|cx| sender.poll(cx)).await.ok()
         }
     }
@@ -162,18 +163,18 @@ where
 }
 
 /// Ready when the request has been read to its end, or its body was dropped.
-fn poll_request_over(wire: &SharedWire, cx: &Context<'_>) -> Poll<Option<()>> {
-    let mut wire = wire.lock();
-    if wire.received || !wire.has_reader {
+fn poll_request_over(stream: &SharedStream, cx: &Context<'_>) -> Poll<Option<()>> {
+    let mut stream = stream.lock();
+    if stream.received || !stream.has_reader {
         return Poll::Ready(Some(()));
     }
-    wire.no_reader_waker = Some(cx.waker().clone());
+    stream.no_reader_waker = Some(cx.waker().clone());
     Poll::Pending
 }
 
 /// Detects that the tunnel server cancels the exchange or breaks the protocol.
 struct Cancellation<'a> {
-    wire: &'a SharedWire,
+    stream: &'a SharedStream,
 }
 
 impl Cancellation<'_> {
@@ -187,11 +188,11 @@ impl Cancellation<'_> {
     }
 
     fn poll(&self, cx: &mut Context<'_>) -> Poll<()> {
-        self.wire.lock().poll_cancelled(cx)
+        self.stream.lock().poll_cancelled(cx)
     }
 }
 
-impl Wire {
+impl ExchangeStream {
     /// Prepares the next exchange, if this one is complete.
     fn begin_next(&mut self) -> bool {
         let is_whole = self.is_whole();
@@ -204,7 +205,7 @@ impl Wire {
     }
 }
 
-fn request(wire: &SharedWire, head: RequestHead) -> Result<Request<RecvBody>, Problem> {
+fn request(stream: &SharedStream, head: RequestHead) -> Result<Request<RecvBody>, Problem> {
     let malformed = |what: String| Problem::new(Hop::Client, Reason::WireMalformed, what);
     let declared =
         fields::content_length(&head.fields.map).map_err(|error| malformed(error.to_string()))?;
@@ -216,7 +217,7 @@ fn request(wire: &SharedWire, head: RequestHead) -> Result<Request<RecvBody>, Pr
     };
     let note = head.fields.pseudo(FORWARD).cloned();
     let body =
-        RecvBody::new(wire, declared).map_err(|error: BodyError| error.problem(Hop::Client))?;
+        RecvBody::new(stream, declared).map_err(|error: BodyError| error.problem(Hop::Client))?;
     let mut request = Request::new(body);
     *request.method_mut() = head.method;
     let path = PathAndQuery::from_maybe_shared(head.path);
@@ -246,8 +247,8 @@ fn encode_failure(mut head: BytesMut, problem: &Problem) -> BytesMut {
     head
 }
 
-/// What a server node tells another one of a request that it forwards, in the request's extensions. A platform client
-/// cannot send it: names of fields do not begin with a colon.
+/// Metadata that a forwarding node attaches to a request, in the request's extensions. A platform client cannot send it:
+/// names of fields do not begin with a colon.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ForwardNote(pub Bytes);
 
@@ -332,11 +333,11 @@ impl Informational {
     }
 
     /// Writes what is queued, as far as possible. The rest is sent with the final head.
-    fn send(&self, wire: &SharedWire, cx: &mut Context<'_>) {
+    fn send(&self, stream: &SharedStream, cx: &mut Context<'_>) {
         self.queue.waker.register(cx.waker());
         let mut state = self.queue.state.lock();
         if state.encode_waiting() {
-            let _ = wire.lock().poll_write(cx, &mut state.out);
+            let _ = stream.lock().poll_write(cx, &mut state.out);
         }
     }
 

@@ -16,7 +16,7 @@ use http_body::{Body, Frame, SizeHint};
 use parking_lot::Mutex;
 use tokio::task::JoinSet;
 
-use super::{DETAIL, PROBLEM, SharedWire, Wire, WireError};
+use super::{DETAIL, ExchangeStream, PROBLEM, ReadError, SharedStream};
 use crate::{
     bhttp::{DecodeError, Event, Fields},
     close::CloseReason,
@@ -81,14 +81,14 @@ fn cut(reason: Option<CloseReason>) -> String {
     )
 }
 
-impl From<WireError> for BodyError {
-    fn from(error: WireError) -> Self {
+impl From<ReadError> for BodyError {
+    fn from(error: ReadError) -> Self {
         match error {
-            WireError::Cut(reason) => Self::Cut(reason),
-            WireError::Shed => Self::Memory,
-            WireError::NotAccepted => Self::Cut(None),
-            WireError::Malformed(error) => Self::Malformed(error),
-            WireError::Failed(problem) => Self::Aborted(*problem),
+            ReadError::Cut(reason) => Self::Cut(reason),
+            ReadError::MemoryLimit => Self::Memory,
+            ReadError::NotAccepted => Self::Cut(None),
+            ReadError::Malformed(error) => Self::Malformed(error),
+            ReadError::Failed(problem) => Self::Aborted(*problem),
         }
     }
 }
@@ -96,7 +96,7 @@ impl From<WireError> for BodyError {
 /// The body of a received request or response.
 pub struct RecvBody {
     /// `None` once the message is over.
-    wire: Option<Reading>,
+    stream: Option<Reading>,
     /// The next event, if it was read ahead.
     peeked: Option<Peeked>,
     /// The last piece of a declared length, which is held back until the message's end has arrived: a
@@ -127,22 +127,22 @@ impl From<Event> for Peeked {
     }
 }
 
-/// The wire, marked as having a reader for as long as this exists.
-struct Reading(SharedWire);
+/// The stream, marked as having a reader for as long as this exists.
+struct Reading(SharedStream);
 
 impl Reading {
-    fn new(wire: &SharedWire) -> Self {
-        wire.lock().has_reader = true;
-        Self(wire.clone())
+    fn new(stream: &SharedStream) -> Self {
+        stream.lock().has_reader = true;
+        Self(stream.clone())
     }
 }
 
 impl Drop for Reading {
     fn drop(&mut self) {
-        let mut wire = self.0.lock();
-        wire.has_reader = false;
-        let waker = wire.no_reader_waker.take();
-        drop(wire);
+        let mut stream = self.0.lock();
+        stream.has_reader = false;
+        let waker = stream.no_reader_waker.take();
+        drop(stream);
         if let Some(waker) = waker {
             waker.wake();
         }
@@ -151,7 +151,7 @@ impl Drop for Reading {
 
 struct Sending {
     task: JoinSet<()>,
-    wire: Weak<Mutex<Wire>>,
+    stream: Weak<Mutex<ExchangeStream>>,
 }
 
 impl RecvBody {
@@ -159,10 +159,10 @@ impl RecvBody {
     ///
     /// # Errors
     /// When the received content already differs from the declared length, or the message is malformed.
-    pub(super) fn new(wire: &SharedWire, declared: Option<u64>) -> Result<Self, BodyError> {
-        let is_over = wire.lock().received;
+    pub(super) fn new(stream: &SharedStream, declared: Option<u64>) -> Result<Self, BodyError> {
+        let is_over = stream.lock().received;
         let mut body = Self {
-            wire: (!is_over).then(|| Reading::new(wire)),
+            stream: (!is_over).then(|| Reading::new(stream)),
             peeked: None,
             last: None,
             remaining: declared,
@@ -173,8 +173,12 @@ impl RecvBody {
     }
 
     /// Keeps the task that sends the rest of the request for as long as this body exists.
-    pub(super) fn sending(mut self, task: JoinSet<()>, wire: Weak<Mutex<Wire>>) -> Self {
-        self.sending = Some(Sending { task, wire });
+    pub(super) fn sending(
+        mut self,
+        task: JoinSet<()>,
+        stream: Weak<Mutex<ExchangeStream>>,
+    ) -> Self {
+        self.sending = Some(Sending { task, stream });
         self
     }
 
@@ -183,15 +187,16 @@ impl RecvBody {
     /// To be awaited once this body has been read to its end, if the other direction of an upgraded
     /// connection may still be open: dropping this body cancels it.
     pub async fn sent(&mut self) {
-        let Some(Sending { task, wire }) = &mut self.sending else {
+        let Some(Sending { task, stream }) = &mut self.sending else {
             return;
         };
         poll_fn(|cx| {
             if task.poll_join_next(cx).is_ready() {
                 return Poll::Ready(());
             }
-            wire.upgrade()
-                .map_or(Poll::Ready(()), |wire| wire.lock().poll_cancelled(cx))
+            stream
+                .upgrade()
+                .map_or(Poll::Ready(()), |stream| stream.lock().poll_cancelled(cx))
         })
         .await;
     }
@@ -199,12 +204,12 @@ impl RecvBody {
     /// Reads the next event if it was received already, so that the end is known together with the last
     /// data.
     fn peek(&mut self) -> Result<(), BodyError> {
-        let Some(wire) = &self.wire else {
+        let Some(stream) = &self.stream else {
             // The message ended with its head.
             return self.finish();
         };
         let mut cx = Context::from_waker(noop_waker_ref());
-        let next = wire.0.lock().poll_event(&mut cx);
+        let next = stream.0.lock().poll_event(&mut cx);
         match next {
             Poll::Ready(Ok(Event::End(fields))) if fields.is_empty() => return self.finish(),
             Poll::Ready(Ok(other)) => self.peeked = Some(other.into()),
@@ -215,7 +220,7 @@ impl RecvBody {
     }
 
     fn finish(&mut self) -> Result<(), BodyError> {
-        self.wire = None;
+        self.stream = None;
         if self.remaining.is_some_and(|remaining| remaining > 0) {
             return Err(BodyError::Length);
         }
@@ -230,7 +235,7 @@ impl RecvBody {
                 .ok_or(BodyError::Length)?;
         }
         self.peek()?;
-        let is_last = self.remaining == Some(0) && self.wire.is_some() && self.peeked.is_none();
+        let is_last = self.remaining == Some(0) && self.stream.is_some() && self.peeked.is_none();
         if is_last {
             self.last = Some(content);
             return Ok(None);
@@ -240,7 +245,7 @@ impl RecvBody {
 
     fn on_end(&mut self, end: Fields) -> Result<Option<Frame<Bytes>>, BodyError> {
         if let Some(reason) = end.pseudo(PROBLEM) {
-            self.wire = None;
+            self.stream = None;
             let problem = Problem::from_wire(reason, end.pseudo(DETAIL).map(AsRef::as_ref));
             return Err(BodyError::Aborted(problem));
         }
@@ -251,12 +256,12 @@ impl RecvBody {
 
     fn poll_next(&mut self, cx: &mut Context<'_>) -> Poll<Result<Option<Frame<Bytes>>, BodyError>> {
         loop {
-            let Some(wire) = &self.wire else {
+            let Some(stream) = &self.stream else {
                 return Poll::Ready(Ok(None));
             };
             let event = match self.peeked.take() {
                 Some(event) => event,
-                None => ready!(wire.0.lock().poll_event(cx))?.into(),
+                None => ready!(stream.0.lock().poll_event(cx))?.into(),
             };
             match (event, self.last.take()) {
                 (Peeked::Content(content), None) => {
@@ -290,19 +295,19 @@ impl Body for RecvBody {
     ) -> Poll<Option<Result<Frame<Bytes>, BodyError>>> {
         let next = self.poll_next(cx);
         if matches!(next, Poll::Ready(Err(_))) {
-            self.wire = None;
+            self.stream = None;
         }
         next.map(Result::transpose)
     }
 
     fn is_end_stream(&self) -> bool {
-        self.wire.is_none()
+        self.stream.is_none()
     }
 
     fn size_hint(&self) -> SizeHint {
         match self.remaining {
             Some(remaining) => SizeHint::with_exact(remaining),
-            None if self.wire.is_none() => SizeHint::with_exact(0),
+            None if self.stream.is_none() => SizeHint::with_exact(0),
             None => SizeHint::default(),
         }
     }

@@ -16,8 +16,8 @@ use parking_lot::Mutex;
 use tokio::task::JoinSet;
 
 use super::{
-    AsProblem, BodyError, DETAIL, EncodedHead, HOP, PROBLEM, RETRY_AFTER, RecvBody, SharedWire,
-    Wire, WireError,
+    AsProblem, BodyError, DETAIL, EncodedHead, ExchangeStream, HOP, PROBLEM, RETRY_AFTER,
+    ReadError, RecvBody, SharedStream,
     send::{SendError, Sender},
 };
 use crate::{
@@ -127,7 +127,7 @@ impl Opened {
             stream,
             is_used,
         } = self;
-        let wire = Arc::new(Mutex::new(Wire {
+        let stream = Arc::new(Mutex::new(ExchangeStream {
             stream: Some(stream),
             decoder: Decoder::response(Limits::default()),
             accepted: is_used,
@@ -139,17 +139,17 @@ impl Opened {
             outstanding: Some(outstanding),
         }));
         let mut sender = if body.is_end_stream() {
-            Sender::whole(wire.clone(), head.alone())
+            Sender::whole(stream.clone(), head.alone())
         } else {
-            Sender::new(wire.clone(), head.start(), body)
+            Sender::new(stream.clone(), head.start(), body)
         };
         let received =
-            receive_head(&wire, &mut sender, on_informational, is_used, elsewhere).await?;
-        if let Some(outstanding) = &mut wire.lock().outstanding {
+            receive_head(&stream, &mut sender, on_informational, is_used, elsewhere).await?;
+        if let Some(outstanding) = &mut stream.lock().outstanding {
             outstanding.set_answered();
         }
         let response =
-            response(&wire, received, head).map_err(|problem| ExchangeError::Failed {
+            response(&stream, received, head).map_err(|problem| ExchangeError::Failed {
                 problem,
                 is_heard: true,
                 close: None,
@@ -158,11 +158,11 @@ impl Opened {
             return Ok(response);
         }
         // Sending has to go on even while the response's body is not read.
-        let weak = Arc::downgrade(&wire);
+        let weak = Arc::downgrade(&stream);
         let mut task = JoinSet::new();
         task.spawn(async move {
             if let Err(SendError::Body(error)) = poll_fn(|cx| sender.poll(cx)).await {
-                wire.lock().fail(error.as_problem());
+                stream.lock().fail(error.as_problem());
             }
         });
         Ok(response.map(|body| body.sending(task, weak)))
@@ -180,7 +180,7 @@ async fn next_stream(session: &Session) -> Result<(MuxStream, bool), OpenError> 
 
 /// Sends the request and reads up to the final head, concurrently.
 async fn receive_head<B>(
-    wire: &SharedWire,
+    stream: &SharedStream,
     sender: &mut Sender<B>,
     mut on_informational: impl FnMut(StatusCode, HeaderMap),
     is_used: bool,
@@ -205,11 +205,11 @@ where
             }
         }
         loop {
-            let mut wire = wire.lock();
-            let polled = wire.poll_event(cx);
-            is_heard |= wire.accepted && !is_used;
-            let is_in_doubt = polled.is_pending() && !is_heard && wire.is_silent();
-            drop(wire);
+            let mut stream = stream.lock();
+            let polled = stream.poll_event(cx);
+            is_heard |= stream.accepted && !is_used;
+            let is_in_doubt = polled.is_pending() && !is_heard && stream.is_silent();
+            drop(stream);
             let Poll::Ready(event) = polled else {
                 // The driver wakes this task when the session becomes silent.
                 if is_in_doubt && elsewhere.as_mut().poll(cx).is_ready() {
@@ -223,7 +223,7 @@ where
                     is_heard = true;
                     on_informational(head.status, head.fields.map);
                 }
-                Ok(_) => return Poll::Ready(Err(failed(&WireError::Cut(None), is_heard))),
+                Ok(_) => return Poll::Ready(Err(failed(&ReadError::Cut(None), is_heard))),
                 Err(error) => return Poll::Ready(Err(failed(&error, is_heard))),
             }
         }
@@ -231,27 +231,27 @@ where
     .await
 }
 
-fn failed<E>(error: &WireError, is_heard: bool) -> ExchangeError<E> {
+fn failed<E>(error: &ReadError, is_heard: bool) -> ExchangeError<E> {
     let mut close = None;
     let problem = match error {
-        WireError::Cut(reason) => {
+        ReadError::Cut(reason) => {
             close = *reason;
             Problem::new(Hop::Server, Reason::SessionLost, lost(close))
         }
-        WireError::Malformed(error) => {
+        ReadError::Malformed(error) => {
             Problem::new(Hop::Server, Reason::WireMalformed, error.to_string())
         }
-        WireError::Shed => Problem::new(
+        ReadError::MemoryLimit => Problem::new(
             Hop::Server,
             Reason::MemoryLimit,
             "too much was held for the exchange",
         ),
-        WireError::NotAccepted => Problem::new(
+        ReadError::NotAccepted => Problem::new(
             Hop::Server,
             Reason::WireMalformed,
             "the tunnel client did not accept the exchange",
         ),
-        WireError::Failed(problem) => (**problem).clone(),
+        ReadError::Failed(problem) => (**problem).clone(),
     };
     ExchangeError::Failed {
         problem,
@@ -293,13 +293,13 @@ fn of_node(problem: Problem, head: &ResponseHead) -> Problem {
 }
 
 fn response(
-    wire: &SharedWire,
+    stream: &SharedStream,
     head: ResponseHead,
     request: &EncodedHead,
 ) -> Result<Response<RecvBody>, Problem> {
     if let Some(reason) = head.fields.pseudo(PROBLEM) {
         // This reads the message's end, so that the stream can be reused.
-        drop(RecvBody::new(wire, None));
+        drop(RecvBody::new(stream, None));
         let detail = head.fields.pseudo(DETAIL).map(AsRef::as_ref);
         let problem = Problem::from_wire(reason, detail);
         // Only another node may speak as a server.
@@ -315,7 +315,7 @@ fn response(
     let is_empty = request.is_head
         || head.status == StatusCode::NO_CONTENT
         || head.status == StatusCode::NOT_MODIFIED;
-    let body = RecvBody::new(wire, if is_empty { Some(0) } else { declared })
+    let body = RecvBody::new(stream, if is_empty { Some(0) } else { declared })
         .map_err(|error: BodyError| error.problem(Hop::Server))?;
     let mut response = Response::new(body);
     *response.status_mut() = head.status;

@@ -12,7 +12,7 @@ use bytes::{Buf, Bytes, BytesMut};
 use futures_util::task::noop_waker_ref;
 use http_body::Body;
 
-use super::{SharedWire, encode_problem};
+use super::{SharedStream, encode_problem};
 use crate::{bhttp::encode, fields, problem::Problem, session::mux::StreamCut};
 
 /// Content up to this length is appended to the output buffer; longer content is written by itself.
@@ -29,7 +29,7 @@ pub(super) enum SendError<E> {
 
 /// One message that is being sent.
 pub(super) struct Sender<B> {
-    wire: SharedWire,
+    stream: SharedStream,
     /// `None` once the body has ended.
     body: Option<Pin<Box<B>>>,
     /// Encoded and not yet written.
@@ -42,7 +42,7 @@ pub(super) struct Sender<B> {
 
 impl<B: Body<Data = Bytes>> Sender<B> {
     /// A message with this encoded head.
-    pub(super) fn new(wire: SharedWire, mut head: BytesMut, body: B) -> Self {
+    pub(super) fn new(stream: SharedStream, mut head: BytesMut, body: B) -> Self {
         let body = if body.is_end_stream() {
             encode::end_content(&mut head);
             encode::end_fields(&mut head);
@@ -51,7 +51,7 @@ impl<B: Body<Data = Bytes>> Sender<B> {
             Some(Box::pin(body))
         };
         Self {
-            wire,
+            stream,
             body,
             out: head,
             content: Bytes::new(),
@@ -60,12 +60,12 @@ impl<B: Body<Data = Bytes>> Sender<B> {
     }
 
     /// A whole encoded message without content. Writes at once as much as the stream takes.
-    pub(super) fn whole(wire: SharedWire, mut message: &[u8]) -> Self {
+    pub(super) fn whole(stream: SharedStream, mut message: &[u8]) -> Self {
         // The first poll reports a cut or the completion.
         let mut no_wakeup = Context::from_waker(noop_waker_ref());
-        let _ = wire.lock().poll_write(&mut no_wakeup, &mut message);
+        let _ = stream.lock().poll_write(&mut no_wakeup, &mut message);
         Self {
-            wire,
+            stream,
             body: None,
             out: message.into(),
             content: Bytes::new(),
@@ -84,7 +84,7 @@ impl<B: Body<Data = Bytes>> Sender<B> {
                 }
             }
             let Some(body) = &mut self.body else {
-                self.wire.lock().sent = true;
+                self.stream.lock().sent = true;
                 return Poll::Ready(Ok(()));
             };
             match body.as_mut().poll_frame(cx) {
@@ -148,9 +148,9 @@ impl<B: Body<Data = Bytes>> Sender<B> {
     }
 
     fn poll_write(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), StreamCut>> {
-        let mut wire = self.wire.lock();
-        ready!(wire.poll_write(cx, &mut self.out))?;
-        ready!(wire.poll_write(cx, &mut self.content))?;
-        wire.poll_write(cx, &mut self.tail)
+        let mut stream = self.stream.lock();
+        ready!(stream.poll_write(cx, &mut self.out))?;
+        ready!(stream.poll_write(cx, &mut self.content))?;
+        stream.poll_write(cx, &mut self.tail)
     }
 }

@@ -19,7 +19,7 @@ pub enum SessionEvent {
     /// The other end sent a control message.
     Control(Control),
     /// The other end opened a stream; serve it with [`crate::exchange::serve`].
-    Exchanges(AcceptedStream),
+    Stream(AcceptedStream),
 }
 
 /// The driver's end of the queue.
@@ -92,7 +92,7 @@ impl SessionEvents {
             if let Some(stream) = queue.streams.pop_front() {
                 let session = session.clone();
                 let stream = AcceptedStream { stream, session };
-                return Poll::Ready(Some(SessionEvent::Exchanges(stream)));
+                return Poll::Ready(Some(SessionEvent::Stream(stream)));
             }
             if queue.has_ended {
                 return Poll::Ready(None);

@@ -468,7 +468,7 @@ async fn the_client_accepts_a_stream_before_receiving_content() {
     let mut serving = JoinSet::new();
     let session = client.clone();
     serving.spawn(async move {
-        while let Some(SessionEvent::Exchanges(stream)) = events.next(&session).await {
+        while let Some(SessionEvent::Stream(stream)) = events.next(&session).await {
             serve_with(stream, Handler(Arc::new(empty))).await;
         }
     });
@@ -511,7 +511,7 @@ impl Wedge {
         serving.spawn(async move {
             let mut tasks = JoinSet::new();
             for _ in 0..streams {
-                if let Some(SessionEvent::Exchanges(stream)) = events.next(&session).await {
+                if let Some(SessionEvent::Stream(stream)) = events.next(&session).await {
                     tasks.spawn(serve_with(stream, service.clone()));
                 }
             }
@@ -585,7 +585,7 @@ async fn a_client_whose_answer_is_unread_is_not_wedged() {
     // The client accepts in time, while this end is busy elsewhere.
     let mut serving = JoinSet::new();
     serving.spawn(async move {
-        while let Some(SessionEvent::Exchanges(stream)) = events.next(&client).await {
+        while let Some(SessionEvent::Stream(stream)) = events.next(&client).await {
             serve_with(stream, Handler(Arc::new(empty))).await;
         }
     });

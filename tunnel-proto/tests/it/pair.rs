@@ -195,7 +195,7 @@ async fn serve_all<S, B>(
     let mut serving = JoinSet::new();
     while let Some(event) = events.next(&session).await {
         match event {
-            SessionEvent::Exchanges(stream) => {
+            SessionEvent::Stream(stream) => {
                 streams.all.fetch_add(1, Ordering::Relaxed);
                 streams.open.fetch_add(1, Ordering::Relaxed);
                 let open = streams.open.clone();

@@ -366,7 +366,7 @@ async fn an_unread_body_does_not_keep_an_ended_session_busy() {
     let (client, mut events) = session(&mut drivers, client_io, Side::Client, settings).await;
     let mut serving = JoinSet::new();
     serving.spawn(async move {
-        let Some(SessionEvent::Exchanges(stream)) = events.next(&client).await else {
+        let Some(SessionEvent::Stream(stream)) = events.next(&client).await else {
             return;
         };
         let (feed, body) = fed();

@@ -125,7 +125,7 @@ async fn every_exchange_gets_a_stream_from_a_client_that_accepts_slowly() {
     while !exchanges.is_empty() {
         tokio::select! {
             event = events.next(&client) => {
-                let Some(SessionEvent::Exchanges(stream)) = event else { panic!("it ended") };
+                let Some(SessionEvent::Stream(stream)) = event else { panic!("it ended") };
                 serving.spawn(serve_with(stream, service.clone()));
                 tokio::time::sleep(Duration::from_millis(3)).await;
             }

@@ -109,7 +109,7 @@ impl Route {
         let serving = Owned::spawn("serving", async move {
             let mut streams = JoinSet::new();
             while let Some(event) = events.next(&client).await {
-                let SessionEvent::Exchanges(stream) = event else {
+                let SessionEvent::Stream(stream) = event else {
                     continue;
                 };
                 let target = Arc::clone(&target);

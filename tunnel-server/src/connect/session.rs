@@ -257,7 +257,7 @@ impl LiveSession {
                         }
                     }
                     // The driver ends a session whose client opens streams.
-                    Some(SessionEvent::Exchanges(_)) => {}
+                    Some(SessionEvent::Stream(_)) => {}
                     None => return None,
                 },
                 _ = round_trip.tick() => {

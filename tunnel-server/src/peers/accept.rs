@@ -115,7 +115,7 @@ async fn serve_node(
         while let Some(event) = events.next(&session).await {
             while streams.try_join_next().is_some() {}
             match event {
-                SessionEvent::Exchanges(stream) => {
+                SessionEvent::Stream(stream) => {
                     let shared = shared.clone();
                     streams.spawn(serve(stream, move |request, informational| {
                         super::relay::relay(shared.clone(), request, informational)

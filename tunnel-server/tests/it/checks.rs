@@ -169,7 +169,7 @@ async fn nothing_is_sent_on_a_check_that_rests() {
     let mut streams = JoinSet::new();
     loop {
         match events.next(&session).await {
-            Some(SessionEvent::Exchanges(stream)) => {
+            Some(SessionEvent::Stream(stream)) => {
                 streams.spawn(serve(stream, |_, _| async {
                     Err::<Response<AnyBody>, _>(internal())
                 }));

@@ -344,7 +344,7 @@ async fn serve_all(
     let mut streams = JoinSet::new();
     while let Some(event) = events.next(&session).await {
         match event {
-            SessionEvent::Exchanges(stream) => {
+            SessionEvent::Stream(stream) => {
                 let handler = handler.clone();
                 streams.spawn(serve(stream, move |request, informational| {
                     handler.call(request, informational)

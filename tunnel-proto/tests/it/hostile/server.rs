@@ -63,7 +63,7 @@ impl Attack {
         serving.spawn(async move {
             let mut streams = JoinSet::new();
             while let Some(event) = events.next(&session).await {
-                if let SessionEvent::Exchanges(stream) = event {
+                if let SessionEvent::Stream(stream) = event {
                     streams.spawn(serve_with(stream, service.clone()));
                 }
             }

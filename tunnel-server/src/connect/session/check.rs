@@ -117,7 +117,7 @@ impl LiveSession {
                 }
                 event = events.next(session) => match event {
                     // No message of a client has a meaning on a check.
-                    Some(SessionEvent::Control(_) | SessionEvent::Exchanges(_)) => {}
+                    Some(SessionEvent::Control(_) | SessionEvent::Stream(_)) => {}
                     None => return self.end().await,
                 },
                 due = credential.due() => {
