@@ -323,16 +323,16 @@ async fn connect_any(
 ) -> Result<(TcpStream, SocketAddr), StepError> {
     let limit = steps.limit();
     let connecting = connect(addresses, limit, KEEPALIVE);
-    let winner = steps.step_with_limit(step, limit, connecting, |ended, observer| {
-        if let Ok(winner) = ended {
+    let connected = steps.step_with_limit(step, limit, connecting, |ended, observer| {
+        if let Ok(connected) = ended {
             observer.observe(Observation::Connected {
-                address: winner.address,
-                failed: &winner.failed,
+                address: connected.address,
+                failed: &connected.failed,
             });
         }
     });
-    let winner = winner.await?;
-    Ok((winner.made, winner.address))
+    let connected = connected.await?;
+    Ok((connected.stream, connected.address))
 }
 
 impl DialError {

@@ -40,14 +40,14 @@ const ANSWER_BYTES: usize = 16 << 20;
 /// Time for one read of a range. etcd counts all keys of the range for each page: a million take it some 300 ms.
 const RANGE_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// Where etcd is, and how it is spoken to.
+/// How to connect to the cluster.
 #[derive(Clone)]
 pub struct Settings {
     /// The members.
     pub members: Vec<MemberUrl>,
     /// For members with an `https` URL.
     pub tls: Arc<ClientConfig>,
-    /// The user, where etcd wants one.
+    /// The user, if etcd requires one.
     pub user: Option<User>,
     /// Time for one call of one member, with the dial if there has to be one. An election takes 1 to 1.5 s, in which no
     /// member answers a write; a call that is longer than this has little chance at its member.
@@ -76,7 +76,7 @@ struct Shared {
     /// For the next connections.
     tls: Arc<Mutex<Arc<ClientConfig>>>,
     user: Option<User>,
-    /// What the user's password was exchanged for.
+    /// Token of the last login.
     token: Mutex<Option<MetadataValue<Ascii>>>,
     timeout: Duration,
 }
@@ -171,7 +171,7 @@ impl Client {
     /// Renews a lease once. Returns how long it lives from now.
     ///
     /// # Errors
-    /// [`EtcdError::LeaseEnded`] when it is no more; else see [`EtcdError`].
+    /// [`EtcdError::LeaseEnded`] when it has expired; else see [`EtcdError`].
     pub async fn keep_alive(&self, lease: i64) -> Result<Duration, EtcdError> {
         let index = self.preferred();
         let member = self.member(index);
@@ -350,7 +350,7 @@ impl Client {
             Ok(result) => result,
             Err(_) => {
                 // A connection may be lost without a sign.
-                member.forget().await;
+                member.drop_connection().await;
                 Err(EtcdError::TimedOut {
                     member: member.name().to_owned(),
                 })

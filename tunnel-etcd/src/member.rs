@@ -149,7 +149,7 @@ impl Member {
     }
 
     /// Makes the next call dial anew. Calls and watches that run on the old connection keep it.
-    pub(crate) async fn forget(&self) {
+    pub(crate) async fn drop_connection(&self) {
         *self.connection.lock().await = None;
     }
 

@@ -249,16 +249,16 @@ pub struct TxnResponse {
     pub responses: Vec<ResponseOp>,
 }
 
-/// What the watching side says on the stream of a watch.
+/// Client message on a watch stream.
 #[derive(Clone, PartialEq, Eq, Message)]
 pub(crate) struct WatchRequest {
-    #[prost(oneof = "WatchOrder", tags = "1, 3")]
-    pub(crate) order: Option<WatchOrder>,
+    #[prost(oneof = "WatchCommand", tags = "1, 3")]
+    pub(crate) command: Option<WatchCommand>,
 }
 
 /// The kinds of [`WatchRequest`].
 #[derive(Clone, PartialEq, Eq, Oneof)]
-pub(crate) enum WatchOrder {
+pub(crate) enum WatchCommand {
     #[prost(message, tag = "1")]
     Create(WatchCreate),
     #[prost(message, tag = "3")]
@@ -280,11 +280,11 @@ pub(crate) struct WatchCreate {
     pub(crate) fragment: bool,
 }
 
-/// Asks for the revision up to which the member has sent events.
+/// Requests the revision up to which the member has sent events.
 #[derive(Clone, Copy, PartialEq, Eq, Message)]
 pub(crate) struct WatchProgress {}
 
-/// What etcd says on the stream of a watch.
+/// Member message on a watch stream.
 #[derive(Clone, PartialEq, Eq, Message)]
 pub(crate) struct WatchResponse {
     #[prost(message, optional, tag = "1")]

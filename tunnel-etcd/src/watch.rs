@@ -10,7 +10,7 @@ use tonic::Streaming;
 use crate::{
     error::EtcdError,
     member::Connection,
-    messages::{Event, WatchCreate, WatchOrder, WatchProgress, WatchRequest, WatchResponse},
+    messages::{Event, WatchCommand, WatchCreate, WatchProgress, WatchRequest, WatchResponse},
 };
 
 /// Requests for progress that may wait, one of which is enough.
@@ -58,7 +58,7 @@ impl Watch {
     ) {
         let (sender, receiver) = channel(REQUESTS);
         let create = WatchRequest {
-            order: Some(WatchOrder::Create(WatchCreate {
+            command: Some(WatchCommand::Create(WatchCreate {
                 key,
                 range_end,
                 start_revision,
@@ -89,19 +89,19 @@ impl Watch {
         }
     }
 
-    /// Asks the member to show that it is there, by [`WatchReport::Alive`].
+    /// Requests a [`WatchReport::Alive`] from the member.
     pub fn request_progress(&self) {
-        let progress = WatchOrder::Progress(WatchProgress {});
+        let progress = WatchCommand::Progress(WatchProgress {});
         // A full queue holds such a request already.
         let _ = self.requests.try_send(WatchRequest {
-            order: Some(progress),
+            command: Some(progress),
         });
     }
 
     /// The next report. Cancel safe: a report is not lost when the future is dropped.
     ///
     /// # Errors
-    /// [`EtcdError::Compacted`] when the first revision is no more; else when the member has ended the watch, or the
+    /// [`EtcdError::Compacted`] when the first revision was compacted; else when the member has ended the watch, or the
     /// connection is lost.
     pub async fn next(&mut self) -> Result<WatchReport, EtcdError> {
         loop {

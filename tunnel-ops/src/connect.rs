@@ -18,7 +18,7 @@ use std::time::Duration;
 use socket2::{SockRef, TcpKeepalive};
 use tokio::net::TcpStream;
 
-pub use self::race::{AllFailed, Attempt, Won, order};
+pub use self::race::{AllFailed, Attempt, Connected, order};
 
 /// Keepalive probes without an answer after which the peer is lost.
 const KEEPALIVE_RETRIES: u32 = 3;
@@ -40,10 +40,10 @@ pub async fn connect(
     addresses: &[SocketAddr],
     limit: Duration,
     keepalive: Keepalive,
-) -> io::Result<Won<TcpStream>> {
-    let won = race::race(addresses, limit, TcpStream::connect).await?;
-    set_options(&won.made, keepalive)?;
-    Ok(won)
+) -> io::Result<Connected<TcpStream>> {
+    let connected = race::race(addresses, limit, TcpStream::connect).await?;
+    set_options(&connected.stream, keepalive)?;
+    Ok(connected)
 }
 
 fn set_options(stream: &TcpStream, keepalive: Keepalive) -> io::Result<()> {
@@ -83,11 +83,14 @@ mod tests {
     async fn the_next_address_is_tried_when_one_refuses() {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let addresses = [refusing().await, listener.local_addr().unwrap()];
-        let won = connect(&addresses, LIMIT, KEEPALIVE).await.unwrap();
-        let stream = won.made;
+        let connected = connect(&addresses, LIMIT, KEEPALIVE).await.unwrap();
+        let stream = connected.stream;
         assert_eq!(stream.peer_addr().unwrap(), addresses[1]);
-        let failed: Vec<_> = won.failed.iter().map(|tried| tried.address).collect();
-        assert_eq!((won.address, failed), (addresses[1], vec![addresses[0]]));
+        let failed: Vec<_> = connected.failed.iter().map(|tried| tried.address).collect();
+        assert_eq!(
+            (connected.address, failed),
+            (addresses[1], vec![addresses[0]])
+        );
         assert!(stream.nodelay().unwrap());
         let socket = SockRef::from(&stream);
         assert!(socket.keepalive().unwrap());
@@ -103,8 +106,8 @@ mod tests {
         ];
         let addresses = order(both);
         assert!(addresses[0].is_ipv6());
-        let won = connect(&addresses, LIMIT, KEEPALIVE).await.unwrap();
-        assert_eq!(won.made.peer_addr().unwrap(), both[0]);
+        let connected = connect(&addresses, LIMIT, KEEPALIVE).await.unwrap();
+        assert_eq!(connected.stream.peer_addr().unwrap(), both[0]);
     }
 
     #[tokio::test]

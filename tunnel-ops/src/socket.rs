@@ -1,4 +1,4 @@
-//! Options of TCP sockets that only some systems have. All calls that depend on the system are in this file.
+//! Options of TCP sockets that only some systems have, and what the others do instead.
 
 use std::io;
 use std::time::Duration;

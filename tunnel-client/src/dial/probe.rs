@@ -79,7 +79,8 @@ impl Dialler {
 }
 
 fn unverified_config() -> Result<Arc<ClientConfig>, TlsFilesError> {
-    let mut config = Arc::unwrap_or_clone(connect::tls::unchecked(None, &tls::ALPN)?);
+    let mut config =
+        Arc::unwrap_or_clone(connect::tls::config_without_verification(None, &tls::ALPN)?);
     // A session with an unverified peer is not resumed.
     config.resumption = Resumption::disabled();
     Ok(Arc::new(config))

@@ -38,10 +38,10 @@ pub struct Attempt {
     pub error: io::Error,
 }
 
-/// The result of a race.
-pub struct Won<T> {
-    /// The result of the attempt that succeeded.
-    pub made: T,
+/// The connection to the first address that accepted.
+pub struct Connected<T> {
+    /// What the attempt has made.
+    pub stream: T,
     /// Its address.
     pub address: SocketAddr,
     /// The attempts that failed before it, in that order.
@@ -77,7 +77,7 @@ pub(super) async fn race<T, F>(
     addresses: &[SocketAddr],
     limit: Duration,
     attempt: impl Fn(SocketAddr) -> F,
-) -> Result<Won<T>, AllFailed>
+) -> Result<Connected<T>, AllFailed>
 where
     F: Future<Output = io::Result<T>>,
 {
@@ -100,7 +100,7 @@ where
         tokio::select! {
             biased;
             (address, ended) = first(&mut running) => match ended {
-                Ok(made) => return Ok(Won { made, address, failed }),
+                Ok(stream) => return Ok(Connected { stream, address, failed }),
                 Err(error) => failed.push(Attempt { address, error }),
             },
             () = sleep_until(next) => if Instant::now() >= end {
@@ -215,7 +215,7 @@ mod tests {
         let began = Instant::now();
         let elapsed = || u64::try_from(began.elapsed().as_millis()).unwrap();
         let starts = RefCell::new(Vec::new());
-        let won = race(&addresses(texts), LIMIT, |tried| {
+        let connected = race(&addresses(texts), LIMIT, |tried| {
             starts.borrow_mut().push(elapsed());
             let fate = fates.iter().find(|(text, ..)| address(text) == tried);
             async move {
@@ -230,7 +230,11 @@ mod tests {
             }
         })
         .await;
-        (starts.take(), won.map(|won| won.made), elapsed())
+        (
+            starts.take(),
+            connected.map(|connected| connected.stream),
+            elapsed(),
+        )
     }
 
     #[test]
@@ -247,9 +251,9 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn what_answers_at_once_is_the_only_one_tried() {
-        let (starts, won, took) = run(&["[::1]", "10.0.0.1"], &[("[::1]", 200, true)]).await;
+        let (starts, connected, took) = run(&["[::1]", "10.0.0.1"], &[("[::1]", 200, true)]).await;
         assert_eq!(
-            (starts, won.unwrap().as_str(), took),
+            (starts, connected.unwrap().as_str(), took),
             (vec![0], "[::1]", 200)
         );
     }
@@ -257,14 +261,15 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn a_way_that_leads_nowhere_costs_a_quarter_of_a_second() {
         let texts = ["[::1]", "10.0.0.1", "[::2]"];
-        let (starts, won, took) = run(&texts, &[("10.0.0.1", 50, true)]).await;
+        let (starts, connected, took) = run(&texts, &[("10.0.0.1", 50, true)]).await;
         assert_eq!(
-            (starts, won.unwrap().as_str(), took),
+            (starts, connected.unwrap().as_str(), took),
             (vec![0, 250], "10.0.0.1", 300)
         );
         // The one that was first may still win.
-        let (_, won, took) = run(&texts, &[("[::1]", 400, true), ("10.0.0.1", 500, true)]).await;
-        assert_eq!((won.unwrap().as_str(), took), ("[::1]", 400));
+        let (_, connected, took) =
+            run(&texts, &[("[::1]", 400, true), ("10.0.0.1", 500, true)]).await;
+        assert_eq!((connected.unwrap().as_str(), took), ("[::1]", 400));
     }
 
     #[tokio::test(start_paused = true)]
@@ -274,9 +279,9 @@ mod tests {
             ("10.0.0.1", 20, false),
             ("[::2]", 5, true),
         ];
-        let (starts, won, took) = run(&["[::1]", "10.0.0.1", "[::2]"], &fates).await;
+        let (starts, connected, took) = run(&["[::1]", "10.0.0.1", "[::2]"], &fates).await;
         assert_eq!(
-            (starts, won.unwrap().as_str(), took),
+            (starts, connected.unwrap().as_str(), took),
             (vec![0, 10, 30], "[::2]", 35)
         );
     }

@@ -20,7 +20,7 @@ pub fn server_name(host: &str) -> io::Result<ServerName<'static>> {
     // Certificates have no last dot, with which a resolver skips its search domains.
     let name = host.strip_suffix('.').unwrap_or(host);
     ServerName::try_from(name.to_owned())
-        .map_err(|_| io::Error::new(io::ErrorKind::InvalidInput, "no name that TLS can check"))
+        .map_err(|_| io::Error::new(io::ErrorKind::InvalidInput, "not a DNS name or IP address"))
 }
 
 /// Makes the handshake. An error of TLS is a [`rustls::Error`] inside the [`io::Error`].
@@ -61,12 +61,12 @@ fn tls_error(error: &io::Error) -> Option<&rustls::Error> {
 ///
 /// # Errors
 /// When TLS cannot be set up.
-pub fn unchecked(
+pub fn config_without_verification(
     identity: Option<&Identity>,
     alpn: &[&[u8]],
 ) -> Result<Arc<ClientConfig>, TlsFilesError> {
     tls_files::client_config_with(identity, alpn, |provider| {
-        Arc::new(Unchecked {
+        Arc::new(AcceptAny {
             schemes: provider
                 .signature_verification_algorithms
                 .supported_schemes(),
@@ -77,11 +77,11 @@ pub fn unchecked(
 /// Accepts any certificate: for upstreams configured so, and for diagnosis. Signatures are not checked either: from an
 /// unknown peer they prove nothing, and some old certificates cannot even be parsed.
 #[derive(Debug)]
-struct Unchecked {
+struct AcceptAny {
     schemes: Vec<SignatureScheme>,
 }
 
-impl ServerCertVerifier for Unchecked {
+impl ServerCertVerifier for AcceptAny {
     fn verify_server_cert(
         &self,
         _: &CertificateDer<'_>,

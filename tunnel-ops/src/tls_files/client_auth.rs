@@ -65,15 +65,15 @@ impl ClientAuth {
 impl RevocationLists {
     /// Reads a PEM file with one or more lists.
     pub fn load(path: &Path) -> Result<Self, TlsFilesError> {
-        Self::check(path, &read(path)?)
+        Self::parse(path, &read(path)?)
     }
 
     /// Reads one or more lists from PEM text.
     pub fn from_pem(pem: &str) -> Result<Self, TlsFilesError> {
-        Self::check(Path::new("revocation list"), pem.as_bytes())
+        Self::parse(Path::new("revocation list"), pem.as_bytes())
     }
 
-    fn check(origin: &Path, pem: &[u8]) -> Result<Self, TlsFilesError> {
+    fn parse(origin: &Path, pem: &[u8]) -> Result<Self, TlsFilesError> {
         let damaged = |reason: &dyn fmt::Display| TlsFilesError::DamagedRevocationList {
             origin: origin.to_owned(),
             reason: reason.to_string(),

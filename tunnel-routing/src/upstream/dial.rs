@@ -171,7 +171,7 @@ impl UpstreamDialler {
             (None, None) => Vec::new(),
         };
         let connected = connect(&allowed, self.limit, KEEPALIVE).await;
-        let tcp = step::ended_within(Step::Connect, self.limit, connected)?.made;
+        let tcp = step::ended_within(Step::Connect, self.limit, connected)?.stream;
         let peer = || tcp.peer_addr().as_ref().map(SocketAddr::ip).ok();
         let named = answer.and_then(|answer| Some((peer()?, answer.addresses)));
         Ok((tcp, named))

@@ -43,7 +43,9 @@ impl TlsOffers {
             tls::server_name(name).map_err(|_| UpstreamError::ServerName(name.to_string()))
         });
         let config = |alpn: &[&[u8]]| match &options.roots {
-            _ if options.insecure => tls::unchecked(options.identity.as_ref(), alpn),
+            _ if options.insecure => {
+                tls::config_without_verification(options.identity.as_ref(), alpn)
+            }
             Some(roots) => tls_files::client_config(roots, options.identity.as_ref(), alpn),
             None => Err(TlsFilesError::NoRoots),
         };
