@@ -138,7 +138,7 @@ pub enum ControlError {
     Malformed(#[source] serde_json::Error),
 }
 
-/// A time as messages have it: in milliseconds.
+/// A time in whole milliseconds, as messages have it.
 #[must_use]
 pub fn millis(time: Duration) -> u64 {
     u64::try_from(time.as_millis()).unwrap_or(u64::MAX)

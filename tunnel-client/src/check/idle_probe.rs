@@ -15,6 +15,7 @@ use serde::{Serialize, Serializer};
 use tokio::task::JoinSet;
 use tokio::time::{Instant, sleep, timeout};
 use tunnel_proto::close::CloseReason;
+use tunnel_proto::control::millis;
 use tunnel_proto::session::Session;
 
 use super::session::CheckSession;
@@ -297,7 +298,7 @@ async fn settle(session: &Session, timing: Timing) -> Result<Instant, Duration> 
 }
 
 fn as_ms<S: Serializer>(time: &Duration, serializer: S) -> Result<S::Ok, S::Error> {
-    serializer.serialize_u128(time.as_millis())
+    serializer.serialize_u64(millis(*time))
 }
 
 fn as_two_ms<S: Serializer>(
@@ -305,7 +306,7 @@ fn as_two_ms<S: Serializer>(
     serializer: S,
 ) -> Result<S::Ok, S::Error> {
     times
-        .map(|(from, to)| [from.as_millis(), to.as_millis()])
+        .map(|(from, to)| [millis(from), millis(to)])
         .serialize(serializer)
 }
 

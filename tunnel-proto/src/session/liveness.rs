@@ -25,6 +25,8 @@ use std::{collections::VecDeque, time::Duration};
 
 use tokio::time::Instant;
 
+use crate::control::millis;
+
 /// Ping intervals without any received byte after which a session is dead.
 const SILENT_INTERVALS: u32 = 2;
 /// Ping intervals without a pong after which a session is dead, whatever else was received.
@@ -281,8 +283,8 @@ impl Liveness {
         });
         if let Some(before) = self.answered.replace(ping) {
             // All bytes sent between the two pings have passed since the first of them.
-            let millis = u64::try_from((now - before.at).as_millis()).unwrap_or(u64::MAX);
-            let measured = (ping.bytes - before.bytes).saturating_mul(1_000) / millis.max(1);
+            let took = millis(now - before.at).max(1);
+            let measured = (ping.bytes - before.bytes).saturating_mul(1_000) / took;
             self.rate = measured.max(self.rate - self.rate / u64::from(SMOOTHING));
         }
     }

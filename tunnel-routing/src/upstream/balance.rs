@@ -9,6 +9,7 @@ use std::time::Duration;
 
 use parking_lot::Mutex;
 use tokio::time::Instant;
+use tunnel_proto::control::millis;
 
 use super::settings::EjectionOptions;
 
@@ -220,8 +221,7 @@ impl Balance {
 
     /// A time as it is stored.
     fn millis(&self, time: Instant) -> u64 {
-        let since = time.saturating_duration_since(self.start).as_millis();
-        u64::try_from(since).unwrap_or(u64::MAX)
+        millis(time.saturating_duration_since(self.start))
     }
 }
 
