@@ -445,7 +445,7 @@ fn check_allow_from(source: &Source, faults: &mut Vec<ConfigFault>) {
     };
     let problem = match networks.len() {
         // An empty list would admit no client or all of them: neither is intended.
-        0 => "no network is named: leave it out to set no bound".to_owned(),
+        0 => "the list is empty: omit it to set no bound".to_owned(),
         1..=NETWORKS_MAX => return,
         more => format!("{more} networks are named, at most {NETWORKS_MAX} are sent to the server"),
     };
@@ -455,7 +455,7 @@ fn check_allow_from(source: &Source, faults: &mut Vec<ConfigFault>) {
 fn check_dns_servers(source: &Source, faults: &mut Vec<ConfigFault>) {
     let problem = match source.dns_server.as_ref().map(Vec::len) {
         None | Some(1..=DNS_SERVERS_MAX) => return,
-        Some(0) => "no name server is named: leave it out to ask the system's".to_owned(),
+        Some(0) => "the list is empty: omit it to use the system's name servers".to_owned(),
         Some(more) => format!("{more} name servers are named, at most {DNS_SERVERS_MAX} can be"),
     };
     faults.push(source.fault(&setting::dns_server, problem));

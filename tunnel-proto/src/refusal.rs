@@ -85,7 +85,7 @@ refusal_reasons! {
     ServerDraining = "server_draining", SERVICE_UNAVAILABLE, Passing, "the server stops";
     AllowFromMalformed = "allow_from_malformed", BAD_REQUEST, Final, "`Tunnel-Allow-From` is no list of networks";
     CredentialMissing = "credential_missing", UNAUTHORIZED, Final, "the client shows neither token nor certificate";
-    TokenRefused = "token_refused", UNAUTHORIZED, Pending, "the token is unknown, or the platform says no; which part is wrong is not told";
+    TokenRefused = "token_refused", UNAUTHORIZED, Pending, "the token is unknown, or the platform says no; which part is wrong is not disclosed";
     TokenExpired = "token_expired", UNAUTHORIZED, Pending, "the token ran out; the detail has its end, and the server's clock";
     TokenNotYetValid = "token_not_yet_valid", UNAUTHORIZED, Passing, "the token is not good yet; the detail has its beginning, and the server's clock";
     TokenAudience = "token_audience", UNAUTHORIZED, Final, "a JSON Web Token for another audience";

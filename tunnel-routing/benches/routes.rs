@@ -10,7 +10,7 @@ use std::hint::black_box;
 
 use divan::{AllocProfiler, Bencher};
 use http::Method;
-use tunnel_routing::matcher::{Conditions, FirstLine, Matcher};
+use tunnel_routing::matcher::{Conditions, Matcher, RouteKey};
 use tunnel_routing::odd::OddParts;
 use tunnel_routing::pattern::Pattern;
 use tunnel_routing::rewrite::Prefix;
@@ -57,8 +57,8 @@ fn table(count: usize) -> Matcher {
     matcher
 }
 
-fn line<'a>(host: &'a str, path: &'a str) -> FirstLine<'a> {
-    FirstLine {
+fn key<'a>(host: &'a str, path: &'a str) -> RouteKey<'a> {
+    RouteKey {
         host: Some(host.as_bytes()),
         method: &Method::GET,
         path: path.as_bytes(),
@@ -76,7 +76,7 @@ fn prefix(bencher: Bencher<'_, '_>, routes: usize) {
     bencher.bench_local(|| {
         let path = black_box(paths.next().unwrap());
         matcher
-            .find(&line("acme-prod.tunnel.example", path))
+            .find(&key("acme-prod.tunnel.example", path))
             .unwrap()
     });
 }
@@ -85,8 +85,8 @@ fn prefix(bencher: Bencher<'_, '_>, routes: usize) {
 #[divan::bench(args = TABLES, sample_size = SAMPLE_SIZE, sample_count = SAMPLES)]
 fn fallback(bencher: Bencher<'_, '_>, routes: usize) {
     let matcher = table(routes);
-    let line = line("acme-prod.tunnel.example", "/other/api/projects/42");
-    bencher.bench_local(|| matcher.find(black_box(&line)).unwrap());
+    let key = key("acme-prod.tunnel.example", "/other/api/projects/42");
+    bencher.bench_local(|| matcher.find(black_box(&key)).unwrap());
 }
 
 /// A host of its own for each route.
@@ -103,7 +103,7 @@ fn host(bencher: Bencher<'_, '_>, routes: usize) {
     let mut hosts = hosts.iter().cycle();
     bencher.bench_local(|| {
         let host = black_box(hosts.next().unwrap());
-        matcher.find(&line(host, "/api/projects/42")).unwrap()
+        matcher.find(&key(host, "/api/projects/42")).unwrap()
     });
 }
 

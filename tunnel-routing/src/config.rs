@@ -263,7 +263,7 @@ impl RouteConfig {
             {
                 return Err(RefusedSegment {
                     name: allowed.name.clone(),
-                    problem: "is none of the values that the route allows",
+                    problem: "is not one of the values that the route allows",
                 });
             }
         }

@@ -12,7 +12,7 @@ use tunnel_ops::config_value::ValueError;
 
 use crate::config::{RouteAction, RouteConfig, RouteList};
 use crate::explain::{Verdict, explain};
-use crate::matcher::FirstLine;
+use crate::matcher::RouteKey;
 use crate::odd::OddParts;
 use crate::pattern::segment_at;
 use crate::rewrite::HostHeader;
@@ -134,19 +134,19 @@ fn parse_host(text: &str) -> Result<HeaderValue, ValueError> {
     let host = text.parse::<Authority>().ok();
     let host = host.filter(|host| !host.as_str().contains('@'));
     let value = host.and_then(|host| HeaderValue::from_str(host.as_str()).ok());
-    value.ok_or_else(|| ValueError::new("the URL's host is none"))
+    value.ok_or_else(|| ValueError::new("the URL has no valid host"))
 }
 
 /// Makes a dry run of a request.
 pub fn try_request<'a>(routes: &'a RouteList, request: &DryRunRequest) -> DryRun<'a> {
     let path = request.target.path().as_bytes();
-    let line = FirstLine {
+    let key = RouteKey {
         host: request.host.as_ref().map(HeaderValue::as_bytes),
         method: &request.method,
         path,
     };
     let conditions: Vec<_> = routes.iter().map(|route| &route.conditions).collect();
-    let verdicts: Vec<_> = routes.iter().zip(explain(&conditions, &line)).collect();
+    let verdicts: Vec<_> = routes.iter().zip(explain(&conditions, &key)).collect();
     let winner = verdicts
         .iter()
         .find(|(_, verdict)| *verdict == Verdict::Wins);

@@ -1,12 +1,12 @@
-//! Explains why a route takes a request, route by route, for people.
+//! Explains a match of [`Matcher`] for `tunnel-client routes test`: why each route does or does not take a request.
 //!
-//! The winner comes from the [`Matcher`] that routes requests; the other routes are compared by their own conditions.
+//! The winner comes from the matcher that routes requests; the other routes are compared by their own conditions.
 //! Requests are not routed by this module.
 
 use std::cmp::Ordering;
 use std::fmt;
 
-use crate::matcher::{Conditions, FirstLine, Matcher, NoRoute};
+use crate::matcher::{Conditions, Matcher, NoRoute, RouteKey};
 use crate::odd::OddParts;
 
 /// What one route says about a request.
@@ -40,14 +40,12 @@ pub enum Rule {
 }
 
 /// The verdict of each route, in the order of the list.
-pub fn explain(routes: &[&Conditions], line: &FirstLine<'_>) -> Vec<Verdict> {
+pub fn explain(routes: &[&Conditions], key: &RouteKey<'_>) -> Vec<Verdict> {
     let (matcher, _) = Matcher::new(routes.iter().copied());
-    let (decides, verdict) = match matcher.find(line) {
+    let (decides, verdict) = match matcher.find(key) {
         Ok(index) => (Some(index), Verdict::Wins),
         Err(NoRoute::OddPath(index)) => {
-            let refused = routes
-                .get(index)
-                .map(|route| route.refused_parts(line.path));
+            let refused = routes.get(index).map(|route| route.refused_parts(key.path));
             (Some(index), Verdict::OddPath(refused.unwrap_or_default()))
         }
         Err(NoRoute::Unknown) => (None, Verdict::OtherPath),
@@ -57,16 +55,16 @@ pub fn explain(routes: &[&Conditions], line: &FirstLine<'_>) -> Vec<Verdict> {
         if decides == Some(index) {
             return verdict;
         }
-        if !route.matches_host(line) {
+        if !route.matches_host(key) {
             return Verdict::OtherHost;
         }
-        if !route.path.matches(line.path) {
+        if !route.path.matches(key.path) {
             return Verdict::OtherPath;
         }
-        if !route.matches_method(line) {
+        if !route.matches_method(key) {
             return Verdict::OtherMethod;
         }
-        if deciding.is_some_and(|deciding| !deciding.matches(line)) {
+        if deciding.is_some_and(|deciding| !deciding.matches(key)) {
             return Verdict::ReadAsDenied;
         }
         // Some route matches, so there is a winner.
@@ -146,12 +144,12 @@ mod tests {
         ];
         let routes: Vec<_> = routes.iter().collect();
         let verdicts = |host: &str, path: &str| {
-            let line = FirstLine {
+            let key = RouteKey {
                 host: Some(host.as_bytes()),
                 method: &Method::GET,
                 path: path.as_bytes(),
             };
-            explain(&routes, &line)
+            explain(&routes, &key)
         };
         let path = Verdict::LessSpecific(Rule::Path);
         assert_eq!(

@@ -42,9 +42,9 @@ pub struct Conditions {
     pub is_denial: bool,
 }
 
-/// What routes match of a request.
+/// The parts of a request that routes match.
 #[derive(Debug, Clone, Copy)]
-pub struct FirstLine<'a> {
+pub struct RouteKey<'a> {
     /// The `Host` field as received.
     pub host: Option<&'a [u8]>,
     /// The method; `GET` for an upgrade.
@@ -106,40 +106,41 @@ struct Node {
     literals: Vec<(Box<[u8]>, usize)>,
     named: Option<usize>,
     /// Routes whose pattern ends here.
-    end: Choices,
+    end: RoutesByMethod,
     /// Routes whose pattern goes on with `/*` here.
-    rest: Choices,
+    rest: RoutesByMethod,
 }
 
 /// The routes of one host and one shape of path, by method.
 #[derive(Debug, Default)]
-struct Choices {
-    by_method: Vec<(Method, Choice)>,
-    by_any: Option<Choice>,
+struct RoutesByMethod {
+    by_method: Vec<(Method, RouteRef)>,
+    by_any: Option<RouteRef>,
 }
 
+/// A route, by its index in the list, with what decides whether it takes a request that matches.
 #[derive(Debug, Clone, Copy)]
-struct Choice {
-    route: usize,
+struct RouteRef {
+    index: usize,
     allows: OddParts,
     is_denial: bool,
 }
 
 impl Conditions {
     /// Whether host, method and path match.
-    pub fn matches(&self, line: &FirstLine<'_>) -> bool {
-        self.matches_host(line) && self.matches_method(line) && self.path.matches(line.path)
+    pub fn matches(&self, key: &RouteKey<'_>) -> bool {
+        self.matches_host(key) && self.matches_method(key) && self.path.matches(key.path)
     }
 
     /// Whether the host matches.
-    pub fn matches_host(&self, line: &FirstLine<'_>) -> bool {
-        let host = bare_host(line.host.unwrap_or_default());
+    pub fn matches_host(&self, key: &RouteKey<'_>) -> bool {
+        let host = bare_host(key.host.unwrap_or_default());
         (self.host.as_ref()).is_none_or(|own| own.matches(host))
     }
 
     /// Whether the method matches.
-    pub fn matches_method(&self, line: &FirstLine<'_>) -> bool {
-        self.methods.is_empty() || self.methods.contains(line.method)
+    pub fn matches_method(&self, key: &RouteKey<'_>) -> bool {
+        self.methods.is_empty() || self.methods.contains(key.method)
     }
 
     /// The odd parts of a path that the route does not allow.
@@ -172,15 +173,15 @@ impl Matcher {
         let mut matcher = Self::default();
         let mut overlaps = Vec::new();
         for (route, conditions) in routes.into_iter().enumerate() {
-            let choices = matcher
+            let routes = matcher
                 .tree(conditions.host.as_ref())
-                .choices(&conditions.path);
-            let choice = Choice {
-                route,
+                .routes_at(&conditions.path);
+            let own = RouteRef {
+                index: route,
                 allows: conditions.allow_paths_with,
                 is_denial: conditions.is_denial,
             };
-            if let Some(first) = choices.add(&conditions.methods, choice) {
+            if let Some(first) = routes.add(&conditions.methods, own) {
                 overlaps.push(Overlap {
                     first,
                     second: route,
@@ -190,33 +191,32 @@ impl Matcher {
         (matcher, overlaps)
     }
 
-    /// The index of the most specific route that matches a request; or of a route that denies the path as a lenient
-    /// upstream reads it, unless the match is an exception to that denial.
+    /// Returns the index of the most specific match. If a lenient upstream would read the path as a denied one, returns
+    /// the denying route instead, unless the match is an exception to that denial.
     ///
     /// # Errors
     /// When no route matches, or the match does not allow odd parts of the path.
-    pub fn find(&self, line: &FirstLine<'_>) -> Result<usize, NoRoute> {
-        let found = self.find_as_written(line).ok_or(NoRoute::Unknown)?;
-        if found.allows != OddParts::ALL
-            && !OddParts::of(line.path).without(found.allows).is_empty()
+    pub fn find(&self, key: &RouteKey<'_>) -> Result<usize, NoRoute> {
+        let found = self.find_as_written(key).ok_or(NoRoute::Unknown)?;
+        if found.allows != OddParts::ALL && !OddParts::of(key.path).without(found.allows).is_empty()
         {
-            return Err(NoRoute::OddPath(found.route));
+            return Err(NoRoute::OddPath(found.index));
         }
         match &self.denials {
-            Some(denials) if !found.is_denial => Ok(denials.find(line, found.route)),
-            _ => Ok(found.route),
+            Some(denials) if !found.is_denial => Ok(denials.find(key, found.index)),
+            _ => Ok(found.index),
         }
     }
 
-    fn find_as_written(&self, line: &FirstLine<'_>) -> Option<Choice> {
+    fn find_as_written(&self, key: &RouteKey<'_>) -> Option<RouteRef> {
         // Most tables have no host.
         let names_hosts = !(self.exact.is_empty() && self.below.is_empty());
-        let by_host = (names_hosts.then_some(line.host).flatten())
-            .and_then(|host| self.find_by_host(host, line));
-        by_host.or_else(|| self.any.find(line))
+        let by_host = (names_hosts.then_some(key.host).flatten())
+            .and_then(|host| self.find_by_host(host, key));
+        by_host.or_else(|| self.any.find(key))
     }
 
-    fn find_by_host(&self, host: &[u8], line: &FirstLine<'_>) -> Option<Choice> {
+    fn find_by_host(&self, host: &[u8], key: &RouteKey<'_>) -> Option<RouteRef> {
         let mut space = [0; HOST_OCTETS];
         let host = bare_host(host);
         // A longer host matches nothing.
@@ -224,7 +224,7 @@ impl Matcher {
         lower.copy_from_slice(host);
         lower.make_ascii_lowercase();
         let lower = &*lower;
-        if let Some(found) = self.exact.get(lower).and_then(|tree| tree.find(line)) {
+        if let Some(found) = self.exact.get(lower).and_then(|tree| tree.find(key)) {
             return Some(found);
         }
         if self.below.is_empty() {
@@ -235,7 +235,7 @@ impl Matcher {
         let mut names = dots
             .filter(|(_, byte)| **byte == b'.')
             .filter_map(|(at, _)| lower.get(at + 1..));
-        names.find_map(|name| self.below.get(name)?.find(line))
+        names.find_map(|name| self.below.get(name)?.find(key))
     }
 
     fn tree(&mut self, host: Option<&HostPattern>) -> &mut Tree {
@@ -272,19 +272,19 @@ impl Denials {
 
     /// The route that decides about a request whose match is `found`: that one, or one that denies the path as a
     /// lenient upstream reads it. Allocates only for a path that can be read in two ways.
-    fn find(&self, line: &FirstLine<'_>, found: usize) -> usize {
-        if !line.path.contains(&b'%') && OddParts::of(line.path).is_empty() {
+    fn find(&self, key: &RouteKey<'_>, found: usize) -> usize {
+        if !key.path.contains(&b'%') && OddParts::of(key.path).is_empty() {
             return found;
         }
-        let read = lenient(line.path);
-        let as_read = FirstLine {
+        let read = lenient(key.path);
+        let as_read = RouteKey {
             path: &read,
-            ..*line
+            ..*key
         };
         let denial = self.matcher.find_as_written(&as_read);
-        let denial = denial.and_then(|choice| self.indices.get(choice.route).copied());
+        let denial = denial.and_then(|found| self.indices.get(found.index).copied());
         denial
-            .filter(|denial| !self.is_exception(found, *denial, line.path, &read))
+            .filter(|denial| !self.is_exception(found, *denial, key.path, &read))
             .unwrap_or(found)
     }
 
@@ -308,8 +308,8 @@ impl Default for Tree {
 }
 
 impl Tree {
-    /// The node for routes with this pattern, made if missing.
-    fn choices(&mut self, path: &Pattern) -> &mut Choices {
+    /// The routes with this pattern, whose node is made if missing.
+    fn routes_at(&mut self, path: &Pattern) -> &mut RoutesByMethod {
         let mut at = 0;
         for segment in path.segments() {
             at = self.child(at, segment);
@@ -340,17 +340,17 @@ impl Tree {
         child
     }
 
-    fn find(&self, line: &FirstLine<'_>) -> Option<Choice> {
-        match line.path.strip_prefix(b"/") {
-            Some(path) => self.find_from(0, Some(path), line.method),
+    fn find(&self, key: &RouteKey<'_>) -> Option<RouteRef> {
+        match key.path.strip_prefix(b"/") {
+            Some(path) => self.find_from(0, Some(path), key.method),
             // `*` has no segments.
-            None => self.nodes.first()?.rest.pick(line.method),
+            None => self.nodes.first()?.rest.pick(key.method),
         }
     }
 
     /// `path` is the rest of it; `None` at its end. The depth is bounded by the patterns, and each node is visited at
     /// most once.
-    fn find_from(&self, node: usize, path: Option<&[u8]>, method: &Method) -> Option<Choice> {
+    fn find_from(&self, node: usize, path: Option<&[u8]>, method: &Method) -> Option<RouteRef> {
         let node = self.nodes.get(node)?;
         let Some(path) = path else {
             return node.end.pick(method).or_else(|| node.rest.pick(method));
@@ -377,14 +377,14 @@ impl Node {
     }
 }
 
-impl Choices {
+impl RoutesByMethod {
     /// Adds a route; returns a route that it overlaps with.
-    fn add(&mut self, methods: &[Method], choice: Choice) -> Option<usize> {
+    fn add(&mut self, methods: &[Method], route: RouteRef) -> Option<usize> {
         if methods.is_empty() {
             return match self.by_any {
-                Some(first) => Some(first.route),
+                Some(first) => Some(first.index),
                 None => {
-                    self.by_any = Some(choice);
+                    self.by_any = Some(route);
                     None
                 }
             };
@@ -393,17 +393,17 @@ impl Choices {
         for method in methods {
             match self.by_method.iter().find(|(own, _)| own == method) {
                 // A method that is listed twice.
-                Some((_, first)) if first.route == choice.route => {}
-                Some((_, first)) => overlap = overlap.or(Some(first.route)),
-                None => self.by_method.push((method.clone(), choice)),
+                Some((_, first)) if first.index == route.index => {}
+                Some((_, first)) => overlap = overlap.or(Some(first.index)),
+                None => self.by_method.push((method.clone(), route)),
             }
         }
         overlap
     }
 
-    fn pick(&self, method: &Method) -> Option<Choice> {
+    fn pick(&self, method: &Method) -> Option<RouteRef> {
         let by_method = self.by_method.iter().find(|(own, _)| own == method);
-        by_method.map(|(_, choice)| *choice).or(self.by_any)
+        by_method.map(|(_, route)| *route).or(self.by_any)
     }
 }
 

@@ -74,7 +74,7 @@ pub enum RefusedTarget {
     #[error("the path would begin with `//` once its prefix is replaced")]
     DoubleSlash,
     /// It is not a path.
-    #[error("the path is none once its prefix is replaced")]
+    #[error("replacing the prefix leaves no valid path")]
     NoPath,
 }
 

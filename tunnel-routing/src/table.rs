@@ -19,7 +19,7 @@ use tunnel_proto::exchange::Protocol;
 use tunnel_proto::problem::{Hop, Problem, Reason};
 
 use crate::config::{RouteList, RoutesDifference};
-use crate::matcher::{FirstLine, Matcher, NoRoute};
+use crate::matcher::{Matcher, NoRoute, RouteKey};
 use crate::metrics::RoutingMetrics;
 use crate::route::{Previous, Route, TableEntry};
 use crate::upstream::{UpstreamError, UpstreamShared};
@@ -95,7 +95,7 @@ impl Routes {
     /// When none does: `route_unknown`.
     pub fn route(&self, head: &Parts) -> Result<Arc<Route>, Problem> {
         let table = self.table.load();
-        let found = table.matcher.find(&first_line(head));
+        let found = table.matcher.find(&route_key(head));
         let found = found.and_then(|index| table.routes.get(index).ok_or(NoRoute::Unknown));
         match found {
             Ok(TableEntry { route, .. }) => Ok(Arc::clone(route)),
@@ -132,11 +132,11 @@ impl Table {
     }
 }
 
-/// What routes match of a request.
-fn first_line(head: &Parts) -> FirstLine<'_> {
+/// The parts of a request that routes match.
+fn route_key(head: &Parts) -> RouteKey<'_> {
     // Routes name the method that an upgrade has over HTTP/1.1.
     let is_upgrade = head.method == Method::CONNECT && head.extensions.get::<Protocol>().is_some();
-    FirstLine {
+    RouteKey {
         host: head.headers.get(HOST).map(HeaderValue::as_bytes),
         method: if is_upgrade {
             &Method::GET

@@ -118,7 +118,7 @@ impl Observer for DialObserver<'_, '_> {
                 printable(&error.to_string())
             }
             None if self.words.is_empty() && step == Step::ProxyAsk => {
-                "it wants to be asked once more, on another connection".to_owned()
+                "it needs the next request on another connection".to_owned()
             }
             _ => std::mem::take(&mut self.words),
         };

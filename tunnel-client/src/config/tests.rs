@@ -247,7 +247,7 @@ fn a_fault_is_where_the_setting_was_given() {
     let text = "# for a test\nallow_from = []\nredial_base = \"1m\"\nredial_cap = \"30s\"\n";
     let path = folder.write("client.toml", text).display().to_string();
     let config = format!("--config={path}");
-    let empty = "no network is named: leave it out to set no bound";
+    let empty = "the list is empty: omit it to set no bound";
     assert_eq!(
         folder.faults(&[&config]),
         [
@@ -375,9 +375,8 @@ fn a_bound_on_addresses_is_never_empty_and_never_too_long() {
     let file = folder.write("client.toml", "allow_from = []\n");
     let none = folder.faults(&[&format!("--config={}", file.display())]);
     assert!(
-        none[0].ends_with(
-            "client.toml:1:1: allow_from: no network is named: leave it out to set no bound"
-        ),
+        none[0]
+            .ends_with("client.toml:1:1: allow_from: the list is empty: omit it to set no bound"),
         "{none:?}"
     );
 }

@@ -244,7 +244,7 @@ fn failed<E>(error: &ReadError, is_heard: bool) -> ExchangeError<E> {
         ReadError::MemoryLimit => Problem::new(
             Hop::Server,
             Reason::MemoryLimit,
-            "too much was held for the exchange",
+            "too many received bytes of the exchange were unread",
         ),
         ReadError::NotAccepted => Problem::new(
             Hop::Server,

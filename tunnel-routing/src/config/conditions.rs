@@ -37,7 +37,7 @@ impl Checker<'_> {
     /// The odd parts that the route allows. A route that denies takes all, so that it denies odd paths too.
     fn odd_parts(&mut self, raw: &RawRoute) -> Option<OddParts> {
         if let Some(old) = &raw.allow_odd_paths {
-            let problem = "it is not known any more: name what the route's paths may have, such as \
+            let problem = "it was replaced by `allow_paths_with`: list what paths may contain, such as \
                            `allow_paths_with = [\"encoded_slash\"]`";
             self.fault(old.span(), "route.allow_odd_paths", problem);
             return None;
@@ -63,7 +63,7 @@ impl Checker<'_> {
         let refused = parts.fold(OddParts::NONE, OddParts::with).without(allowed);
         if !refused.is_empty() {
             let problem = format!(
-                "it has {refused}, so that it takes nothing unless allow_paths_with names that: {}",
+                "contains {refused}; such paths are refused unless `allow_paths_with` lists {}",
                 refused.names().collect::<Vec<_>>().join(", ")
             );
             self.fault(raw.path.span(), "route.path", problem);
@@ -77,9 +77,9 @@ impl Checker<'_> {
             return Some(Vec::new());
         };
         let problem = match given.get_ref().len() {
-            0 => "no method is named: leave it out for all",
-            1..=METHODS_MAX => "",
-            _ => "there are more methods than any service knows",
+            0 => "the list is empty: omit it to allow all methods".to_owned(),
+            1..=METHODS_MAX => String::new(),
+            _ => format!("at most {METHODS_MAX} methods"),
         };
         if !problem.is_empty() {
             self.fault(given.span(), "route.methods", problem);
@@ -118,9 +118,9 @@ impl Checker<'_> {
             let index = path.index_of(name);
             let problem = match given.get_ref().len() {
                 _ if index.is_none() => format!("the path has no segment `{{{name}}}`"),
-                0 => "no value is named: leave it out for all, or use `deny`".to_owned(),
+                0 => "the list is empty: omit it to allow all values, or use `deny`".to_owned(),
                 1..=VALUES_MAX => String::new(),
-                _ => format!("there may be at most {VALUES_MAX} values"),
+                _ => format!("at most {VALUES_MAX} values"),
             };
             if !problem.is_empty() {
                 self.fault(given.span(), &key, problem);
@@ -134,7 +134,11 @@ impl Checker<'_> {
                         .bytes()
                         .all(|byte| byte.is_ascii_graphic() && byte != b'/')
                 {
-                    self.fault(value.span(), &key, "no segment of a path can be this");
+                    self.fault(
+                        value.span(),
+                        &key,
+                        "not a path segment: visible ASCII without `/`",
+                    );
                     all = None;
                 }
             }

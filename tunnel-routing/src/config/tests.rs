@@ -254,12 +254,12 @@ fn a_template_has_names_of_the_path_and_nothing_that_must_be_known_before() {
     refused(
         &with("deny = \"no\"\nvalues = { a = [] }"),
         "route.values.a",
-        "no value is named",
+        "the list is empty",
     );
     refused(
         &with("deny = \"no\"\nvalues = { a = [\"b/c\"] }"),
         "route.values.a",
-        "no segment of a path",
+        "not a path segment",
     );
 }
 
@@ -486,7 +486,7 @@ fn numbers_and_lists_are_bounded() {
     refused(
         &with("deny = \"no\"\nmethods = []"),
         "route.methods",
-        "no method is named",
+        "the list is empty",
     );
     refused(
         &with("deny = \"no\"\nmethods = [\"CONNECT\"]"),
@@ -496,12 +496,12 @@ fn numbers_and_lists_are_bounded() {
     refused(
         "path = \"/a/..\"\nrespond = {}",
         "route.path",
-        "unless allow_paths_with names that: dot_segment",
+        "unless `allow_paths_with` lists dot_segment",
     );
     refused(
         "path = \"/a%2Db%2F\"\nallow_paths_with = [\"encoded_slash\"]\nrespond = {}",
         "route.path",
-        "unless allow_paths_with names that: encoded_unreserved",
+        "unless `allow_paths_with` lists encoded_unreserved",
     );
     refused(
         "path = \"/a\"\nallow_paths_with = [\"slashes\"]\nrespond = {}",

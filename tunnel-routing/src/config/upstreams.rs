@@ -143,8 +143,7 @@ impl Checker<'_> {
         url: &Text,
         path: Option<&Pattern>,
     ) -> Option<RouteAction> {
-        let unknown =
-            "which upstreams there are is known only when they are asked for: leave it out";
+        let unknown = "a template's upstreams are known only from requests: omit it";
         for (key, span) in [
             ("route.health", raw.health.as_ref().map(Spanned::span)),
             ("route.ejection", raw.ejection.as_ref().map(Spanned::span)),
@@ -338,7 +337,7 @@ impl Checker<'_> {
         if let (Some(interval), Some(text)) = (interval, &raw.interval)
             && interval < Duration::from_millis(100)
         {
-            let problem = "an upstream is asked at most every 100ms";
+            let problem = "at least 100ms";
             self.fault(text.span(), "route.health.interval", problem);
         }
         Some(HealthOptions {

@@ -209,7 +209,7 @@ fn denial(conditions: Conditions) -> Conditions {
 
 fn found(routes: &[Conditions], host: &str, method: Method, path: &str) -> Result<usize, NoRoute> {
     let (matcher, _) = Matcher::new(routes);
-    matcher.find(&FirstLine {
+    matcher.find(&RouteKey {
         host: Some(host.as_bytes()),
         method: &method,
         path: path.as_bytes(),
@@ -518,13 +518,13 @@ proptest! {
         let (matcher, overlaps) = if overlaps.is_empty() { (matcher, overlaps) } else { Matcher::new(&routes) };
         prop_assert!(overlaps.is_empty());
         for path in &paths {
-            let line = FirstLine { host: Some(host.as_bytes()), method: &method, path: path.as_bytes() };
+            let key = RouteKey { host: Some(host.as_bytes()), method: &method, path: path.as_bytes() };
             let expected = reference(&written, host, &method, path);
-            prop_assert_eq!(matcher.find(&line), expected, "{} {}", host, path);
-            let matching: Vec<_> = routes.iter().filter(|route| route.matches(&line)).collect();
+            prop_assert_eq!(matcher.find(&key), expected, "{} {}", host, path);
+            let matching: Vec<_> = routes.iter().filter(|route| route.matches(&key)).collect();
             prop_assert_eq!(matching.is_empty(), expected == Err(NoRoute::Unknown));
             if let Ok(decides) | Err(NoRoute::OddPath(decides)) = expected {
-                let refused = routes[decides].refused_parts(line.path);
+                let refused = routes[decides].refused_parts(key.path);
                 prop_assert_eq!(!refused.is_empty(), expected.is_err());
                 prop_assert!(matching.iter().all(|other| routes[decides].compare(other).is_ge()));
             }

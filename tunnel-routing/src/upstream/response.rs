@@ -51,7 +51,7 @@ pub(super) fn check_declared<B: Body>(
 
 fn check_status(status: StatusCode) -> Result<(), Problem> {
     if status == StatusCode::SWITCHING_PROTOCOLS {
-        let detail = "the upstream changed protocols, which nobody had asked for";
+        let detail = "the upstream switched protocols without a request to do so";
         return Err(Problem::new(Hop::Client, Reason::UpgradeFailed, detail));
     }
     if !(200..=599).contains(&status.as_u16()) {

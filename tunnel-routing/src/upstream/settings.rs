@@ -100,9 +100,7 @@ pub enum UpstreamError {
     #[error(transparent)]
     Tls(#[from] TlsFilesError),
     /// A `server_name` that is neither a DNS name nor an IP address.
-    #[error(
-        "`{0}` is no name that a certificate can be checked for: give a DNS name or an IP address"
-    )]
+    #[error("`{0}` is not a DNS name or IP address")]
     ServerName(String),
     /// A set without members.
     #[error("no upstream is named")]

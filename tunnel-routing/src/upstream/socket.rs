@@ -18,7 +18,7 @@ const UNACKNOWLEDGED: Duration = Duration::from_secs(20);
 pub(crate) enum Socket {
     /// Without TLS.
     Plain(TcpStream),
-    /// Within the machine.
+    /// Unix domain socket.
     Unix(UnixStream),
     /// With TLS; boxed, since its state is large.
     Tls(Box<TlsStream<TcpStream>>),

@@ -124,7 +124,7 @@ pub(super) fn check_switch(
     }
     if !has_token(&headers, UPGRADE, protocol.as_str()) {
         return Err(failed(
-            "the upstream changed to another protocol than the one asked for",
+            "the upstream switched to another protocol than the requested one",
         ));
     }
     keep_end_to_end(&mut headers);

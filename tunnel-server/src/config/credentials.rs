@@ -171,7 +171,7 @@ pub(super) fn check(source: &Source, faults: &mut Vec<ConfigFault>) {
             (&setting::auth_cache, source.auth_cache.is_some()),
             (&setting::auth_outage, source.auth_outage.is_some()),
         ];
-        let problem = "no platform is asked: give --auth-url as well";
+        let problem = "it has no effect without --auth-url";
         report_unused(source, unused, problem, faults);
     }
     if source.client_ca.is_none() {

@@ -103,7 +103,7 @@ impl fmt::Display for AddressKind {
             Self::LinkLocal => "link-local",
             Self::Metadata => "a cloud's metadata service",
             Self::Multicast => "multicast",
-            Self::Translator => "a translator's, for an IPv4 address that cannot be told",
+            Self::Translator => "a translator's, whose IPv4 address cannot be derived",
         })
     }
 }
