@@ -28,7 +28,7 @@ pub mod addresses;
 pub mod ca;
 pub mod checked;
 pub mod client;
-pub mod cluster;
+pub mod cluster_services;
 pub mod entry;
 pub mod grpc;
 pub mod inside;

@@ -32,15 +32,15 @@ use crate::{
     entry::Entry,
 };
 
-/// Which worker of a load, from 0.
-type Number = usize;
+/// The number of a worker in its load, from 0.
+type WorkerNumber = usize;
 
 /// How long an answer, or the next message of a stream, may take before that is a failure.
 const TIME_LIMIT: Duration = Duration::from_secs(20);
 
-/// What a worker does.
+/// The kind of a worker's exchanges.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Kind {
+pub enum ExchangeKind {
     /// A GET on a connection that is kept, as browsers do.
     Get,
     /// A POST with content, each on a connection of its own.
@@ -58,7 +58,7 @@ pub enum Kind {
 /// How many workers of each kind, and how fast they are.
 #[derive(Clone, Debug)]
 pub struct Plan {
-    workers: Vec<(Kind, usize)>,
+    workers: Vec<(ExchangeKind, usize)>,
     pace: Duration,
 }
 
@@ -72,7 +72,7 @@ pub struct Load {
 /// The streams that workers had open at one moment, one of each worker: by how many of its streams had
 /// been ended by protocol until then.
 #[derive(Debug)]
-pub struct OpenStreams(Vec<(Number, u64)>);
+pub struct OpenStreams(Vec<(WorkerNumber, u64)>);
 
 /// How an exchange ended.
 enum End {
@@ -94,15 +94,15 @@ struct Shared {
 /// What a worker needs: the entry for its requests, and the report.
 struct Worker {
     shared: Arc<Shared>,
-    number: Number,
-    kind: Kind,
+    number: WorkerNumber,
+    kind: ExchangeKind,
     pace: Duration,
     stopped: watch::Receiver<bool>,
-    /// When the last whole answer or message came, or the present thing was begun.
+    /// When the last whole answer or message came, or the current exchange began.
     last: Instant,
 }
 
-impl Kind {
+impl ExchangeKind {
     /// Every kind.
     pub const ALL: [Self; 6] = [
         Self::Get,
@@ -114,7 +114,7 @@ impl Kind {
     ];
 }
 
-impl fmt::Display for Kind {
+impl fmt::Display for ExchangeKind {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
             Self::Get => "GET",
@@ -131,7 +131,7 @@ impl Plan {
     /// Two workers of every kind.
     pub fn every_kind() -> Self {
         Self {
-            workers: Kind::ALL.map(|kind| (kind, 2)).to_vec(),
+            workers: ExchangeKind::ALL.map(|kind| (kind, 2)).to_vec(),
             pace: Duration::from_millis(20),
         }
     }
@@ -143,7 +143,7 @@ impl Plan {
     }
 
     /// This many workers of these kinds, and none of others.
-    pub fn only(kinds: &[Kind], workers: usize) -> Self {
+    pub fn only(kinds: &[ExchangeKind], workers: usize) -> Self {
         Self {
             workers: kinds.iter().map(|kind| (*kind, workers)).collect(),
             ..Self::every_kind()
@@ -204,7 +204,7 @@ impl Load {
     }
 
     /// The streams of these kinds that are open now. Each worker has had [`Load::wait_progress`] before.
-    pub fn open_streams(&self, kinds: &[Kind]) -> OpenStreams {
+    pub fn open_streams(&self, kinds: &[ExchangeKind]) -> OpenStreams {
         let report = self.report();
         let workers = report.workers().filter(|(_, kind, _)| kinds.contains(kind));
         OpenStreams(
@@ -222,8 +222,9 @@ impl Load {
         let what = "each open stream to be ended by its protocol";
         let ended = async || {
             let report = self.report();
-            let has_ended =
-                |(number, before): &(Number, u64)| report.worker(*number).by_protocol > *before;
+            let has_ended = |(number, before): &(WorkerNumber, u64)| {
+                report.worker(*number).by_protocol > *before
+            };
             open.0.iter().all(has_ended).then_some(())
         };
         let waited = timeout(SOON, eventually(2 * SOON, what, ended)).await;
@@ -235,7 +236,7 @@ impl Load {
     }
 
     /// What happened so far with this kind.
-    pub fn counts(&self, kind: Kind) -> Counts {
+    pub fn counts(&self, kind: ExchangeKind) -> Counts {
         self.shared.tally.lock().counts(kind)
     }
 
@@ -259,18 +260,18 @@ impl Load {
 
 impl Worker {
     async fn run(mut self) {
-        let mut hands = Hands::default();
+        let mut kept = KeptConnections::default();
         while !*self.stopped.borrow() {
             self.last = Instant::now();
             self.shared.tally.lock().begin(self.number);
             let entry = self.shared.entry.lock().clone();
             let end = match self.kind {
-                Kind::Get => ask::get(&mut self, &mut hands.connection, &entry).await,
-                Kind::Post => ask::post(&mut self, &entry).await,
-                Kind::Events => subscribe::events(&mut self, &entry).await,
-                Kind::WebSocket => subscribe::websocket(&mut self, &entry).await,
-                Kind::Call => call::once(&mut self, &mut hands.client, &entry).await,
-                Kind::Stream => call::many(&mut self, &entry).await,
+                ExchangeKind::Get => ask::get(&mut self, &mut kept.connection, &entry).await,
+                ExchangeKind::Post => ask::post(&mut self, &entry).await,
+                ExchangeKind::Events => subscribe::events(&mut self, &entry).await,
+                ExchangeKind::WebSocket => subscribe::websocket(&mut self, &entry).await,
+                ExchangeKind::Call => call::once(&mut self, &mut kept.client, &entry).await,
+                ExchangeKind::Stream => call::many(&mut self, &entry).await,
             };
             let was_by_protocol = matches!(end, End::ByProtocol);
             self.shared.tally.lock().end(self.number, end);
@@ -306,9 +307,9 @@ impl Worker {
     }
 }
 
-/// What a worker keeps from one thing to the next.
+/// The connections that a worker keeps from one exchange to the next.
 #[derive(Default)]
-struct Hands {
+struct KeptConnections {
     connection: Option<ask::Connection>,
     client: Option<call::Client>,
 }
@@ -335,7 +336,7 @@ mod tests {
         load.wait_progress(5).await;
         let report = load.finish().await;
         report.assert_none_failed();
-        for kind in Kind::ALL {
+        for kind in ExchangeKind::ALL {
             assert!(report.counts(kind).whole >= 1, "{report}");
         }
     }
@@ -344,7 +345,11 @@ mod tests {
     async fn a_cut_is_a_failure_of_whatever_was_under_way() {
         let upstream = Upstream::start().await;
         let relay = Relay::start(upstream.address()).await;
-        let kinds = [Kind::Events, Kind::WebSocket, Kind::Stream];
+        let kinds = [
+            ExchangeKind::Events,
+            ExchangeKind::WebSocket,
+            ExchangeKind::Stream,
+        ];
         let plan = Plan::only(&kinds, 1);
         let load = Load::start(Entry::direct(relay.address()), &plan);
         load.wait_progress(3).await;

@@ -1,5 +1,5 @@
-//! Any text as a control message: no panic, and what is read from it, written again, reads the same. What is
-//! kept of routes fits into a message, however many were told.
+//! Any text as a control message: no panic, and a decoded message stays equal when it is encoded and decoded again. The
+//! routes that are kept fit into a message, however many the message lists.
 
 #![no_main]
 

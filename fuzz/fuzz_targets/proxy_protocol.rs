@@ -1,5 +1,4 @@
-//! Any bytes in front of a connection: no panic, and what is said of a start of them is never taken
-//! back when more bytes come.
+//! Any bytes in front of a connection: no panic, and a decision on a prefix stays for every continuation.
 
 #![no_main]
 
@@ -14,8 +13,8 @@ fuzz_target!(|bytes: &[u8]| {
     for end in 0..=bytes.len() {
         match parse(&bytes[..end]) {
             Ok(Parsed::Incomplete) => assert!(end < LONGEST),
-            said => {
-                assert_eq!(said, whole);
+            decided => {
+                assert_eq!(decided, whole);
                 break;
             }
         }

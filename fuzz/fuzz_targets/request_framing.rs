@@ -1,7 +1,7 @@
-//! Any bytes of an HTTP/1 client, cut in any way: no panic, the cuts change nothing, nothing is
-//! handed on behind a violation, and a head that is accepted is read alike by another parser.
+//! Any bytes of an HTTP/1 client, cut in any way: no panic, the cuts change nothing, nothing is forwarded after a
+//! violation, and another parser accepts each accepted head.
 //!
-//! The first byte of the input is the length of the pieces, the second what is said to an upgrade.
+//! The first byte of the input is the length of the pieces, the second whether an upgrade is granted.
 
 #![no_main]
 

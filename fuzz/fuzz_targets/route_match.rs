@@ -1,5 +1,5 @@
-//! Any first line finds what asking every route finds; no path makes a host of anything but labels, or
-//! of a target something that is none.
+//! Any request: the matcher finds the route that a search of all routes finds. No path yields a host that is not made of
+//! labels, and rewriting never yields an invalid target.
 #![no_main]
 
 use std::cmp::Ordering;
@@ -8,7 +8,7 @@ use std::sync::LazyLock;
 use http::{Method, uri::PathAndQuery};
 use libfuzzer_sys::fuzz_target;
 use tunnel_routing::{
-    matcher::{Conditions, FirstLine, Matcher, NoRoute},
+    matcher::{Conditions, Matcher, NoRoute, RouteKey},
     odd::OddParts,
     pattern::Pattern,
     rewrite::Prefix,
@@ -59,18 +59,18 @@ fuzz_target!(|bytes: &[u8]| {
     let host = parts.next();
     let (routes, matcher) = &*TABLE;
     for method in [Method::GET, Method::POST] {
-        let line = FirstLine {
+        let key = RouteKey {
             host,
             method: &method,
             path,
         };
-        let matching = || routes.iter().filter(|route| route.matches(&line));
-        let found = matcher.find(&line);
+        let matching = || routes.iter().filter(|route| route.matches(&key));
+        let found = matcher.find(&key);
         match found {
             Err(NoRoute::Unknown) => assert_eq!(matching().count(), 0),
-            Ok(place) | Err(NoRoute::OddPath(place)) => {
-                let decides = &routes[place];
-                assert!(decides.matches(&line));
+            Ok(index) | Err(NoRoute::OddPath(index)) => {
+                let decides = &routes[index];
+                assert!(decides.matches(&key));
                 assert_eq!(!decides.refused_parts(path).is_empty(), found.is_err());
                 assert!(matching().all(|other| decides.compare(other) != Ordering::Less));
             }

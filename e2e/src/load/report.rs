@@ -4,7 +4,7 @@ use std::{fmt, time::Duration};
 
 use tokio::time::Instant;
 
-use super::{End, Kind, Number};
+use super::{End, ExchangeKind, WorkerNumber};
 
 /// How many failures a report shows.
 const SHOWN: usize = 30;
@@ -47,7 +47,7 @@ impl Counts {
 #[derive(Clone, Debug)]
 pub struct Failure {
     /// What it was.
-    pub kind: Kind,
+    pub kind: ExchangeKind,
     /// When it failed, from the start of the load.
     pub at: Duration,
     /// What was seen: status and body, or the error.
@@ -57,7 +57,7 @@ pub struct Failure {
 /// Counts, failures and events.
 #[derive(Clone, Debug)]
 pub struct Report {
-    workers: Vec<(Kind, Counts)>,
+    workers: Vec<(ExchangeKind, Counts)>,
     /// In the order in which they happened.
     pub failures: Vec<Failure>,
     marks: Vec<(Duration, String)>,
@@ -72,7 +72,7 @@ pub(super) struct Tally {
 
 impl Tally {
     /// Of workers of these kinds, in the order of their numbers.
-    pub(super) fn new(workers: &[Kind]) -> Self {
+    pub(super) fn new(workers: &[ExchangeKind]) -> Self {
         Self {
             began: Instant::now(),
             report: Report {
@@ -91,21 +91,21 @@ impl Tally {
         self.report.marks.push((at, what.to_owned()));
     }
 
-    pub(super) fn begin(&mut self, worker: Number) {
+    pub(super) fn begin(&mut self, worker: WorkerNumber) {
         self.of(worker).begun += 1;
     }
 
-    pub(super) fn tick(&mut self, worker: Number, waited: Duration) {
+    pub(super) fn tick(&mut self, worker: WorkerNumber, waited: Duration) {
         let counts = self.of(worker);
         counts.ticks += 1;
         counts.longest = counts.longest.max(waited);
     }
 
-    pub(super) fn again(&mut self, worker: Number) {
+    pub(super) fn again(&mut self, worker: WorkerNumber) {
         self.of(worker).again += 1;
     }
 
-    pub(super) fn end(&mut self, worker: Number, end: End) {
+    pub(super) fn end(&mut self, worker: WorkerNumber, end: End) {
         match end {
             End::Whole => self.of(worker).whole += 1,
             End::ByProtocol => self.of(worker).by_protocol += 1,
@@ -117,11 +117,11 @@ impl Tally {
         }
     }
 
-    pub(super) fn counts(&self, kind: Kind) -> Counts {
+    pub(super) fn counts(&self, kind: ExchangeKind) -> Counts {
         self.report.counts(kind)
     }
 
-    pub(super) fn counts_of(&self, worker: Number) -> Counts {
+    pub(super) fn counts_of(&self, worker: WorkerNumber) -> Counts {
         *self.report.worker(worker)
     }
 
@@ -129,32 +129,32 @@ impl Tally {
         self.report.clone()
     }
 
-    fn of(&mut self, worker: Number) -> &mut Counts {
+    fn of(&mut self, worker: WorkerNumber) -> &mut Counts {
         &mut self.report.workers[worker].1
     }
 }
 
 impl Report {
     /// What happened with this kind.
-    pub fn counts(&self, kind: Kind) -> Counts {
+    pub fn counts(&self, kind: ExchangeKind) -> Counts {
         let of_kind = self.workers.iter().filter(|(its, _)| *its == kind);
         of_kind.fold(Counts::default(), |sum, (_, counts)| sum.and(counts))
     }
 
     /// What happened with each worker.
-    pub(super) fn workers(&self) -> impl Iterator<Item = (Number, Kind, &Counts)> {
+    pub(super) fn workers(&self) -> impl Iterator<Item = (WorkerNumber, ExchangeKind, &Counts)> {
         let workers = self.workers.iter().enumerate();
         workers.map(|(number, (kind, counts))| (number, *kind, counts))
     }
 
     /// What happened with one of them.
-    pub(super) fn worker(&self, number: Number) -> &Counts {
+    pub(super) fn worker(&self, number: WorkerNumber) -> &Counts {
         &self.workers[number].1
     }
 
     /// A kind that since then has had fewer answers or messages than `ticks`, or a worker with none.
-    pub(super) fn lacks_since(&self, before: &Self, ticks: u64) -> Option<Kind> {
-        let has_too_few = |(number, kind, counts): &(Number, Kind, &Counts)| {
+    pub(super) fn lacks_since(&self, before: &Self, ticks: u64) -> Option<ExchangeKind> {
+        let has_too_few = |(number, kind, counts): &(WorkerNumber, ExchangeKind, &Counts)| {
             counts.ticks == before.worker(*number).ticks
                 || self.counts(*kind).ticks < before.counts(*kind).ticks + ticks
         };
@@ -189,7 +189,7 @@ impl Report {
 
 impl fmt::Display for Report {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        for kind in Kind::ALL {
+        for kind in ExchangeKind::ALL {
             let counts = self.counts(kind);
             if counts.begun > 0 {
                 writeln!(f, "{kind}: {counts:?}")?;
@@ -217,7 +217,7 @@ mod tests {
 
     #[test]
     fn progress_is_that_of_each_worker_and_a_sum_for_each_kind() {
-        let mut tally = Tally::new(&[Kind::Get, Kind::Get, Kind::Post]);
+        let mut tally = Tally::new(&[ExchangeKind::Get, ExchangeKind::Get, ExchangeKind::Post]);
         let before = tally.report();
         for _ in 0..3 {
             tally.tick(0, Duration::ZERO);
@@ -225,19 +225,22 @@ mod tests {
         tally.tick(2, Duration::ZERO);
         assert_eq!(
             tally.report().lacks_since(&before, 1),
-            Some(Kind::Get),
+            Some(ExchangeKind::Get),
             "the second has none"
         );
         tally.tick(1, Duration::ZERO);
         assert_eq!(tally.report().lacks_since(&before, 1), None);
-        assert_eq!(tally.report().lacks_since(&before, 2), Some(Kind::Post));
-        assert_eq!(tally.counts(Kind::Get).ticks, 4);
+        assert_eq!(
+            tally.report().lacks_since(&before, 2),
+            Some(ExchangeKind::Post)
+        );
+        assert_eq!(tally.counts(ExchangeKind::Get).ticks, 4);
     }
 
     #[test]
     #[should_panic(expected = "again: 2")]
     fn connections_that_are_closed_time_and_again_are_no_good_sign() {
-        let mut tally = Tally::new(&[Kind::Get]);
+        let mut tally = Tally::new(&[ExchangeKind::Get]);
         for _ in 0..2 {
             tally.begin(0);
             tally.again(0);

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use e2e::{
     deadline::{SOON, eventually, within},
-    load::{Kind, Load, Plan},
+    load::{ExchangeKind, Load, Plan},
     network::Network,
     platform::PlatformClient,
     program::Signal,
@@ -47,7 +47,7 @@ async fn under_traffic_a_lost_path_costs_no_get_more_than_three_seconds() {
         let [first, _] = system.relay().wait_connections(2).await[..] else {
             unreachable!()
         };
-        let load = Load::start(system.entry(), &Plan::only(&[Kind::Get], 6));
+        let load = Load::start(system.entry(), &Plan::only(&[ExchangeKind::Get], 6));
         load.wait_progress(20).await;
         let admin = system.server().admin();
         system.relay().hold_one(first, held);
@@ -65,7 +65,7 @@ async fn under_traffic_a_lost_path_costs_no_get_more_than_three_seconds() {
         }
         let report = load.finish().await;
         report.assert_none_failed();
-        let longest = report.counts(Kind::Get).longest;
+        let longest = report.counts(ExchangeKind::Get).longest;
         eprintln!("{name}: the longest GET took {longest:?}");
         assert!(longest < LOST, "{name}\n{report}");
     }

@@ -52,7 +52,7 @@ impl Beside {
         self.load.wait_progress(5).await;
         let report = self.load.finish().await;
         report.assert_none_failed();
-        for kind in e2e::load::Kind::ALL {
+        for kind in e2e::load::ExchangeKind::ALL {
             assert_eq!(report.counts(kind).by_protocol, 0, "{report}");
         }
     }

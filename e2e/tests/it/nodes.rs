@@ -11,14 +11,14 @@ mod slow;
 use std::time::Duration;
 
 use e2e::{
-    load::{Kind, Plan},
+    load::{ExchangeKind, Plan},
     nodes::{APP, Nodes},
     upstream::Upstream,
 };
 
 /// One worker of every kind, slow enough for a cluster on one machine.
 fn every_kind() -> Plan {
-    Plan::only(&Kind::ALL, 1).paced(Duration::from_millis(100))
+    Plan::only(&ExchangeKind::ALL, 1).paced(Duration::from_millis(100))
 }
 
 /// A node that stops in order takes its records with it.

@@ -7,7 +7,7 @@ use e2e::{
     client::{Client, ClientOptions},
     deadline::SOON,
     entry::Entry,
-    load::{Kind, Load, Plan},
+    load::{ExchangeKind, Load, Plan},
     platform::PlatformClient,
     program::{Signal, built},
     server::{Server, ServerFiles, ServerOptions},
@@ -173,7 +173,14 @@ async fn replace_all(rounds: usize) {
         servers.push(rollout.start(name, None).await);
     }
     let _client = rollout.client(&servers, &upstream).await;
-    let plan = Plan::only(&[Kind::Get, Kind::Post, Kind::WebSocket], 2);
+    let plan = Plan::only(
+        &[
+            ExchangeKind::Get,
+            ExchangeKind::Post,
+            ExchangeKind::WebSocket,
+        ],
+        2,
+    );
     let loads: Vec<Load> = servers
         .iter()
         .map(|server| Load::start(entry(server), &plan))

@@ -6,7 +6,7 @@ use std::net::IpAddr;
 use e2e::{
     addresses::Addresses,
     ca::Ca,
-    cluster::{Cluster, ClusterService},
+    cluster_services::{ClusterService, ClusterServices},
     names::{NameServer, Reply},
     peers::{
         curl::{Output, curl},
@@ -116,7 +116,7 @@ async fn mitmproxy_opens_tls() {
 
 #[tokio::test]
 async fn the_router_of_today_asks_the_name_server_for_event_sources() {
-    let cluster = match Cluster::make("app-proxy.test", "workflows.test").await {
+    let cluster = match ClusterServices::make("app-proxy.test", "workflows.test").await {
         Ok(cluster) => cluster,
         Err(why) => return eprintln!("skipped: this machine gives no addresses: {why}"),
     };

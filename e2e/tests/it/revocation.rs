@@ -196,7 +196,7 @@ async fn a_token_is_replaced_and_the_old_one_revoked_without_losing_anything() {
     load.wait_progress(60).await;
     let report = load.finish().await;
     report.assert_none_failed();
-    for kind in e2e::load::Kind::ALL {
+    for kind in e2e::load::ExchangeKind::ALL {
         assert_eq!(report.counts(kind).by_protocol, 0, "{report}");
     }
     let admin = system.client().admin();

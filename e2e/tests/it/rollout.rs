@@ -8,7 +8,7 @@ use std::time::Duration;
 use e2e::{
     deadline::{SOON, eventually},
     http1::End,
-    load::{Failure, Kind, Load, OpenStreams, Plan},
+    load::{ExchangeKind, Failure, Load, OpenStreams, Plan},
     program::{Program, Signal},
     raw::RawClient,
     system::{ADMIN_TOKEN, Options, System},
@@ -28,7 +28,11 @@ const GRACE: &str = "15s";
 const CLIENT: [&str; 4] = ["--sessions", "2", "--grace-period", "2s"];
 
 /// What has no end of its own.
-const LONG: [Kind; 3] = [Kind::Events, Kind::WebSocket, Kind::Stream];
+const LONG: [ExchangeKind; 3] = [
+    ExchangeKind::Events,
+    ExchangeKind::WebSocket,
+    ExchangeKind::Stream,
+];
 
 fn options(upstream: &Upstream) -> Options {
     options_with(upstream, GRACE)
@@ -93,7 +97,7 @@ async fn a_client_is_replaced_by_its_successor_again_and_again_without_loss() {
     }
     let report = load.finish().await;
     report.assert_none_failed();
-    let again = Kind::ALL.map(|kind| report.counts(kind).again);
+    let again = ExchangeKind::ALL.map(|kind| report.counts(kind).again);
     assert_eq!(again, [0; 6], "public connections stay open\n{report}");
 }
 
@@ -157,7 +161,7 @@ async fn paths_that_are_replaced_one_after_the_other_again_and_again_cost_nothin
     }
     let report = load.finish().await;
     report.assert_none_failed();
-    let again = Kind::ALL.map(|kind| report.counts(kind).again);
+    let again = ExchangeKind::ALL.map(|kind| report.counts(kind).again);
     assert_eq!(again, [0; 6], "public connections stay open\n{report}");
 }
 
@@ -166,11 +170,11 @@ async fn paths_that_are_replaced_one_after_the_other_again_and_again_cost_nothin
 fn is_told_as_documented(failure: &Failure) -> bool {
     let says = |what: &str| failure.what.contains(what);
     match failure.kind {
-        Kind::Get => false,
+        ExchangeKind::Get => false,
         // Its answer may have begun.
-        Kind::Post => (says("502") && says("session_lost")) || says("200 OK and then"),
-        Kind::Call | Kind::Stream => says("Unavailable") || says("Internal"),
-        Kind::Events | Kind::WebSocket => says("cut"),
+        ExchangeKind::Post => (says("502") && says("session_lost")) || says("200 OK and then"),
+        ExchangeKind::Call | ExchangeKind::Stream => says("Unavailable") || says("Internal"),
+        ExchangeKind::Events | ExchangeKind::WebSocket => says("cut"),
     }
 }
 

@@ -5,10 +5,10 @@ use std::time::Duration;
 
 use e2e::{
     client::tunnel_client,
-    cluster::{Cluster, ClusterService},
+    cluster_services::{ClusterService, ClusterServices},
     deadline::{SOON, within},
     entry::Entry,
-    load::{Kind, Load, Plan},
+    load::{ExchangeKind, Load, Plan},
     payload::Payload,
     peers::{
         nginx::{Nginx, RouterUpstreams},
@@ -47,7 +47,7 @@ fn reached(service: ClusterService, target: &str) -> Outcome {
 
 /// The routers to compare, in front of one cluster.
 struct Routers {
-    cluster: Cluster,
+    cluster: ClusterServices,
     nginx: Nginx,
     served: Served,
     system: System,
@@ -56,7 +56,7 @@ struct Routers {
 impl Routers {
     /// `None` where this machine does not allow a cluster.
     async fn start(read_seconds: u32) -> Option<Self> {
-        let cluster = match Cluster::make(APP_PROXY, WORKFLOWS).await {
+        let cluster = match ClusterServices::make(APP_PROXY, WORKFLOWS).await {
             Ok(cluster) => cluster,
             Err(why) => {
                 eprintln!("skipped: this machine gives no addresses: {why}");
@@ -116,7 +116,7 @@ impl Routers {
 }
 
 /// The shipped table.
-fn table(_cluster: &Cluster) -> String {
+fn table(_cluster: &ClusterServices) -> String {
     let path = root().join("examples/gitops-runtime.toml");
     std::fs::read_to_string(path).unwrap()
 }
@@ -601,7 +601,12 @@ async fn serve_answers_behind_an_ingress_controller() {
     let served = Served::start(&table, &[]).await;
     served.admin().wait_ready(true).await;
     let ingress = Nginx::gateway(served.entry().address(), "runtime.example.com").await;
-    let kinds = [Kind::Get, Kind::Post, Kind::Events, Kind::WebSocket];
+    let kinds = [
+        ExchangeKind::Get,
+        ExchangeKind::Post,
+        ExchangeKind::Events,
+        ExchangeKind::WebSocket,
+    ];
     let load = Load::start(ingress.entry(), &Plan::only(&kinds, 2));
     load.wait_progress(10).await;
     load.finish().await.assert_none_failed();

@@ -5,7 +5,7 @@ use std::time::Duration;
 use e2e::{
     deadline::SOON,
     http1::End,
-    load::{Kind, Load, Plan},
+    load::{ExchangeKind, Load, Plan},
     program::{OutputLine, Signal},
     raw::RawClient,
     served::Served,
@@ -38,10 +38,15 @@ async fn one_of_two_leaves_under_load_and_nothing_fails() {
     for one in [&leaving, &staying] {
         one.admin().wait_ready(true).await;
     }
-    let kinds = [Kind::Get, Kind::Post, Kind::Events, Kind::WebSocket];
+    let kinds = [
+        ExchangeKind::Get,
+        ExchangeKind::Post,
+        ExchangeKind::Events,
+        ExchangeKind::WebSocket,
+    ];
     let load = Load::start(leaving.entry(), &Plan::only(&kinds, 2));
     load.wait_progress(10).await;
-    let long = load.open_streams(&[Kind::Events, Kind::WebSocket]);
+    let long = load.open_streams(&[ExchangeKind::Events, ExchangeKind::WebSocket]);
     leaving.program().signal(Signal::TERM);
     load.mark("one is asked to stop");
     leaving.admin().wait_ready(false).await;

@@ -8,7 +8,7 @@ use e2e::{
     ca::Ca,
     deadline::{SOON, eventually},
     http1::End,
-    load::{Kind, Load, Plan, Report},
+    load::{ExchangeKind, Load, Plan, Report},
     names::NameServer,
     platform::PlatformClient,
     raw::RawClient,
@@ -151,7 +151,10 @@ async fn an_upstream_that_moves_is_followed() {
     let table =
         "[[route]]\nname = \"moving\"\npath = \"/*\"\nupstream = \"http://moving.test:8080\"\n";
     let system = routing(table, &["--dns-server", &server]).await;
-    let load = Load::start(system.entry(), &Plan::only(&[Kind::Get, Kind::Post], 2));
+    let load = Load::start(
+        system.entry(),
+        &Plan::only(&[ExchangeKind::Get, ExchangeKind::Post], 2),
+    );
     load.wait_progress(20).await;
     assert!(new.requests().is_empty());
     names.set("moving.test", &[addresses.get(1)], 1);
@@ -199,7 +202,7 @@ impl Several {
     fn load(&self) -> Load {
         Load::start(
             self.system.entry(),
-            &Plan::only(&[Kind::Get, Kind::Post], 4),
+            &Plan::only(&[ExchangeKind::Get, ExchangeKind::Post], 4),
         )
     }
 
@@ -338,7 +341,10 @@ async fn one_that_is_ejected_stays_so_when_the_table_changes_under_load() {
     let mut client = PlatformClient::http1(&system.entry()).await;
     let ejected = async || (client.post("/upload", "x").await.status == 504).then_some(());
     eventually(SOON, "one failure", ejected).await;
-    let load = Load::start(system.entry(), &Plan::only(&[Kind::Get, Kind::Post], 4));
+    let load = Load::start(
+        system.entry(),
+        &Plan::only(&[ExchangeKind::Get, ExchangeKind::Post], 4),
+    );
     load.wait_progress(20).await;
     let heads = bad.record().len();
     for weight in [9, 1] {
@@ -475,7 +481,12 @@ async fn one_that_hangs_holds_nobody_else_up() {
 async fn an_upstream_at_a_unix_socket_is_as_good_as_any() {
     let directory = tempfile::tempdir().unwrap();
     let mut upstream = Upstream::start().await;
-    let kinds = [Kind::Get, Kind::Post, Kind::Events, Kind::WebSocket];
+    let kinds = [
+        ExchangeKind::Get,
+        ExchangeKind::Post,
+        ExchangeKind::Events,
+        ExchangeKind::WebSocket,
+    ];
     let plans = [
         ("unix", Plan::only(&kinds, 2)),
         ("h2c+unix", Plan::every_kind()),

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use e2e::{
     deadline::SOON,
-    load::{Failure, Kind, Load},
+    load::{ExchangeKind, Failure, Load},
     nodes::{APP, Nodes, OTHER},
     program::Signal,
     raw::RawClient,
@@ -16,7 +16,7 @@ use super::every_kind;
 
 /// What a platform client may repeat; what was sent once only, or is long, is lost with the node that it went through.
 fn is_repeatable(failure: &Failure) -> bool {
-    failure.kind == Kind::Get
+    failure.kind == ExchangeKind::Get
 }
 
 /// Asserts that each worker lost at most what it had in flight through the lost node, and nothing that can be repeated.
@@ -122,7 +122,7 @@ async fn stands_still(pause: Duration) {
     newer.admin().wait_ready(true).await;
     drop(older);
     sleep(Duration::from_millis(100)).await;
-    let longest = load.counts(Kind::Get).longest;
+    let longest = load.counts(ExchangeKind::Get).longest;
     eprintln!("the slowest request took {longest:?}");
     assert!(longest < Duration::from_secs(6), "{longest:?}");
     assert_only_in_flight_lost(load).await;

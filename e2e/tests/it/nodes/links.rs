@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use e2e::{
-    load::{Kind, Plan},
+    load::{ExchangeKind, Plan},
     nodes::{APP, Nodes, OTHER},
     platform::PlatformClient,
     relay::Held,
@@ -62,7 +62,7 @@ async fn a_link_that_is_silent_one_way_costs_a_moment_once() {
     balancer.lead_to_each(&[0, 1].map(|number| nodes.server(number).tunnel_address()));
     let _client = nodes.client(APP, balancer.address(), &upstream, 2).await;
     nodes.wait_holders(2, APP, &[0, 1]).await;
-    let plan = Plan::only(&[Kind::Get], 4).paced(Duration::from_millis(50));
+    let plan = Plan::only(&[ExchangeKind::Get], 4).paced(Duration::from_millis(50));
     let load = nodes.load(2, &plan);
     load.wait_progress(10).await;
     nodes.from_peers(0).hold(Held::BOTH);
@@ -70,9 +70,15 @@ async fn a_link_that_is_silent_one_way_costs_a_moment_once() {
     let start = Instant::now();
     load.wait_progress(10).await;
     let silent = start.elapsed();
-    let (before, answers) = (forwards(&nodes, 2).await, load.counts(Kind::Get).ticks);
+    let (before, answers) = (
+        forwards(&nodes, 2).await,
+        load.counts(ExchangeKind::Get).ticks,
+    );
     load.wait_progress(50).await;
-    let (after, more) = (forwards(&nodes, 2).await, load.counts(Kind::Get).ticks);
+    let (after, more) = (
+        forwards(&nodes, 2).await,
+        load.counts(ExchangeKind::Get).ticks,
+    );
     let report = load.finish().await;
     eprintln!("went on after {silent:?}, {report}");
     // A response that had begun on the silent link ends with it.

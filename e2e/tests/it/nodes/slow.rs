@@ -6,7 +6,7 @@ use e2e::{
     client::Client,
     deadline::{SOON, eventually},
     etcd::Etcd,
-    load::{Kind, Plan},
+    load::{ExchangeKind, Plan},
     nodes::{APP, Nodes, OTHER},
     peers::at_clock,
     program::Signal,
@@ -51,7 +51,8 @@ async fn no_request_waits_for_a_slow_etcd() {
     let _client = nodes.client(APP, network.address(), &upstream, 1).await;
     let older = nodes.client(OTHER, addresses[0], &upstream, 1).await;
     nodes.wait_served(1, APP).await;
-    let plan = Plan::only(&[Kind::Get, Kind::Post], 1).paced(Duration::from_millis(100));
+    let plan =
+        Plan::only(&[ExchangeKind::Get, ExchangeKind::Post], 1).paced(Duration::from_millis(100));
     let loads = [0, 1].map(|number| nodes.load(number, &plan));
 
     delay(&nodes, Duration::from_millis(50));
@@ -86,7 +87,10 @@ async fn no_request_waits_for_a_slow_etcd() {
         let report = load.finish().await;
         eprintln!("{report}");
         report.assert_at_most_failed(2);
-        assert!(report.counts(Kind::Get).longest < QUICK + SOON, "{report}");
+        assert!(
+            report.counts(ExchangeKind::Get).longest < QUICK + SOON,
+            "{report}"
+        );
     }
 }
 

@@ -35,8 +35,8 @@ pub enum ClusterService {
     Trap,
 }
 
-/// The cluster.
-pub struct Cluster {
+/// The running services, and the name server that knows them.
+pub struct ClusterServices {
     members: Vec<(ClusterService, Upstream)>,
     names: NameServer,
     addresses: Addresses,
@@ -44,7 +44,7 @@ pub struct Cluster {
     _directory: TempDir,
 }
 
-impl Cluster {
+impl ClusterServices {
     /// Starts the services. `app_proxy` and `workflows` are their names in configurations.
     ///
     /// # Errors
@@ -138,7 +138,7 @@ impl Cluster {
         requests.flatten().collect()
     }
 
-    /// How many requests each service has received: a mark for [`Cluster::since`].
+    /// How many requests each service has received: a mark for [`ClusterServices::since`].
     pub fn mark(&self) -> Vec<usize> {
         let members = self.members.iter();
         members.map(|(_, member)| member.requests().len()).collect()
