@@ -8,6 +8,7 @@ use std::{collections::HashSet, net::IpAddr};
 use http::{HeaderMap, HeaderName, HeaderValue, Version, header};
 
 use super::check::CheckedRequest;
+use tunnel_ops::telemetry::RequestId;
 use tunnel_proto::{
     exchange::HeadEncoder,
     fields::{
@@ -144,7 +145,7 @@ impl ViaName {
     }
 }
 
-/// Writes the fields of the forwarded request, except the host. Returns the id that the request has in all logs: its own, if that has visible ASCII characters only, or what `new_id` makes. `Via` (RFC 9110 section 7.6.3) is added only
+/// Writes the fields of the forwarded request, except the host. Returns the id that the request has in all logs: its own, if that has visible ASCII characters only, or a new one. `Via` (RFC 9110 section 7.6.3) is added only
 /// if `sends_via`; a received one is sent on in any case.
 ///
 /// # Errors
@@ -154,7 +155,6 @@ pub fn write_fields(
     client: &ForwardedClient,
     via: &ViaName,
     sends_via: bool,
-    new_id: impl FnOnce() -> HeaderValue,
     head: &mut impl FieldSink,
 ) -> Result<HeaderValue, Problem> {
     if checked.present.tunnel_via && via.is_in(checked.headers) {
@@ -295,6 +295,10 @@ fn given_id(checked: &CheckedRequest<'_>) -> Option<HeaderValue> {
     given.cloned()
 }
 
+fn new_id() -> HeaderValue {
+    HeaderValue::from_str(RequestId::new().as_str()).unwrap_or(HeaderValue::from_static("-"))
+}
+
 #[cfg(test)]
 mod tests {
     use http::Request;
@@ -312,10 +316,6 @@ mod tests {
         needs_host: true,
     };
 
-    fn id() -> HeaderValue {
-        HeaderValue::from_static("new")
-    }
-
     fn sent(fields: &[(&str, &str)], is_trusted: bool) -> HeaderMap {
         let mut request = Request::builder()
             .uri("/p?q")
@@ -328,10 +328,13 @@ mod tests {
         let client = ForwardedClient::new("192.0.2.7".parse().unwrap(), is_trusted, false);
         let (method, authority) = (&checked.method, checked.authority);
         let mut head = HeadEncoder::new(method, client.scheme(), authority, &checked.path, None);
-        write_fields(&checked, &client, &ViaName::new("x1"), false, id, &mut head).unwrap();
+        let via = ViaName::new("x1");
+        let id = write_fields(&checked, &client, &via, false, &mut head).unwrap();
         let head = decoded(&head.finish());
         let mut map = HeaderMap::new();
-        write_fields(&checked, &client, &ViaName::new("x1"), false, id, &mut map).unwrap();
+        write_fields(&checked, &client, &via, false, &mut map).unwrap();
+        // Each call makes another id.
+        map.insert(X_REQUEST_ID, id);
         assert_eq!(map, head.fields.map, "both sinks get equal fields");
         assert_eq!((&*head.scheme, &*head.path), (&b"http"[..], &b"/p?q"[..]));
         assert_eq!(head.authority, "a-b.test:8080");
@@ -459,7 +462,7 @@ mod tests {
         let mut head = HeaderMap::new();
         let mut pass = |name, sends_via| {
             let via = ViaName::new(name);
-            write_fields(&checked, &client, &via, sends_via, id, &mut head)
+            write_fields(&checked, &client, &via, sends_via, &mut head)
         };
         assert_eq!(pass("x1", true).unwrap_err().reason(), Reason::LoopDetected);
         assert!(pass("x", true).is_ok());

@@ -19,7 +19,6 @@ use tunnel_http::long_streams::{StreamFormat, is_grpc, reconnects};
 use tunnel_http::permits::Permit;
 use tunnel_http::received::ReceivedBody;
 use tunnel_http::{outgoing, upgraded::UpgradeSender};
-use tunnel_ops::telemetry::RequestId;
 use tunnel_proto::exchange::Protocol;
 use tunnel_proto::fields::X_REQUEST_ID;
 use tunnel_proto::problem::{Hop, Problem, Reason};
@@ -146,12 +145,8 @@ fn accept(
         // The first field, as in the tunnel.
         headers.insert(HOST, field(checked.authority)?);
     }
-    let new_id = || {
-        HeaderValue::from_str(RequestId::new().as_str()).unwrap_or(HeaderValue::from_static("-"))
-    };
     let (client, via, sends_via) = (&connection.client, &front.via, front.settings.via);
-    let request_id =
-        outgoing::write_fields(&checked, client, via, sends_via, new_id, &mut headers)?;
+    let request_id = outgoing::write_fields(&checked, client, via, sends_via, &mut headers)?;
     let options = BodyOptions {
         hop: Hop::Client,
         guard: connection.guard(),

@@ -7,7 +7,6 @@ use tunnel_http::{
     check::{CheckedRequest, Checker},
     outgoing::{ForwardedClient, ViaName, write_fields},
 };
-use tunnel_ops::telemetry::RequestId;
 use tunnel_proto::{
     exchange::{EncodedHead, HeadEncoder},
     problem::{Hop, Problem},
@@ -44,9 +43,6 @@ pub fn forwarded_head(
         &checked.path,
         checked.upgrade,
     );
-    let new_id = || {
-        HeaderValue::from_str(RequestId::new().as_str()).unwrap_or(HeaderValue::from_static("-"))
-    };
-    let id = write_fields(checked, client, via, sends_via, new_id, &mut head)?;
+    let id = write_fields(checked, client, via, sends_via, &mut head)?;
     Ok((head.finish(), id))
 }

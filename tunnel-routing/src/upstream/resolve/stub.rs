@@ -139,7 +139,7 @@ impl Setup {
         servers: &[SocketAddr],
     ) -> Self {
         options.timeout = options.timeout.min(ANSWER_WAIT);
-        // No cache in hickory: see `cached.rs`.
+        // hickory's cache drops an answer when its TTL ends; `cached.rs` must still serve it while name servers fail.
         options.cache_size = 0;
         let mut search = config.search;
         if search.is_empty() {
