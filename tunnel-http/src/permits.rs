@@ -74,10 +74,10 @@ pub struct Permit<S: AddressState = ()> {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum Exhausted {
     /// All permits are acquired.
-    #[error("as many are open as allowed")]
+    #[error("the limit is reached")]
     Total,
     /// The address has as many as one address may have, or it or its network as many as are left for others.
-    #[error("as many are open from the address or its network as allowed")]
+    #[error("the limit of the address or its network is reached")]
     Address,
 }
 

@@ -78,7 +78,7 @@ pub enum TlsFilesError {
         key: PathBuf,
     },
     /// The certificate has expired.
-    #[error("the certificate {fingerprint} ran out on {}: give one that is good now", humantime::format_rfc3339_seconds(*.ended))]
+    #[error("the certificate {fingerprint} expired on {}: give a valid one", humantime::format_rfc3339_seconds(*.ended))]
     Expired {
         /// The fingerprint of the certificate.
         fingerprint: String,

@@ -100,7 +100,7 @@ pub enum OpenError {
     #[error("the session has ended")]
     Closed,
     /// As many exchanges as allowed are open.
-    #[error("as many exchanges as allowed are open on the session")]
+    #[error("the session has reached its limit of open exchanges")]
     TooMany,
 }
 

@@ -207,7 +207,7 @@ fn an_expired_certificate_does_not_replace_a_valid_one() {
     let live = LiveServerConfig::new(good.clone(), &[], None).unwrap();
     let refusal = live.replace(over.clone(), None).unwrap_err().to_string();
     assert!(
-        refusal.contains("ran out on 2021-02-01T00:00:00Z"),
+        refusal.contains("expired on 2021-02-01T00:00:00Z"),
         "{refusal}"
     );
     assert_eq!(live.not_after(), good.not_after());

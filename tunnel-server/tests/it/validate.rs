@@ -73,7 +73,7 @@ fn an_expired_certificate_is_reported_before_it_is_served() {
     assert_eq!(over.code, Some(2), "{}", over.stdout);
     let told = over.stderr.lines().last().unwrap();
     assert!(told.starts_with("error: --public-tls-cert: "), "{told}");
-    assert!(told.contains("ran out on 2021-02-01T00:00:00Z"), "{told}");
+    assert!(told.contains("expired on 2021-02-01T00:00:00Z"), "{told}");
 }
 
 /// What `validate` says of the server's own file with these flags more.
