@@ -152,7 +152,7 @@ impl PlatformClient {
     /// Sends a GET for `path` and reads the whole response.
     ///
     /// # Panics
-    /// When there is none.
+    /// Without a whole answer.
     pub async fn get(&mut self, path: &str) -> Answer {
         self.ask(Request::get(path).body(empty()).unwrap()).await
     }
@@ -160,7 +160,7 @@ impl PlatformClient {
     /// Sends `content` to `path` and reads the whole answer.
     ///
     /// # Panics
-    /// When there is none.
+    /// Without a whole answer.
     pub async fn post(&mut self, path: &str, content: impl Into<Bytes>) -> Answer {
         let body = Full::new(content.into()).boxed_unsync();
         self.ask(Request::post(path).body(body).unwrap()).await
@@ -169,7 +169,7 @@ impl PlatformClient {
     /// Sends a request and reads the whole answer.
     ///
     /// # Panics
-    /// When there is none, or it is cut.
+    /// Without a whole answer.
     pub async fn ask(&mut self, request: Request<Body>) -> Answer {
         let what = format!("{} {}", request.method(), request.uri());
         let response = self.send(request).await;
@@ -190,7 +190,7 @@ impl Answer {
     /// The content as text.
     ///
     /// # Panics
-    /// When it is none.
+    /// When it is not UTF-8.
     pub fn text(&self) -> &str {
         std::str::from_utf8(&self.body).unwrap()
     }
@@ -198,7 +198,7 @@ impl Answer {
     /// The content as JSON.
     ///
     /// # Panics
-    /// When it is none, or has another form.
+    /// When it is not JSON, or not of this type.
     pub fn json<T: serde::de::DeserializeOwned>(&self) -> T {
         serde_json::from_slice(&self.body)
             .unwrap_or_else(|error| panic!("{error} in {} {:?}", self.status, self.body))

@@ -54,7 +54,7 @@ use crate::credential::{CredentialError, CredentialFiles, Credentials};
 use crate::dial::probe::{ProbeMode, ProbeResponse};
 use crate::dial::{DialError, Dialler, Step, StepError};
 
-/// The longest idle time that can be asked for.
+/// The longest idle time that can be requested.
 pub const LONGEST_IDLE: Duration = idle_probe::LONGEST;
 
 /// What a check does besides its usual steps.
@@ -206,10 +206,10 @@ impl Server {
         report_clock(&evidence, reporter);
     }
 
-    /// Checks the path to the server, a session there, and the idle limit if that is asked for.
+    /// Checks the path to the server, a session there, and the idle limit if that is requested.
     async fn check(&self, mut evidence: Evidence, options: Options, reporter: &mut Reporter<'_>) {
         if !evidence.is_token_in_time() {
-            // Such a token is not sent. Whether the clock is wrong only the server's answer tells.
+            // Such a token is not sent. Only the server's response shows whether the clock is wrong.
             self.probe(Some(ProbeMode::Unverified), &mut evidence).await;
             let token = evidence.token.as_ref();
             let words = token.map_or_else(String::new, |token| token.line(evidence.now));

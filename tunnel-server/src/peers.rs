@@ -213,7 +213,7 @@ impl Peers {
                 }
             }
         }
-        // A node whose key is gone may be alive: its link tells, and stays as long as it is open.
+        // A node whose key is gone may be alive: its link stays as long as it is open.
         links.retain(|name, link| link.is_open() || self.nodes.node_record(name).is_some());
     }
 

@@ -160,8 +160,8 @@ impl Server {
         })
     }
 
-    /// Reads and checks all that a server of this configuration would, and binds nothing. Tells what each
-    /// setting stands at.
+    /// Reads and checks all that a server of this configuration would, and binds nothing. Returns the
+    /// effective value of each setting.
     ///
     /// # Errors
     /// When something in it cannot be used.

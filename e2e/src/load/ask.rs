@@ -63,7 +63,7 @@ impl Connection {
 pub(super) enum Unanswered {
     /// The connection was closed before; nothing of the request was sent.
     NotSent,
-    /// It was sent, or a part of it, and this is what was seen.
+    /// It was sent, or a part of it; the error.
     Lost(String),
 }
 

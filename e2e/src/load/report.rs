@@ -50,7 +50,7 @@ pub struct Failure {
     pub kind: ExchangeKind,
     /// When it failed, from the start of the load.
     pub at: Duration,
-    /// What was seen: status and body, or the error.
+    /// Status and body, or the error.
     pub what: String,
 }
 

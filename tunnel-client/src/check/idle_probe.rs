@@ -27,10 +27,10 @@ const FIRST: Duration = Duration::from_secs(15);
 /// Most sessions at once: what a server allows for a runtime, less the one of the check itself.
 const SESSIONS: usize = 7;
 
-/// The longest idle time that can be asked for; a server ends a check after an hour.
+/// The longest idle time that can be requested; a server ends a check after an hour.
 pub(super) const LONGEST: Duration = Duration::from_secs(50 * 60);
 
-/// The ping interval that is advised where nothing asks for less: the default of sessions.
+/// The ping interval that is advised unless the limit requires less: the default of sessions.
 const DEFAULT_INTERVAL: Duration = Duration::from_secs(15);
 
 /// The result of an idle probe.

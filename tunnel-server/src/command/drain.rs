@@ -25,7 +25,7 @@ pub(super) async fn drain(args: &DrainArgs) -> Result<(), Failure> {
             Ok(view) => last = view,
             // The admin listener is the last to close.
             Err(AdminRequestError::Unreachable { .. }) => return print("drained\n").map(drop),
-            // It may close in the middle of a response, or be busy: the next look tells.
+            // It may close in the middle of a response, or be busy: the next request shows which.
             Err(_) => {}
         }
         sleep(CHECK_INTERVAL).await;

@@ -31,7 +31,7 @@ pub struct SharedDirectory {
 #[derive(Clone)]
 #[non_exhaustive]
 pub struct PeerLinks {
-    /// Where other nodes connect, as they are told; the port 0 stands for that of the listener.
+    /// The address that other nodes are given to connect to; the port 0 stands for that of the listener.
     pub advertised: String,
     /// The CA that issued the certificates of all nodes.
     pub ca: PeerCa,

@@ -52,7 +52,7 @@ pub(super) struct Dialling {
     pub(super) open: IntGauge,
     /// Notified when the link has opened.
     pub(super) linked: Arc<Notify>,
-    /// What is told to the other node; `None` on links that only forward.
+    /// The source of the reports that are sent to the other node; `None` on links that only forward.
     pub(super) reporter: Option<Arc<Shared>>,
     /// Counts what is received and not sent on yet.
     pub(super) memory: Arc<MemoryAccount>,
@@ -172,9 +172,9 @@ async fn carry(
             }
         }
     };
-    let telling = async {
+    let reporting = async {
         match reporter {
-            Some(nodes) => tell(nodes, target, &session).await,
+            Some(nodes) => send_reports(nodes, target, &session).await,
             None => pending().await,
         }
     };
@@ -182,18 +182,18 @@ async fn carry(
         (end, ()) = async { tokio::join!(driver, listen) } => {
             tracing::debug!(%end, "a link has ended");
         }
-        () = telling => {}
+        () = reporting => {}
     }
 }
 
-/// Tells the other node what it is to know; never ends.
-async fn tell(nodes: &Shared, target: &Target, session: &Session) {
+/// Sends reports to the other node; never ends.
+async fn send_reports(nodes: &Shared, target: &Target, session: &Session) {
     let mut each = interval(REPORT_INTERVAL);
     each.set_missed_tick_behavior(MissedTickBehavior::Delay);
-    let mut telling = SentReports::default();
+    let mut sent = SentReports::default();
     loop {
         each.tick().await;
-        nodes.tell(&target.name, target.incarnation, &mut telling, |report| {
+        nodes.tell(&target.name, target.incarnation, &mut sent, |report| {
             session.send(Control::Node { report }).is_ok()
         });
     }

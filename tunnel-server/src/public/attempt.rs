@@ -1,4 +1,4 @@
-//! One attempt to send a request, through a session of this node or through another node: what is sent, what comes of it,
+//! One attempt to send a request, through a session of this node or through another node: what is sent, the result,
 //! and how it fails.
 
 use std::time::Duration;
@@ -76,7 +76,7 @@ pub(super) enum AttemptError {
 pub(super) struct Content<'a> {
     /// As it is received; `None` if there is none, or it was prepared.
     pub(super) incoming: &'a mut Option<ReceivedBody>,
-    /// What another node did not take.
+    /// Already prepared for another node, which did not take it.
     pub(super) prepared: Option<Prepared>,
 }
 

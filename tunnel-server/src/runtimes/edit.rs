@@ -62,19 +62,19 @@ pub enum EditError {
     /// The runtime is not listed.
     #[error("no runtime `{runtime}` of account `{account}` is listed")]
     NoRuntime {
-        /// The account asked for.
+        /// The given account.
         account: AccountName,
-        /// The runtime asked for.
+        /// The given runtime.
         runtime: RuntimeName,
     },
     /// The runtime has no token, or not this one.
     #[error("runtime `{runtime}` of account `{account}` has no token{}{}", if .id.is_some() { " " } else { "" }, .id.as_ref().map_or("", TokenId::as_str))]
     NoToken {
-        /// The account asked for.
+        /// The given account.
         account: AccountName,
-        /// The runtime asked for.
+        /// The given runtime.
         runtime: RuntimeName,
-        /// The token asked for.
+        /// The given token.
         id: Option<TokenId>,
     },
     /// The hosts are not a list.
