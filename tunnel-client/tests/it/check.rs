@@ -257,7 +257,7 @@ async fn proxies_that_say_no() {
     assert_eq!(verdict(&report), (StepName::Proxy, "proxy_login"));
     let (held, words) = result(&report, StepName::Proxy);
     assert_eq!(held, StepResult::Held);
-    assert!(words.contains("once more"), "{words:?}");
+    assert!(words.contains("another connection"), "{words:?}");
     let closed = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let flag = format!("--proxy=http://{}", closed.local_addr().unwrap());
     drop(closed);

@@ -237,7 +237,7 @@ fn a_template_has_names_of_the_path_and_nothing_that_must_be_known_before() {
     refused(
         &with("upstream = \"http://{a}.svc\"\nhealth = { path = \"/\" }"),
         "route.health",
-        "only when they are asked for",
+        "known only from requests",
     );
     refused(
         &with("upstreams = [{ url = \"http://{a}.svc\" }]"),
@@ -471,7 +471,7 @@ fn numbers_and_lists_are_bounded() {
     refused(
         &with("upstream = \"http://a\"\nhealth = { path = \"/\", interval = \"1ms\" }"),
         "route.health.interval",
-        "every 100ms",
+        "at least 100ms",
     );
     refused(
         &with("upstream = \"http://a\"\nhealth = { path = \"x\" }"),
