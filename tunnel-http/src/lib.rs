@@ -17,7 +17,7 @@
 //! - [`received`], [`content`], [`trailers`], [`listener_body`]: contents as hyper gives them, with their time-outs; a cut is
 //!   never an end.
 //! - [`answer`]: the head and content of a response or of a problem.
-//! - [`upgraded`], [`ends`]: upgraded connections, and how long streams are closed.
+//! - [`upgraded`], [`long_streams`]: upgraded connections, and how long streams end in order.
 //! - [`access_log`]: the record of an exchange, and its line.
 //!
 //! This crate knows no runtimes, sessions, routes, files or flags.
