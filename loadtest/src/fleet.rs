@@ -16,6 +16,7 @@ mod tunnel;
 pub mod watch;
 
 use std::{
+    cell::Cell,
     fs,
     io::{self, Write},
     net::SocketAddr,
@@ -47,9 +48,9 @@ const TELL: Duration = Duration::from_millis(100);
 /// Flags of `loadtest fleet`.
 #[derive(Clone, Debug, clap::Args)]
 pub struct Args {
-    /// Tunnel listener to dial; any certificate is accepted
-    #[arg(long, value_name = "IP:PORT")]
-    pub server: SocketAddr,
+    /// Tunnel listeners, with commas between, to which the dials go in turn; any certificate is accepted
+    #[arg(long, value_name = "IP:PORT", value_delimiter = ',', required = true)]
+    pub server: Vec<SocketAddr>,
     /// File with a token in each line; each makes one simulated client
     #[arg(
         long,
@@ -83,14 +84,15 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
     let clients = clients(args)?;
     let threads = usize::from(args.threads);
     let counters = Arc::new(Counters::default());
-    let dialer = dialer(args.server)?;
+    let dialers = dialers(&args.server)?;
     // The line before the first dial says when that was.
     write_status(&counters)?;
     let mut running = Vec::new();
     for number in 0..threads {
         let share: Vec<_> = (clients.iter().skip(number).step_by(threads).cloned()).collect();
         let fleet = FleetThread {
-            dialer: dialer.clone(),
+            dialers: dialers.clone(),
+            dialled: Cell::new(number),
             limit: args.timeout,
             counters: counters.clone(),
             stable: args.stable,
@@ -135,12 +137,15 @@ fn clients(args: &Args) -> anyhow::Result<Vec<Option<Box<str>>>> {
     Ok(clients)
 }
 
-fn dialer(server: SocketAddr) -> anyhow::Result<Dialer> {
+/// One for each server.
+fn dialers(servers: &[SocketAddr]) -> anyhow::Result<Vec<Dialer>> {
     let mut config = (*target::tls_config(Trust::Anybody, false)?).clone();
     // These are many clients that meet the server for the first time, not one that comes back.
     config.resumption = Resumption::disabled();
     let name = ServerName::try_from(HOST_NAME)?;
-    Ok(Dialer::new(vec![server], Some((Arc::new(config), name))))
+    let tls = (Arc::new(config), name);
+    let dialer = |server: &SocketAddr| Dialer::new(vec![*server], Some(tls.clone()));
+    Ok(servers.iter().map(dialer).collect())
 }
 
 /// One thread's clients, on a runtime of their own.

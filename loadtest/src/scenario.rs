@@ -4,6 +4,7 @@
 //! [`Scenario::run`].
 
 pub mod bulk;
+pub mod cluster;
 pub mod compare;
 pub mod fairness;
 pub mod grpc;
@@ -42,6 +43,8 @@ pub enum Scenario {
     Tunnels(tunnels::Args),
     /// All tunnels lose the server and come back: how long until all are served
     Storm(storm::Args),
+    /// Several server nodes over etcd: cost of forwarded requests, and what a fault of a node does
+    Cluster(cluster::Args),
     /// One scenario over a list of levels: how cost grows
     Scale(scale::Args),
     /// The same load over several targets, interleaved in rounds: a table of ratios
@@ -63,6 +66,7 @@ impl Scenario {
             Self::Fairness(args) => fairness::run(args, progress).await,
             Self::Tunnels(args) => Box::pin(tunnels::run(args, progress)).await,
             Self::Storm(args) => Box::pin(storm::run(args, progress)).await,
+            Self::Cluster(args) => Box::pin(cluster::run(args, progress)).await,
             Self::Scale(args) => scale::run(args, progress).await,
             Self::Compare(args) => compare::run(args, progress).await,
         }

@@ -174,7 +174,7 @@ impl Stack {
         let mut clients = Vec::new();
         for (runtime, token) in plan.runtimes.iter().zip(tokens) {
             let token = files.write(&format!("{runtime}.token"), &token)?;
-            clients.push(start_client(&args.programs, &files, dialled, &token, &url).await?);
+            clients.push(start_client(&args.programs, &files, &[dialled], &token, &url).await?);
         }
         for client in &clients {
             client.child.wait_ready(client.address, START_LIMIT).await?;
@@ -286,26 +286,24 @@ fn default_flag(command: &mut Command, given: &[String], flag: &str, value: &str
     }
 }
 
-/// Starts a tunnel client, which may still be dialling: [`Child::wait_ready`] waits for it.
+/// Starts a tunnel client of these servers, which may still be dialling: [`Child::wait_ready`] waits for it.
 ///
 /// # Errors
 /// It is not there or does not start.
 pub async fn start_client(
     args: &ProgramArgs,
     files: &Files,
-    server: SocketAddr,
+    servers: &[SocketAddr],
     token: &Path,
     upstream: &str,
 ) -> anyhow::Result<Running> {
     let mut command = Command::new(program(args, "tunnel-client")?);
     command.args(["run", "--log-format", "json"]);
     command.args(["--admin-listen", "127.0.0.1:0"]);
-    command.args([
-        "--server",
-        &format!("wss://{server}"),
-        "--upstream",
-        upstream,
-    ]);
+    for server in servers {
+        command.args(["--server", &format!("wss://{server}")]);
+    }
+    command.args(["--upstream", upstream]);
     command.arg("--token-file").arg(token);
     command.arg("--ca-file").arg(files.path("server.pem"));
     command.args(&args.client_flags);

@@ -3,7 +3,7 @@
 //! What the wire says of the upgrade is `tunnel_proto::handshake`'s. The waits between dials are those of `docs/protocol.md`:
 //! drawn from the whole range up to a bound that doubles, so that clients that lost one server do not come back together.
 
-use std::{pin::pin, rc::Rc, sync::Arc, time::Duration};
+use std::{cell::Cell, pin::pin, rc::Rc, sync::Arc, time::Duration};
 
 use bytes::Bytes;
 use http::{
@@ -57,7 +57,10 @@ const CAP: Duration = Duration::from_secs(30);
 /// What the clients of one thread share.
 #[derive(Debug)]
 pub(super) struct FleetThread {
-    pub(super) dialer: Dialer,
+    /// One for each server.
+    pub(super) dialers: Vec<Dialer>,
+    /// How many dials there were, from where this thread begins: they go to the servers in turn.
+    pub(super) dialled: Cell<usize>,
     /// Longest time for each step of a dial.
     pub(super) limit: Duration,
     pub(super) counters: Arc<Counters>,
@@ -167,7 +170,11 @@ impl FleetThread {
         token: Option<&str>,
         greeting: &Greeting,
     ) -> Result<(Stream, Option<Bytes>), DialFailure> {
-        let stream = connected(self.limit, self.dialer.dial()).await?;
+        let dialled = self.dialled.get();
+        self.dialled.set(dialled.wrapping_add(1));
+        let dialer = self.dialers.get(dialled % self.dialers.len().max(1));
+        let dialer = dialer.ok_or_else(|| other("no_server"))?;
+        let stream = connected(self.limit, dialer.dial()).await?;
         self.counters.count(|status| status.handshakes += 1);
         let Some(token) = token else {
             return Ok((stream, None));
@@ -359,7 +366,8 @@ mod tests {
         let server = listener.local_addr().unwrap();
         let counters = Arc::new(Counters::default());
         let workers = Rc::new(FleetThread {
-            dialer: fleet::dialer(server).unwrap(),
+            dialers: fleet::dialers(&[server]).unwrap(),
+            dialled: Cell::default(),
             limit: Duration::from_secs(20),
             counters: counters.clone(),
             stable: Duration::from_secs(20),

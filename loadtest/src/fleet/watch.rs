@@ -86,8 +86,8 @@ struct ServerUse {
 }
 
 impl FleetWatch {
-    /// Starts a fleet, which begins to dial `address` at once, and follows it and the server with this role and process
-    /// id. `clients` is the fleet's flag that says which there are. Sessions that lasted for `stable` let a client dial
+    /// Starts a fleet, which begins to dial these addresses in turn at once, and follows it and the server with this
+    /// role and process id. `clients` is the fleet's flag that says which there are. Sessions that lasted for `stable` let a client dial
     /// again without the waits that it had before.
     ///
     /// # Errors
@@ -95,13 +95,14 @@ impl FleetWatch {
     pub fn start(
         args: &FleetArgs,
         (role, server): (&'static str, u32),
-        address: SocketAddr,
+        addresses: &[SocketAddr],
         clients: String,
         stable: Duration,
     ) -> anyhow::Result<Self> {
+        let addresses: Vec<_> = addresses.iter().map(ToString::to_string).collect();
         let flags = [
             "fleet".to_owned(),
-            format!("--server={address}"),
+            format!("--server={}", addresses.join(",")),
             clients,
             format!("--concurrency={}", args.concurrency),
             format!("--threads={}", args.fleet_threads),
@@ -421,7 +422,7 @@ pub struct Crowd<'a> {
     /// The token of the runtime that no simulated client has.
     pub single_token: PathBuf,
     /// The other tokens, one in each line.
-    tokens: PathBuf,
+    pub tokens: PathBuf,
 }
 
 impl<'a> Crowd<'a> {
@@ -453,14 +454,16 @@ impl<'a> Crowd<'a> {
         stack::start_server(&self.args.programs, &self.files, address).await
     }
 
-    /// Lets all simulated clients dial the server.
+    /// Lets all simulated clients dial these servers in turn; the first of them is followed.
     ///
     /// # Errors
-    /// As [`FleetWatch::start`].
-    pub fn dial(&self, server: &Server, stable: Duration) -> anyhow::Result<FleetWatch> {
-        let role = (TUNNEL_SERVER, server.child.id());
+    /// As [`FleetWatch::start`], or there is no server.
+    pub fn dial(&self, servers: &[&Server], stable: Duration) -> anyhow::Result<FleetWatch> {
+        let first = servers.first().context("no server to dial")?;
+        let role = (TUNNEL_SERVER, first.child.id());
+        let addresses: Vec<_> = servers.iter().map(|server| server.tunnel).collect();
         let clients = format!("--tokens={}", self.tokens.display());
-        FleetWatch::start(self.args, role, server.tunnel, clients, stable)
+        FleetWatch::start(self.args, role, &addresses, clients, stable)
     }
 
     /// The hosts of all runtimes, as platform clients name them.

@@ -85,7 +85,7 @@ async fn measure(args: &Args, crowd: &Crowd<'_>) -> anyhow::Result<StormMeasurem
     progress.message("starting the tunnel server");
     let mut server = crowd.start_server(None).await?;
     // All sessions count as stable, as they are in a server that has run for a while.
-    let mut watch = crowd.dial(&server, Duration::ZERO)?;
+    let mut watch = crowd.dial(&[&server], Duration::ZERO)?;
     let is_up = watch.until_up(tunnels, crowd.args.limit, progress).await?;
     if !is_up {
         let status = watch.next().await?;

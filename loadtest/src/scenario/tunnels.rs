@@ -143,7 +143,7 @@ async fn measure(
     let server = crowd.start_server(None).await?;
     sleep(AFTER_START).await;
     let before = resident(server.child.id()).unwrap_or(0);
-    let mut watch = crowd.dial(&server, STABLE)?;
+    let mut watch = crowd.dial(&[&server], STABLE)?;
     let mut connected = connect(&mut watch, (crowd.count, before), crowd).await?;
     progress.message("connected; settling");
     watch.meanwhile(sleep(args.settle)).await?;
@@ -183,7 +183,7 @@ async fn rest_real_client(crowd: &Crowd<'_>, server: &Server) -> anyhow::Result<
     // It gets no requests, so its upstream need not exist.
     let (programs, upstream) = (&crowd.args.programs, "http://127.0.0.1:9");
     let (files, token) = (&crowd.files, &crowd.single_token);
-    let client = stack::start_client(programs, files, server.tunnel, token, upstream).await?;
+    let client = stack::start_client(programs, files, &[server.tunnel], token, upstream).await?;
     let Running { child, address } = client;
     child.wait_ready(address, stack::START_LIMIT).await?;
     sleep(CLIENT_REST).await;
@@ -245,7 +245,7 @@ async fn baseline(
     ];
     let Running { child, address } = Running::start_own(ALONE, flags).await?;
     let (role, clients) = ((ALONE, child.id()), format!("--handshakes={wanted}"));
-    let mut watch = FleetWatch::start(&args.crowd, role, address, clients, Duration::ZERO)?;
+    let mut watch = FleetWatch::start(&args.crowd, role, &[address], clients, Duration::ZERO)?;
     let wanted = (wanted, watch.server_rss());
     let mut connected = connect(&mut watch, wanted, crowd).await?;
     watch.meanwhile(sleep(SETTLE)).await?;

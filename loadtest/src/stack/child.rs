@@ -11,6 +11,7 @@ use std::{
 };
 
 use anyhow::{Context as _, bail};
+use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
 use tokio::{
     io::{AsyncReadExt as _, AsyncWriteExt as _},
@@ -120,6 +121,33 @@ impl Child {
         self.child.id()
     }
 
+    /// Sends it a signal.
+    ///
+    /// # Errors
+    /// It has ended.
+    pub fn signal(&self, signal: Signal) -> anyhow::Result<()> {
+        let id = i32::try_from(self.id()).ok().and_then(Pid::from_raw);
+        let id = id.with_context(|| format!("{} has no process id", self.role))?;
+        kill_process(id, signal).with_context(|| format!("{} takes no signal", self.role))
+    }
+
+    /// Waits until it has ended by itself.
+    ///
+    /// # Errors
+    /// It has not within the limit.
+    pub async fn wait_end(&mut self, limit: Duration) -> anyhow::Result<()> {
+        let mut log = self.log.subscribe();
+        let ended = log.wait_for(|log| log.open == 0);
+        if timeout(limit, ended).await.is_err() {
+            bail!("{} does not end{}", self.role, self.tail());
+        }
+        // It closes its outputs with its end.
+        self.child
+            .wait()
+            .map(drop)
+            .context("cannot wait for its end")
+    }
+
     /// Kills it and waits until it is gone.
     pub fn kill(&mut self) {
         // Both fail only when it is gone already.
@@ -209,7 +237,11 @@ impl Drop for Child {
     }
 }
 
-async fn is_ready(admin: SocketAddr) -> std::io::Result<bool> {
+/// Whether `/readyz` on the admin listener at `admin` answers 200.
+///
+/// # Errors
+/// It cannot be asked.
+pub async fn is_ready(admin: SocketAddr) -> std::io::Result<bool> {
     let mut stream = TcpStream::connect(admin).await?;
     let request = format!("GET /readyz HTTP/1.1\r\nhost: {admin}\r\nconnection: close\r\n\r\n");
     stream.write_all(request.as_bytes()).await?;
