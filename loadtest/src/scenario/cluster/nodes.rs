@@ -228,10 +228,7 @@ fn create_certificates(crowd: &Crowd<'_>, count: usize) -> anyhow::Result<()> {
 /// Starts the etcd of `PATH` with one member, and waits until it answers. Gives its URL, too.
 async fn start_etcd(crowd: &Crowd<'_>) -> anyhow::Result<(Child, String)> {
     for attempt in 0..ATTEMPTS {
-        // Both at once, so that they differ.
-        let (client, peer) = (TcpListener::bind(FREE_PORT)?, TcpListener::bind(FREE_PORT)?);
-        let client = format!("http://{}", client.local_addr()?);
-        let peer = format!("http://{}", peer.local_addr()?);
+        let (client, peer) = free_urls().context("cannot find free ports for etcd")?;
         let mut command = Command::new(ETCD);
         command
             .args(["--name", "loadtest", "--unsafe-no-fsync"])
@@ -262,6 +259,14 @@ async fn start_etcd(crowd: &Crowd<'_>) -> anyhow::Result<(Child, String)> {
         }
     }
     bail!("etcd was not started")
+}
+
+/// Two URLs on ports that are free now.
+fn free_urls() -> io::Result<(String, String)> {
+    // Both at once, so that they differ.
+    let (client, peer) = (TcpListener::bind(FREE_PORT)?, TcpListener::bind(FREE_PORT)?);
+    let (client, peer) = (client.local_addr()?, peer.local_addr()?);
+    Ok((format!("http://{client}"), format!("http://{peer}")))
 }
 
 async fn metric(admin: SocketAddr, name: &str) -> anyhow::Result<f64> {
