@@ -63,7 +63,7 @@ pub struct Args {
     /// Runtimes, each with a tunnel client of its own
     #[arg(long, value_name = "N", default_value_t = 30, value_parser = clap::value_parser!(u64).range(1..=10_000))]
     pub runtimes: u64,
-    /// Connections to each node; only one of all that have the same number is used at a time
+    /// Requests at a time, each over a connection of its own to each node
     #[arg(long, short = 'c', value_name = "N", default_value = "16")]
     pub connections: NonZeroUsize,
     /// Start a real tunnel client for each runtime, and an upstream, instead of simulated clients
@@ -347,7 +347,7 @@ fn add_run(args: &Args, mut outcome: Outcome, nodes: &Nodes<'_>, report: &mut Re
     }
     for run in &mut outcome.runs {
         if let Some(servers) = run.usage.get_mut(TUNNEL_SERVER) {
-            servers.cpu_seconds += nodes.restarted_cpu().as_secs_f64();
+            nodes.add_restarted(servers);
         }
         run.cpu_us_per_request = cpu_us_per_request(&run.usage, run.completed);
         let each = |role: &str| {
@@ -422,10 +422,11 @@ impl AfterFault {
                 "the fault went on after the measurement, which does not have all that it did: give a longer --duration",
             );
         }
-        if args.fault == Fault::Restart && !args.real_client {
+        if !args.real_client {
             report.note(
-                "a real tunnel client has its next session before a node ends the last one, a simulated one dials \
-                 afterwards: see --real-client",
+                "a simulated tunnel client has one session and dials after its end; meanwhile requests for its runtime \
+                 wait, and in the end all connections with them. A real one has sessions at two nodes, and the next \
+                 before a node that leaves ends the last: see --real-client",
             );
         }
     }

@@ -12,6 +12,7 @@
 
 mod accounting;
 mod bulk;
+mod cluster;
 mod compare;
 mod errors;
 mod fairness;

@@ -8,7 +8,7 @@ use tempfile::TempDir;
 use crate::language::{Measured, Process, loadtest, programs};
 
 /// Runs a scenario with this crowd against the real programs.
-fn crowd(arguments: &str) -> Measured {
+pub(crate) fn crowd(arguments: &str) -> Measured {
     let programs = programs();
     loadtest(&format!("{arguments} --programs {}", programs.display()))
 }
@@ -21,7 +21,7 @@ fn run<'a>(measured: &'a Measured, name: &str) -> &'a Value {
 }
 
 /// The rows of the table whose title begins so: name to first figure.
-fn table(measured: &Measured, title: &str) -> BTreeMap<String, String> {
+pub(crate) fn table(measured: &Measured, title: &str) -> BTreeMap<String, String> {
     let tables = measured.report["tables"].as_array().unwrap();
     let table = tables.iter().find(|table| {
         let its = table["title"].as_str().unwrap();

@@ -15,8 +15,8 @@ use rustix::process::Signal;
 use crate::{
     client::template::within,
     fleet::watch::Crowd,
-    measure::usage::{Cpu, Roles},
-    report::tables::TUNNEL_SERVER,
+    measure::usage::{Cpu, Roles, resident},
+    report::{Usage, tables::TUNNEL_SERVER},
     scenario::cluster::balance::NodeAddresses,
     serve::FREE_PORT,
     stack::{self, START_LIMIT, Server, child::Child},
@@ -133,11 +133,15 @@ impl<'a> Nodes<'a> {
         roles
     }
 
-    /// Processor time of the nodes that were started again, since then.
-    pub(super) fn restarted_cpu(&self) -> Duration {
-        let restarted = self.nodes.iter().filter(|node| node.is_restarted);
-        let cpu = restarted.filter_map(|node| Cpu::of(node.server.child.id()));
-        cpu.map(|cpu| cpu.since(Cpu::default())).sum()
+    /// Adds what the nodes that were started again have used since then.
+    pub(super) fn add_restarted(&self, usage: &mut Usage) {
+        for node in self.nodes.iter().filter(|node| node.is_restarted) {
+            let id = node.server.child.id();
+            let cpu = Cpu::of(id).unwrap_or_default();
+            usage.cpu_seconds += cpu.since(Cpu::default()).as_secs_f64();
+            usage.rss += resident(id).unwrap_or(0);
+            usage.processes += 1;
+        }
     }
 
     /// Kills a node, as a crash would.
