@@ -75,7 +75,7 @@ struct Shared {
     preferred: AtomicUsize,
     /// For the next connections.
     tls: Arc<Mutex<Arc<ClientConfig>>>,
-    user: Option<User>,
+    user: Mutex<Option<User>>,
     /// Token of the last login.
     token: Mutex<Option<MetadataValue<Ascii>>>,
     timeout: Duration,
@@ -100,7 +100,7 @@ impl Client {
             members: members.map(|url| Member::new(url, tls.clone())).collect(),
             preferred: AtomicUsize::new(0),
             tls,
-            user: settings.user,
+            user: Mutex::new(settings.user),
             token: Mutex::default(),
             timeout: settings.timeout,
         };
@@ -109,9 +109,10 @@ impl Client {
         }
     }
 
-    /// Uses this for the connections that are made from now on; open ones stay.
-    pub fn set_tls(&self, tls: Arc<ClientConfig>) {
+    /// Uses these for the connections and the logins that are made from now on; open connections and tokens stay.
+    pub fn set_credentials(&self, tls: Arc<ClientConfig>, user: Option<User>) {
         *self.shared.tls.lock() = tls;
+        *self.shared.user.lock() = user;
     }
 
     /// The number of members.
@@ -306,11 +307,12 @@ impl Client {
         };
         grpc.ready().await.map_err(unready)?;
         grpc = grpc.max_decoding_message_size(ANSWER_BYTES);
-        if let Some(user) = &self.shared.user
+        let user = self.shared.user.lock().clone();
+        if let Some(user) = user
             && self.shared.token.lock().is_none()
         {
             let login = Request::new(AuthenticateRequest {
-                name: user.name.clone(),
+                name: user.name,
                 password: user.password.expose_secret().to_owned(),
             });
             let path = "/etcdserverpb.Auth/Authenticate";

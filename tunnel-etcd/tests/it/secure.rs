@@ -63,12 +63,16 @@ fn with_password(etcd: &Etcd, password: &str) -> Client {
     Client::new(Settings {
         members: etcd.urls().iter().map(|url| url.parse().unwrap()).collect(),
         tls: client_config(&Roots::none(), None, &[b"h2"]).unwrap(),
-        user: Some(User {
-            name: "tunnel".into(),
-            password: password.to_owned().into(),
-        }),
+        user: Some(user(password)),
         timeout: PATIENT,
     })
+}
+
+fn user(password: &str) -> User {
+    User {
+        name: "tunnel".into(),
+        password: password.to_owned().into(),
+    }
 }
 
 #[tokio::test]
@@ -85,14 +89,23 @@ async fn a_user_may_write_only_where_its_role_says() {
 }
 
 #[tokio::test]
-async fn a_login_that_etcd_has_forgotten_is_made_again() {
+async fn a_login_that_etcd_has_forgotten_is_made_again_by_the_password_of_then() {
     let etcd = with_users().await;
     let client = with_password(&etcd, "secret-of-tunnel");
     write(&client, "/tunnel/a", "1").await;
     // As after the time to live of a token, or a restart: etcd does not know it any more.
     let root = ["--user", "root:secret-of-root"];
     etcd.ctl(&[&root[..], &["auth", "disable"]].concat()).await;
-    etcd.ctl(&["auth", "enable"]).await;
+    for change in [
+        &["user", "delete", "tunnel"][..],
+        &["user", "add", "tunnel:another-secret"],
+        &["user", "grant-role", "tunnel", "tunnel"],
+        &["auth", "enable"],
+    ] {
+        etcd.ctl(change).await;
+    }
+    let tls = client_config(&Roots::none(), None, &[b"h2"]).unwrap();
+    client.set_credentials(tls, Some(user("another-secret")));
     eventually(SOON, "a write", async || {
         let written = client.txn(put("/tunnel/a", "2")).await;
         // A denial would end a server that starts.

@@ -131,9 +131,9 @@ settings! {
         /// Key of --etcd-cert, PEM
         etcd_key: PathBuf, else "", "FILE", AtOnce;
         /// User of etcd
-        etcd_user: String, else "", "NAME", Restart;
+        etcd_user: String, else "", "NAME", AtOnce;
         /// File with the password of --etcd-user
-        etcd_password_file: PathBuf, else "required with --etcd-user", "FILE", Restart;
+        etcd_password_file: PathBuf, else "required with --etcd-user", "FILE", AtOnce;
         /// What the keys in etcd begin with; nodes with another prefix know nothing of each other
         etcd_prefix: KeyPrefix = KeyPrefix::usual(), "PREFIX", Restart;
         /// Name of this node, which no other node has

@@ -59,7 +59,7 @@ use tokio::{
     time::Instant,
 };
 use tokio_rustls::rustls::ClientConfig;
-use tunnel_etcd::{Client, EtcdError};
+use tunnel_etcd::{Client, EtcdError, User};
 use tunnel_ops::task::Owned;
 
 /// Claims that wait for the writer; the gate of handshakes bounds them further.
@@ -305,9 +305,9 @@ impl Shared {
         self.is_leaving.send_replace(true);
     }
 
-    /// Dials etcd by this from now on.
-    pub(crate) fn set_etcd_tls(&self, tls: Arc<ClientConfig>) {
-        self.client.set_tls(tls);
+    /// Dials etcd, and logs in there, by these from now on.
+    pub(crate) fn set_etcd_credentials(&self, tls: Arc<ClientConfig>, user: Option<User>) {
+        self.client.set_credentials(tls, user);
     }
 
     pub(crate) fn node(&self) -> &Node {

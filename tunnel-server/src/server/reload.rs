@@ -154,19 +154,17 @@ impl Parts {
         }
         let next = config.effective(&credentials.contents());
         let differences = differences(&self.effective(), &next);
-        let etcd = config
-            .shared_directory
-            .as_ref()
-            .map(|shared| &shared.etcd.tls);
-        let etcd_tls = self.registry.directory().nodes().zip(etcd.cloned());
+        let shared = config.shared_directory.as_ref();
+        let etcd = shared.map(|shared| (shared.etcd.tls.clone(), shared.etcd.user.clone()));
+        let etcd = self.registry.directory().nodes().zip(etcd);
         config.keep_started(&self.config.load());
         let tls = self.tls.prepare(&config, credentials.client_auth())?;
         let hosts = self.router.prepare(&config.runtimes)?;
         let admin_guard = admin_guard(&config)?;
         // Nothing fails from here on.
         self.tls.commit(tls);
-        if let Some((nodes, tls)) = etcd_tls {
-            nodes.set_etcd_tls(tls);
+        if let Some((nodes, (tls, user))) = etcd {
+            nodes.set_etcd_credentials(tls, user);
         }
         self.tls.show(&self.metrics);
         self.router.commit(hosts);
