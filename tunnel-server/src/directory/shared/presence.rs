@@ -82,8 +82,13 @@ async fn live(shared: &Shared, has_name: &mut bool) -> Result<(), EtcdError> {
         }
         *has_name = true;
     }
-    shared.lease.store(lease, Ordering::Relaxed);
+    // Stored before the look, and read after the store there: one of both sees the other.
+    shared.lease.store(lease, Ordering::SeqCst);
+    if shared.has_departed.load(Ordering::SeqCst) {
+        return shared.client.revoke(lease).await;
+    }
     put(shared, lease).await?;
+    shared.on_answered(Unanswered::Renewals);
     shared.is_present.send_replace(true);
     renew(shared, lease).await
 }
@@ -176,14 +181,13 @@ pub(super) async fn depart(shared: &Shared) {
         success: vec![RequestOp::delete_range(held)],
         ..TxnRequest::default()
     };
-    shared.has_departed.store(true, Ordering::Relaxed);
-    let lease = shared.lease.load(Ordering::Relaxed);
-    let removed = async {
-        shared.client.txn(removed).await?;
-        shared.client.revoke(lease).await
-    };
-    if let Err(error) = removed.await {
+    shared.has_departed.store(true, Ordering::SeqCst);
+    let lease = shared.lease.load(Ordering::SeqCst);
+    if let Err(error) = shared.client.txn(removed).await {
         tracing::debug!(%error, "cannot remove the records of this node");
+    }
+    if let Err(error) = shared.client.revoke(lease).await {
+        tracing::debug!(%error, "cannot end the lease of this node");
     }
 }
 
