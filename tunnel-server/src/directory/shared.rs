@@ -36,7 +36,7 @@ use self::{
     holds::{Action, Holds},
     record::{Keys, NodeRecord},
     report::{LastReports, Unrecorded},
-    table::{Effect, Moment, Table},
+    table::{Effect, Moment, Read, Table},
     writer::ClaimRequest,
 };
 pub(crate) use self::{
@@ -91,6 +91,11 @@ pub enum DirectoryError {
         /// The newest format of this version.
         known: u32,
     },
+    /// Another program has this key, which is the one of the cluster's record.
+    #[error(
+        "the value of {0} in etcd is not this server's: give all server nodes another --etcd-prefix, or remove the key"
+    )]
+    Foreign(String),
     /// Another living node has the name.
     #[error("another server node runs under the name {0}: give each node its own --node")]
     NameTaken(NodeName),
@@ -539,9 +544,18 @@ fn wall_ms() -> u64 {
     u64::try_from(since.unwrap_or(Duration::ZERO).as_millis()).unwrap_or(u64::MAX)
 }
 
-/// What an event of the watch, or an answer of etcd, is applied with.
+/// What an event of the watch, or an own write, is applied with.
 fn event_now() -> Moment {
     Moment::of_event(Instant::now())
+}
+
+/// What records are applied with that were read at this revision.
+fn read_now(revision: i64) -> Moment {
+    let at_ms = wall_ms();
+    Moment {
+        now: Instant::now(),
+        read: Some(Read { revision, at_ms }),
+    }
 }
 
 #[cfg(test)]

@@ -7,7 +7,7 @@ use tunnel_proto::handshake::InstanceId;
 
 use super::{
     super::{Claim, ClaimGuard, ClaimRefusal, OnConflict, WithoutDirectory},
-    EtcdState, Shared,
+    Shared,
     table::{Step, Table},
     writer::{self, ClaimAnswer, ClaimRequest},
 };
@@ -126,7 +126,7 @@ impl Shared {
             || table.peer_holds(label.as_str()).next().is_some();
         let is_refused = is_held
             || self.node.without_directory == WithoutDirectory::Refuse
-            || self.state() == EtcdState::CutOff;
+            || self.state().is_behind();
         if is_refused && !is_own {
             return Err(ClaimRefusal::Unavailable);
         }

@@ -14,10 +14,9 @@ use tunnel_etcd::{
 };
 
 use super::{
-    DirectoryError, Shared, event_now,
+    DirectoryError, Shared, event_now, read_now,
     record::{ClusterRecord, FORMAT, decode, encode},
-    table::{Effect, Moment},
-    wall_ms,
+    table::Effect,
     writer::nonce,
 };
 
@@ -79,15 +78,11 @@ pub(super) async fn feed(shared: Arc<Shared>) {
 /// Reads all keys at one revision, which is returned.
 async fn list(shared: &Shared) -> Result<i64, EtcdError> {
     let (now, cluster) = ensure_cluster(shared).await?;
-    if let Some(ClusterRecord { format: found, .. }) = decode(&cluster)
-        && found > FORMAT
-    {
-        let known = FORMAT;
-        shared.fail(DirectoryError::Format { found, known });
+    if let Some(error) = unusable(shared, &cluster) {
+        shared.fail(error);
         return std::future::pending().await;
     }
-    let position = shared.position.load(Ordering::Relaxed);
-    let is_restored = now < position || !shared.is_cluster(Some(&cluster));
+    let is_restored = has_gone_back(shared, now, &cluster);
     if is_restored {
         tracing::warn!("etcd has been restored or emptied: epochs have a greater generation now");
         raise_generation(shared).await?;
@@ -100,6 +95,23 @@ async fn list(shared: &Shared) -> Result<i64, EtcdError> {
     }
     end(shared, revision);
     Ok(revision)
+}
+
+/// Whether etcd, which is at this revision, was at a later one, or is another cluster by this record.
+pub(super) fn has_gone_back(shared: &Shared, revision: i64, cluster: &[u8]) -> bool {
+    revision < shared.position.load(Ordering::Relaxed) || !shared.is_cluster(Some(cluster))
+}
+
+/// Why this version cannot use a directory with this record of the cluster.
+fn unusable(shared: &Shared, cluster: &[u8]) -> Option<DirectoryError> {
+    let known = FORMAT;
+    match decode(cluster) {
+        None => Some(DirectoryError::Foreign(shared.keys.cluster())),
+        Some(ClusterRecord { format: found, .. }) if found > known => {
+            Some(DirectoryError::Format { found, known })
+        }
+        Some(_) => None,
+    }
 }
 
 /// Reads the keys of one kind, at this revision; at the newest one, which is then the revision, if that is 0.
@@ -120,7 +132,7 @@ async fn list_kind(shared: &Shared, kind: &str, revision: &mut i64) -> Result<()
             *revision = page.header.map_or(0, |header| header.revision);
         }
         let last = page.kvs.last().map(|kv| kv.key.clone());
-        let effects = apply_page(shared, &page.kvs);
+        let effects = apply_page(shared, &page.kvs, *revision);
         shared.on_effects(effects);
         match last {
             Some(last) if page.more => key = Bytes::from([&last[..], b"\0"].concat()),
@@ -135,6 +147,9 @@ pub(super) fn begin(shared: &Shared, is_restored: bool) {
     table.begin_listing();
     if is_restored {
         table.on_restored();
+        // What it was says nothing any more, also if this listing fails.
+        shared.position.store(0, Ordering::Relaxed);
+        shared.past_position.store(0, Ordering::Relaxed);
     }
 }
 
@@ -146,11 +161,9 @@ pub(super) fn end(shared: &Shared, revision: i64) {
     shared.set_position(revision);
 }
 
-pub(super) fn apply_page(shared: &Shared, page: &[KeyValue]) -> Vec<Effect> {
-    let moment = Moment {
-        now: Instant::now(),
-        listed_at_ms: Some(wall_ms()),
-    };
+/// Applies records that were read at this revision.
+pub(super) fn apply_page(shared: &Shared, page: &[KeyValue], revision: i64) -> Vec<Effect> {
+    let moment = read_now(revision);
     let mut table = shared.table.write();
     let effects = page
         .iter()

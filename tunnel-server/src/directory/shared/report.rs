@@ -280,6 +280,7 @@ impl Shared {
     /// Applies what a node has told.
     fn apply(&self, node: &NodeName, incarnation: Incarnation, report: Report) {
         let mut table = self.table.write();
+        let is_new = !table.peer_reports.is_heard(node, incarnation);
         let mut changed = table.peer_reports.hear(node, incarnation);
         for held in report.held {
             if let Some((label, hold)) = held.read() {
@@ -298,14 +299,20 @@ impl Shared {
             for claim in report.claims {
                 if let Ok(label) = RuntimeLabel::parse(&claim.label) {
                     let (key, value) = (self.keys.claim(&label), encode(&claim.record));
-                    let moment = event_now();
-                    effects.extend(table.put(key.as_bytes(), &value, claim.revision, moment));
-                    table.put_claimant(label, &claim.record, claim.revision);
+                    let (revision, moment) = (claim.revision, event_now());
+                    if let Some(effect) = table.put(key.as_bytes(), &value, revision, moment) {
+                        effects.push(effect);
+                        table.put_claimant(label, &claim.record, revision, moment);
+                    }
                 }
             }
         }
         drop(table);
         self.on_effects(effects);
+        if is_new {
+            // What it holds by its records counts again.
+            self.settle_all();
+        }
     }
 }
 

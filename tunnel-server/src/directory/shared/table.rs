@@ -109,21 +109,32 @@ pub(super) struct NextClaim {
     pub(super) superseded: VecDeque<InstanceId>,
 }
 
-/// When a record is applied.
+/// When a record is applied, and how this node has got it.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Moment {
     pub(super) now: Instant,
-    /// The age of a record that a listing has read, by the wall clock and so only for the wait after takeovers; an event
-    /// has just happened.
-    pub(super) listed_at_ms: Option<u64>,
+    /// Where it was read; an event, and an own write, has just happened.
+    pub(super) read: Option<Read>,
+}
+
+/// A read of etcd.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Read {
+    /// The revision of which all was read.
+    pub(super) revision: i64,
+    /// The wall clock, by which a record has an age; that counts for the wait after takeovers only.
+    pub(super) at_ms: u64,
 }
 
 impl Moment {
     pub(super) fn of_event(now: Instant) -> Self {
-        Self {
-            now,
-            listed_at_ms: None,
-        }
+        Self { now, read: None }
+    }
+
+    /// Whether etcd was restored, to a snapshot but with greater revisions than ever, between a write that this node knows
+    /// of and this record: it stood at a later revision, and was read in an older state.
+    fn undoes(&self, known: i64, revision: i64) -> bool {
+        known > revision && self.read.is_some_and(|read| known <= read.revision)
     }
 }
 
@@ -144,11 +155,6 @@ impl Table {
         }
     }
 
-    /// Whether a record is known that is not older than this revision.
-    fn is_known(&self, (known, seen_in): (i64, u32), revision: i64) -> bool {
-        known >= revision && seen_in >= self.restored_in
-    }
-
     /// Applies a write. Returns what it was about, if it changes anything.
     pub(super) fn put(
         &mut self,
@@ -159,11 +165,8 @@ impl Table {
     ) -> Option<Effect> {
         match self.keys.parse(key)? {
             Key::Cluster => self.put_cluster(value, revision, moment),
-            Key::Node(name) => self.put_node(name, decode(value)?, revision),
-            Key::Challenge(name) => moment
-                .listed_at_ms
-                .is_none()
-                .then_some(Effect::Challenge(name)),
+            Key::Node(name) => self.put_node(name, decode(value)?, revision, moment),
+            Key::Challenge(name) => moment.read.is_none().then_some(Effect::Challenge(name)),
             Key::Claim(label) => self.put_claim(label, decode(value)?, revision, moment),
             Key::Held(node, incarnation, label) => {
                 let record: HeldRecord = decode(value)?;
@@ -177,7 +180,7 @@ impl Table {
                     },
                     state: record.state,
                 };
-                self.put_held(label, held)
+                self.put_held(label, held, moment)
             }
         }
     }
@@ -188,7 +191,7 @@ impl Table {
         if self.cluster == value {
             return None;
         }
-        if moment.listed_at_ms.is_none() || !self.cluster.is_empty() {
+        if moment.read.is_none() || !self.cluster.is_empty() {
             return Some(Effect::Restored);
         }
         self.cluster = value.to_vec();
@@ -197,15 +200,19 @@ impl Table {
         None
     }
 
-    fn put_node(&mut self, name: NodeName, record: NodeRecord, revision: i64) -> Option<Effect> {
-        let seen = self
-            .nodes
-            .get(&name)
-            .map(|known| (known.revision, known.round));
-        if seen.is_some_and(|seen| self.is_known(seen, revision)) {
-            self.nodes
-                .entry(name)
-                .and_modify(|known| known.round = self.round);
+    fn put_node(
+        &mut self,
+        name: NodeName,
+        record: NodeRecord,
+        revision: i64,
+        moment: Moment,
+    ) -> Option<Effect> {
+        if let Some(known) = self.nodes.get_mut(&name)
+            && known.revision >= revision
+            && known.round >= self.restored_in
+            && !moment.undoes(known.revision, revision)
+        {
+            known.round = self.round;
             return None;
         }
         let entry = NodeEntry {
@@ -224,26 +231,34 @@ impl Table {
         label: RuntimeLabel,
         record: ClaimRecord,
         revision: i64,
-        Moment { now, listed_at_ms }: Moment,
+        moment: Moment,
     ) -> Option<Effect> {
         let (round, restored_in) = (self.round, self.restored_in);
         let records = self.records_mut(&label);
         if let Some(known) = &mut records.claim
             && known.revision >= revision
             && known.round >= restored_in
+            && !moment.undoes(known.revision, revision)
         {
             known.round = round;
             return None;
         }
-        let age_ms = listed_at_ms.map_or(0, |listed| listed.saturating_sub(record.at_ms));
+        let read = moment.read;
+        let age_ms = read.map_or(0, |read| read.at_ms.saturating_sub(record.at_ms));
         let age = Duration::from_millis(age_ms);
-        let claim = ClaimEntry::new(&label, record, (revision, round), age, now);
+        let claim = ClaimEntry::new(&label, record, (revision, round), age, moment.now);
         records.claim = Some(claim);
         Some(Effect::Runtime(label))
     }
 
     /// Notes that the writer of a claim holds the runtime: its record is written together with the claim.
-    pub(super) fn put_claimant(&mut self, label: RuntimeLabel, claim: &ClaimRecord, revision: i64) {
+    pub(super) fn put_claimant(
+        &mut self,
+        label: RuntimeLabel,
+        claim: &ClaimRecord,
+        revision: i64,
+        moment: Moment,
+    ) {
         let Ok(node) = claim.node.parse() else { return };
         let Some((incarnation, _)) = self.node(&node) else {
             return;
@@ -255,14 +270,23 @@ impl Table {
             epoch: revision,
             state: HeldState::Open,
         };
-        self.put_held(label, held);
+        self.put_held(label, held, moment);
     }
 
-    fn put_held(&mut self, label: RuntimeLabel, held: HeldEntry) -> Option<Effect> {
+    fn put_held(
+        &mut self,
+        label: RuntimeLabel,
+        held: HeldEntry,
+        moment: Moment,
+    ) -> Option<Effect> {
         let restored_in = self.restored_in;
         let records = self.records_mut(&label);
         match records.held.iter_mut().find(|known| known.run == held.run) {
-            Some(known) if known.revision >= held.revision && known.round >= restored_in => {
+            Some(known)
+                if known.revision >= held.revision
+                    && known.round >= restored_in
+                    && !moment.undoes(known.revision, held.revision) =>
+            {
                 known.round = held.round;
                 return None;
             }

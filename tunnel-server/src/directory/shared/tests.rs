@@ -132,7 +132,7 @@ fn node(number: usize) -> Arc<Shared> {
     });
     let node = Node {
         name: format!("n{number}").parse().unwrap(),
-        peer: None,
+        peer: Some("127.0.0.1:1".to_owned()),
         zone: None,
         without_directory: WithoutDirectory::Accept,
     };
@@ -180,7 +180,7 @@ impl Nodes {
         let records: Vec<KeyValue> = self.store.keys.values().cloned().collect();
         for node in &self.nodes {
             feed::begin(node, is_restored);
-            let effects = feed::apply_page(node, &records);
+            let effects = feed::apply_page(node, &records, self.store.revision);
             node.on_effects(effects);
             feed::end(node, self.store.revision);
         }
@@ -189,7 +189,7 @@ impl Nodes {
     /// Writes what a node has to write.
     fn write(&mut self, number: usize, mut waiting: Vec<ClaimRequest>) {
         let node = self.nodes[number].clone();
-        loop {
+        for _ in 0..100 {
             let batch = writer::batch(&node, &mut waiting);
             if batch.is_empty() {
                 return;
@@ -198,6 +198,7 @@ impl Nodes {
             node.on_answers(batch, answer);
             self.deliver();
         }
+        panic!("a node writes without end");
     }
 
     fn write_all(&mut self) {
@@ -350,31 +351,96 @@ fn paused<T>(future: impl Future<Output = T>) -> T {
     runtime.unwrap().block_on(future)
 }
 
-/// etcd is restored from a snapshot in which an older instance has the runtime: what is live stays, by a greater epoch.
+/// The ways in which etcd is restored from a snapshot.
+#[derive(Clone, Copy)]
+enum Restore {
+    /// Revisions begin again at the snapshot's, so that a node raises the generation.
+    Plain,
+    /// By `etcdutl snapshot restore --bump-revision --mark-compacted`.
+    Bumped,
+}
+
+/// etcd is restored from a snapshot, and all nodes read it again.
+fn restore(nodes: &mut Nodes, (keys, revision): (BTreeMap<Vec<u8>, KeyValue>, i64), how: Restore) {
+    nodes.store.keys = keys;
+    match how {
+        Restore::Plain => {
+            nodes.store.revision = revision;
+            nodes.store.set_generation(1);
+            nodes.list(true);
+        }
+        Restore::Bumped => {
+            nodes.store.revision = revision + 1_000_000;
+            nodes.list(false);
+        }
+    }
+    nodes.write_all();
+}
+
+/// The snapshot has an older instance: what is live stays, by a greater epoch.
 #[tokio::test]
 async fn after_a_restore_live_sessions_stay_and_their_claims_have_a_greater_epoch() {
-    let mut nodes = Nodes::new(2);
-    let label = entry().label.clone();
-    let _older = nodes.claim(0, &instance(1), OnConflict::Supersede).unwrap();
-    let snapshot = (nodes.store.keys.clone(), nodes.store.revision);
-    let newer = nodes.claim(1, &instance(2), OnConflict::Supersede).unwrap();
-    nodes.write_all();
-    (nodes.store.keys, nodes.store.revision) = snapshot;
-    nodes.store.set_generation(1);
-    nodes.list(true);
-    nodes.write_all();
-    assert!(nodes.nodes[1].holds.lock().get(&label).is_some());
-    for node in &nodes.nodes {
-        let claim = node.current(label.as_str()).unwrap();
-        assert_eq!(claim.instance, instance(2));
-        assert!(claim.epoch > newer.claim().epoch);
-        let holders = node.table.read().holders(label.as_str());
-        let holders: Vec<String> = holders
-            .iter()
-            .map(|holder| holder.node.to_string())
-            .collect();
-        assert_eq!(holders, ["n1"]);
+    for how in [Restore::Plain, Restore::Bumped] {
+        let mut nodes = Nodes::new(2);
+        let label = entry().label.clone();
+        let _older = nodes.claim(0, &instance(1), OnConflict::Supersede).unwrap();
+        let snapshot = (nodes.store.keys.clone(), nodes.store.revision);
+        let newer = nodes.claim(1, &instance(2), OnConflict::Supersede).unwrap();
+        nodes.write_all();
+        restore(&mut nodes, snapshot, how);
+        assert!(nodes.nodes[1].holds.lock().get(&label).is_some());
+        for node in &nodes.nodes {
+            let claim = node.current(label.as_str()).unwrap();
+            assert_eq!(claim.instance, instance(2));
+            assert!(claim.epoch > newer.claim().epoch);
+            let holders = node.table.read().holders(label.as_str());
+            let holders: Vec<String> = holders
+                .iter()
+                .map(|holder| holder.node.to_string())
+                .collect();
+            assert_eq!(holders, ["n1"]);
+        }
     }
+}
+
+/// The snapshot has an earlier claim of the instance that is live.
+#[tokio::test]
+async fn after_a_restore_a_live_instance_has_a_greater_epoch_than_before() {
+    for how in [Restore::Plain, Restore::Bumped] {
+        let mut nodes = Nodes::new(2);
+        let (label, newest) = (entry().label.clone(), OnConflict::Supersede);
+        let first = nodes.claim(1, &instance(2), newest).unwrap();
+        let older = nodes.claim(0, &instance(1), newest).unwrap();
+        drop(first);
+        nodes.write_all();
+        drop(older);
+        nodes.write_all();
+        let before = nodes.claim(0, &instance(1), newest).unwrap();
+        drop(before);
+        nodes.write_all();
+        let snapshot = (nodes.store.keys.clone(), nodes.store.revision);
+        let other = nodes.claim(1, &instance(2), newest).unwrap();
+        drop(other);
+        nodes.write_all();
+        let live = nodes.claim(0, &instance(1), newest).unwrap();
+        restore(&mut nodes, snapshot, how);
+        let claim = nodes.nodes[1].current(label.as_str()).unwrap();
+        assert_eq!(claim.instance, instance(1));
+        assert!(claim.epoch > live.claim().epoch);
+        let holders = nodes.nodes[1].table.read().holders(label.as_str());
+        assert_eq!(holders.len(), 1);
+    }
+}
+
+/// The generation is raised once although the listing that has raised it fails.
+#[tokio::test]
+async fn a_listing_after_a_restore_that_fails_is_not_another_restore() {
+    let nodes = Nodes::new(1);
+    let node = &nodes.nodes[0];
+    node.position.store(100, Ordering::Relaxed);
+    feed::begin(node, true);
+    let cluster = nodes.store.keys.get(&b"/t/cluster"[..]).unwrap();
+    assert!(!feed::has_gone_back(node, 5, &cluster.value));
 }
 
 /// Nodes may have seen greater epochs than that of a claim that was made before the generation was raised.
@@ -474,16 +540,6 @@ async fn what_is_held_while_etcd_is_away_is_told_and_dies_with_the_link() {
 #[tokio::test]
 async fn what_a_node_held_that_is_not_heard_is_free_while_etcd_is_away() {
     let mut nodes = Nodes::new(3);
-    for node in nodes.nodes.clone() {
-        let record = NodeRecord {
-            peer: Some("127.0.0.1:1".to_owned()),
-            ..node.record(0)
-        };
-        nodes.store.revision += 1;
-        let key = node.keys.node(&node.node.name);
-        nodes.store.put(key.as_bytes(), &encode(&record));
-    }
-    nodes.deliver();
     let _dead = nodes.claim(0, &instance(1), OnConflict::Supersede).unwrap();
     let (one, two, three) = (
         nodes.nodes[0].clone(),
@@ -499,7 +555,7 @@ async fn what_a_node_held_that_is_not_heard_is_free_while_etcd_is_away() {
         tell(from, &two, &mut SentReports::default(), &mut hearing);
         hearing
     };
-    assert!(newer().is_err(), "the node hears of nobody");
+    assert!(newer().is_err(), "no other node is heard");
     let _third = hear(&three);
     assert!(newer().is_ok());
     let first = hear(&one);
@@ -513,6 +569,25 @@ async fn what_a_node_held_that_is_not_heard_is_free_while_etcd_is_away() {
         assert_eq!(claim.instance, instance(2));
     }
     assert!(two.holds.lock().get(&entry().label).is_some());
+}
+
+/// The link was away, not the node: what was given to a new instance meanwhile is its own again.
+#[tokio::test]
+async fn a_holder_that_is_heard_again_keeps_its_runtimes() {
+    let mut nodes = Nodes::new(3);
+    let _older = nodes.claim(0, &instance(1), OnConflict::Supersede).unwrap();
+    let two = nodes.nodes[1].clone();
+    let hear = |from: usize| {
+        let from = &nodes.nodes[from];
+        let mut hearing = ReceivedReports::new(two.clone(), from.node.name.clone());
+        tell(from, &two, &mut SentReports::default(), &mut hearing);
+        hearing
+    };
+    let _third = hear(2);
+    two.on_unanswered(Unanswered::Writes, &EtcdError::LeaseEnded);
+    let _newer = two.claim_alone(&entry(), &instance(2)).unwrap();
+    let _first = hear(0);
+    assert!(two.holds.lock().get(&entry().label).is_none());
 }
 
 /// The watch may report a write before its answer has come; answering that by another write would never end.
@@ -565,7 +640,7 @@ proptest! {
             }
             let listing: Vec<KeyValue> = nodes.store.keys.values().cloned().collect();
             late.table.write().begin_listing();
-            feed::apply_page(&late, &listing);
+            feed::apply_page(&late, &listing, nodes.store.revision);
             late.table.write().end_listing(nodes.store.revision);
             let label = entry().label.clone();
             let (own, other) = (late.table.read(), nodes.nodes[0].table.read());

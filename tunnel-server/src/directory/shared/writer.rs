@@ -17,8 +17,8 @@ use tunnel_etcd::{Compare, EtcdError, Request, RequestOp, Response, TxnRequest, 
 use tunnel_proto::handshake::InstanceId;
 
 use super::{
-    super::{Claim, ClaimGuard},
-    Shared, Unanswered, event_now,
+    super::{Claim, ClaimGuard, OnConflict},
+    Shared, Unanswered, event_now, read_now,
     record::{ClaimRecord, HeldRecord, HeldState, decode, encode},
     table::{NextClaim, Step},
     wall_ms,
@@ -246,29 +246,34 @@ impl Shared {
             let kind = ItemKind::Released;
             return Some(Item { label, kind, txn });
         };
+        let instance = &hold.claim.instance;
         let current = table.claim(label.as_str());
         let seen = current
             .as_ref()
             .and_then(|claim| table.revision(claim.epoch));
-        let is_own = current
-            .as_ref()
-            .is_some_and(|claim| claim.instance == hold.claim.instance);
-        let is_lost = current
-            .as_ref()
-            .is_some_and(|claim| !is_own && claim.epoch > hold.epoch());
-        if is_lost {
-            return None;
-        }
-        let (txn, record) = match (is_own, seen) {
-            (true, Some(revision)) => (self.hold(&label, revision, hold.state()), None),
+        let (txn, record) = match (&current, seen) {
+            (Some(claim), Some(revision))
+                if claim.instance == *instance && claim.epoch >= hold.epoch() =>
+            {
+                (self.hold(&label, revision, hold.state()), None)
+            }
+            (Some(claim), _) if claim.instance != *instance && claim.epoch > hold.epoch() => {
+                return None;
+            }
             _ => {
-                let next = NextClaim {
-                    seen: seen.unwrap_or(0),
-                    ..NextClaim::default()
+                // The rules for sessions that dial decide about the history; what is held stays whatever they say.
+                let on_conflict = OnConflict::Supersede;
+                let decided = table.decide(label.as_str(), instance, on_conflict, Instant::now());
+                let next = match decided {
+                    Ok(Step::Claim(next)) => next,
+                    _ => NextClaim {
+                        seen: seen.unwrap_or(0),
+                        ..NextClaim::default()
+                    },
                 };
                 let names = (&hold.account, &hold.name);
-                let claimed = self.claim_txn(&label, &hold.claim.instance, names, &next);
-                (claimed.0, Some(claimed.1))
+                let (txn, record) = self.claim_txn(&label, instance, names, &next);
+                (txn, Some(record))
             }
         };
         let kind = ItemKind::Kept(record);
@@ -432,7 +437,10 @@ impl Shared {
         let effect = {
             let mut table = self.table.write();
             match answer.first_read() {
-                Some(read) => table.put(&read.key, &read.value, read.mod_revision, event_now()),
+                Some(read) => {
+                    let moment = read_now(revision);
+                    table.put(&read.key, &read.value, read.mod_revision, moment)
+                }
                 None => table.delete(self.keys.claim(label).as_bytes(), revision),
             }
         };

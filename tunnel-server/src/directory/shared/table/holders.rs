@@ -48,18 +48,12 @@ impl Table {
     }
 
     /// Whether a node other than this one may hold the runtime, as far as can be known without etcd: by the records, and by
-    /// which nodes are heard. A node that is not heard is dead, unless no other one is heard either, or it has no link.
+    /// which nodes are heard. A node that is not heard is dead, unless none is heard, or it has no link.
     pub(in super::super) fn is_held_elsewhere(&self, label: &str, own: Incarnation) -> bool {
         let mut holders = self.holders(label);
         holders.retain(|holder| holder.incarnation != own);
         let is_heard = |name: &NodeName, run: Incarnation| self.peer_reports.is_heard(name, run);
-        let is_holder = |name: &NodeName| holders.iter().any(|holder| holder.node == *name);
-        let mut others = self
-            .nodes()
-            .filter(|(name, run, _)| *run != own && !is_holder(name))
-            .peekable();
-        let is_isolated =
-            others.peek().is_some() && !others.any(|(name, run, _)| is_heard(name, run));
+        let is_isolated = !self.nodes().any(|(name, run, _)| is_heard(name, run));
         let mut holders = holders.iter();
         holders.any(|holder| {
             is_isolated || holder.peer.is_none() || is_heard(&holder.node, holder.incarnation)
