@@ -273,12 +273,7 @@ impl Table {
         self.put_held(label, held, moment);
     }
 
-    fn put_held(
-        &mut self,
-        label: RuntimeLabel,
-        held: HeldEntry,
-        moment: Moment,
-    ) -> Option<Effect> {
+    fn put_held(&mut self, label: RuntimeLabel, held: HeldEntry, moment: Moment) -> Option<Effect> {
         let restored_in = self.restored_in;
         let records = self.records_mut(&label);
         match records.held.iter_mut().find(|known| known.run == held.run) {

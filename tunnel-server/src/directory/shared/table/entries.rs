@@ -24,14 +24,17 @@ pub(super) struct RuntimeRecords {
     pub(super) held: SmallVec<[HeldEntry; 1]>,
 }
 
+// On 64 bits: larger ones need the allocator's next class of sizes, 96 bytes.
+const _: () = assert!(size_of::<RuntimeRecords>() <= 80);
+
 /// The claim of a runtime.
 #[derive(Debug)]
 pub(super) struct ClaimEntry {
     pub(super) revision: i64,
     pub(super) round: u32,
     pub(super) instance: InstanceId,
-    /// The length of the account's name, with which the label begins; 0 if the record names another runtime.
-    account: u8,
+    /// The length of the account's name, with which the label begins; `None` if the record names another runtime.
+    account: Option<u8>,
     /// `None` if nobody has lost the runtime since it was free.
     takeovers: Option<Box<Takeovers>>,
 }
@@ -95,14 +98,14 @@ impl ClaimEntry {
             revision,
             round,
             instance: record.instance,
-            account: account.unwrap_or_default(),
+            account,
             takeovers,
         }
     }
 
     /// The account and the name of the runtime, whose label this is.
     pub(super) fn runtime(&self, label: &RuntimeLabel) -> Option<(AccountName, RuntimeName)> {
-        let (account, rest) = label.as_str().split_at_checked(usize::from(self.account))?;
+        let (account, rest) = label.as_str().split_at_checked(self.account?.into())?;
         let name = rest.strip_prefix('-')?;
         Some((account.parse().ok()?, name.parse().ok()?))
     }
