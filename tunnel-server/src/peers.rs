@@ -44,7 +44,7 @@ use crate::{
     runtimes::RuntimeLabel,
 };
 
-/// The status by which a node says that it has a session for a forwarded request, and asks for its content. No upstream
+/// The status by which a node says that it has a session for a forwarded request with content, and asks for that. No upstream
 /// can send it: nodes remove it from what a tunnel client answers.
 pub(crate) const HELD: u16 = 199;
 

@@ -30,13 +30,16 @@ use crate::{
     directory::{Claim, ClaimGuard, ClaimRefusal, Directory, Epoch, Observer, OnConflict},
     events::{Event, EventKind, Events},
     lock::{Mutex, RwLock},
-    metrics::Metrics,
+    metrics::{Metrics, RuntimeMetrics},
     runtimes::{RuntimeEntry, RuntimeLabel},
     tunnel::{Directive, Member, Peer, Tunnel},
 };
 
 /// How long after its last session a runtime is expected to come back, so that requests wait for it.
 const RETURN_WINDOW: Duration = Duration::from_secs(60);
+
+/// How long the series of a runtime stay after its last request that was forwarded to another node: several scrapes.
+const FORWARDED_SERIES: Duration = Duration::from_secs(300);
 
 /// How often a claim is made again because a later one has joined first.
 const CLAIM_ROUNDS: u32 = 16;
@@ -65,6 +68,8 @@ pub struct Slot {
     /// Notified whenever a link to another node has opened.
     linked: Arc<Notify>,
     budget: Arc<Budget>,
+    /// The series of requests that are forwarded to other nodes, and the time of the last one.
+    forwarded: Mutex<Option<(Arc<RuntimeMetrics>, Instant)>>,
 }
 
 struct State {
@@ -218,6 +223,7 @@ impl Registry {
                 joined: Notify::new(),
                 linked: self.linked.clone(),
                 budget: Budget::new(self.budget.clone()),
+                forwarded: Mutex::new(None),
             })
         });
         slot.clone()
@@ -267,7 +273,8 @@ impl Registry {
         let now = Instant::now();
         self.slots.write().retain(|_, slot| {
             let is_known = slot.listed.load().is_some();
-            let is_in_use = slot.budget.waiting() + slot.budget.open() > 0;
+            let is_forwarded = slot.has_forwarded_lately(now);
+            let is_in_use = is_forwarded || slot.budget.waiting() + slot.budget.open() > 0;
             is_known || is_in_use || !slot.state.lock().is_gone(now)
         });
     }
@@ -443,6 +450,22 @@ impl Slot {
     #[must_use]
     pub fn label(&self) -> &RuntimeLabel {
         &self.label
+    }
+
+    /// The series of the runtime for a request that is forwarded to another node.
+    pub(crate) fn forwarded_series(&self, metrics: &Arc<Metrics>) -> Arc<RuntimeMetrics> {
+        let now = Instant::now();
+        let mut forwarded = self.forwarded.lock();
+        let (series, last) = forwarded.get_or_insert_with(|| (metrics.runtime(&self.label), now));
+        *last = now;
+        series.clone()
+    }
+
+    /// Whether a request was forwarded to another node lately; if not, the series go.
+    fn has_forwarded_lately(&self, now: Instant) -> bool {
+        let mut forwarded = self.forwarded.lock();
+        forwarded.take_if(|(_, last)| *last + FORWARDED_SERIES < now);
+        forwarded.is_some()
     }
 
     /// The runtime's current entry.
@@ -837,10 +860,15 @@ mod tests {
         tokio::time::sleep(RETURN_WINDOW * 2).await;
         registry.sweep();
         assert!(registry.slot("acme-prod").is_none());
-        registry.list(&entry());
+        let slot = registry.list(&entry());
+        let forwarded = slot.forwarded_series(&registry.metrics);
         tokio::time::sleep(RETURN_WINDOW * 2).await;
         registry.sweep();
         assert!(registry.slot("acme-prod").is_some(), "listed");
+        assert_eq!(Arc::strong_count(&forwarded), 2, "its series stay, too");
+        tokio::time::sleep(FORWARDED_SERIES).await;
+        registry.sweep();
+        assert_eq!(Arc::strong_count(&forwarded), 1);
         registry.keep_listed(|_| false);
         registry.sweep();
         assert!(registry.slots().is_empty());

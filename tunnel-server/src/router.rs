@@ -138,7 +138,7 @@ impl Route {
     ///
     /// # Errors
     /// When the host is no runtime's.
-    fn slot(&self) -> Result<&Arc<Slot>, Problem> {
+    pub(crate) fn slot(&self) -> Result<&Arc<Slot>, Problem> {
         let problem = |reason, detail| Problem::new(Hop::Server, reason, detail);
         let unknown = || problem(Reason::RuntimeUnknown, "no runtime is served at this host");
         self.slot.as_ref().ok_or_else(unknown)
@@ -148,12 +148,6 @@ impl Route {
     #[must_use]
     pub fn budget(&self) -> Option<&Arc<Budget>> {
         self.slot.as_ref().map(|slot| slot.budget())
-    }
-
-    /// The runtime's label; `None` if the host belongs to no runtime.
-    #[must_use]
-    pub fn label(&self) -> Option<&RuntimeLabel> {
-        self.slot.as_ref().map(|slot| slot.label())
     }
 
     /// Where the next exchange of a request is sent: a session of this node, or else one of another node that `elsewhere`

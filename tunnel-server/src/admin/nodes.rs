@@ -1,5 +1,7 @@
 //! The views of server nodes that share a directory.
 
+use std::sync::Arc;
+
 use serde::{Deserialize, Serialize};
 
 use crate::{directory::Directory, runtimes::RuntimeLabel};
@@ -20,7 +22,7 @@ pub struct NodeView {
     pub peer: Option<String>,
     /// The zone that it lies in.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub zone: Option<String>,
+    pub zone: Option<Arc<str>>,
 }
 
 /// All nodes, by name; none if this server stands alone.

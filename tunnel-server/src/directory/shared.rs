@@ -73,7 +73,7 @@ pub struct Node {
     /// Where other nodes connect, if they can.
     pub peer: Option<String>,
     /// The zone that it lies in.
-    pub zone: Option<String>,
+    pub zone: Option<Arc<str>>,
     /// What becomes of a new instance of a runtime that nobody holds while etcd cannot be reached.
     pub without_directory: WithoutDirectory,
 }

@@ -10,7 +10,7 @@ use tokio::{
 };
 use tokio_rustls::server::TlsStream;
 use tunnel_http::listener::accept;
-use tunnel_ops::{signals::Shutdown, socket::set_user_timeout};
+use tunnel_ops::{read_ahead::ReadAhead, signals::Shutdown};
 use tunnel_proto::{
     close::CloseReason,
     control::Control,
@@ -19,7 +19,10 @@ use tunnel_proto::{
     session::{Session, SessionEvent, SessionSettings, Side, SilenceLimits},
 };
 
-use super::{PeerListener, link::PING_INTERVAL};
+use super::{
+    PeerListener,
+    link::{PING_INTERVAL, link_socket},
+};
 use crate::{
     directory::{NodeName, ReceivedReports},
     peer_tls::{ALPN, node_of},
@@ -27,9 +30,6 @@ use crate::{
 
 /// Time for the TLS handshake of another node.
 const HANDSHAKE: Duration = Duration::from_secs(5);
-
-/// How long sent bytes may stay unacknowledged.
-const USER_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// Time in which the links end after the last client has ended.
 const LINKS_END: Duration = Duration::from_secs(2);
@@ -81,11 +81,11 @@ pub(crate) async fn serve_all(
 async fn identify(
     shared: &PeerListener,
     socket: TcpStream,
-) -> Option<(TlsStream<TcpStream>, NodeName)> {
-    socket.set_nodelay(true).ok()?;
-    set_user_timeout(&socket, Some(USER_TIMEOUT)).ok()?;
-    let stream = shared.tls.acceptor().accept(socket).await.ok()?;
-    let connection = stream.get_ref().1;
+) -> Option<(TlsStream<ReadAhead<TcpStream>>, NodeName)> {
+    let socket = link_socket(socket).ok()?;
+    let mut stream = shared.tls.acceptor().accept(socket).await.ok()?;
+    let connection = stream.get_mut().1;
+    connection.set_buffer_limit(Some(limits::TLS_BYTES));
     if connection.alpn_protocol() != Some(ALPN) {
         return None;
     }
@@ -96,7 +96,7 @@ async fn identify(
 /// Serves the exchanges that a node forwards, until its link ends.
 async fn serve_node(
     shared: &Arc<PeerListener>,
-    stream: TlsStream<TcpStream>,
+    stream: TlsStream<ReadAhead<TcpStream>>,
     node: NodeName,
     clients_end: Shutdown,
 ) {

@@ -12,7 +12,11 @@ use tokio::{
     time::{MissedTickBehavior, interval, sleep, timeout},
 };
 use tokio_rustls::{TlsConnector, client::TlsStream};
-use tunnel_ops::{socket::set_user_timeout, task::Owned};
+use tunnel_ops::{
+    read_ahead::ReadAhead,
+    socket::{set_unsent_limit, set_user_timeout},
+    task::Owned,
+};
 use tunnel_proto::{
     control::Control,
     limits,
@@ -123,15 +127,24 @@ async fn keep(target: Target, dialling: Dialling, current: Arc<ArcSwapOption<Ses
     }
 }
 
-async fn dial(target: &Target, tls: &PeerTls) -> io::Result<TlsStream<TcpStream>> {
-    let config = tls.client(&target.name).map_err(io::Error::other)?;
-    let socket = TcpStream::connect(target.address.as_str()).await?;
+/// A link's socket, at either end, with the options of one.
+pub(super) fn link_socket(socket: TcpStream) -> io::Result<ReadAhead<TcpStream>> {
     socket.set_nodelay(true)?;
     set_user_timeout(&socket, Some(USER_TIMEOUT))?;
+    set_unsent_limit(&socket, limits::UNSENT_BYTES)?;
+    Ok(ReadAhead::new(socket))
+}
+
+async fn dial(target: &Target, tls: &PeerTls) -> io::Result<TlsStream<ReadAhead<TcpStream>>> {
+    let config = tls.client(&target.name).map_err(io::Error::other)?;
+    let socket = TcpStream::connect(target.address.as_str()).await?;
+    let socket = link_socket(socket)?;
     // Sent as a hint only: the certificate's URI decides.
     let name = ServerName::try_from("tunnel-node").map_err(io::Error::other)?;
-    let stream = TlsConnector::from(config).connect(name, socket).await?;
-    match stream.get_ref().1.alpn_protocol() {
+    let mut stream = TlsConnector::from(config).connect(name, socket).await?;
+    let connection = stream.get_mut().1;
+    connection.set_buffer_limit(Some(limits::TLS_BYTES));
+    match connection.alpn_protocol() {
         Some(ALPN) => Ok(stream),
         _ => Err(io::Error::other("the other end is no peer listener")),
     }
@@ -139,7 +152,7 @@ async fn dial(target: &Target, tls: &PeerTls) -> io::Result<TlsStream<TcpStream>
 
 /// Moves the bytes of a link until it ends.
 async fn carry(
-    stream: TlsStream<TcpStream>,
+    stream: TlsStream<ReadAhead<TcpStream>>,
     target: &Target,
     Dialling {
         open,

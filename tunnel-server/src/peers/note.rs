@@ -5,12 +5,12 @@
 
 use std::net::IpAddr;
 
-use crate::directory::Epoch;
+use crate::{directory::Epoch, runtimes::RuntimeLabel};
 
 /// The version of the note.
 const VERSION: &str = "1";
 
-/// A note, as it is sent with each forwarded request.
+/// A note, as it is received with each forwarded request.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Note {
     /// The runtime.
@@ -22,10 +22,17 @@ pub(crate) struct Note {
 }
 
 impl Note {
-    /// The text.
-    pub(crate) fn text(&self) -> String {
-        let (label, epoch, address) = (&self.label, self.epoch.number(), self.address);
-        format!("{VERSION} {label} {epoch} {address}")
+    /// The text of a note. `address` is that of the platform client. Made without the formatting machinery, which costs ten
+    /// times as much for each forwarded request.
+    pub(crate) fn text(label: &RuntimeLabel, epoch: Epoch, address: &str) -> String {
+        let epoch = epoch.number();
+        [
+            VERSION,
+            label.as_str(),
+            itoa::Buffer::new().format(epoch),
+            address,
+        ]
+        .join(" ")
     }
 
     /// Reads a text; `None` for one of another version.
@@ -50,12 +57,15 @@ mod tests {
 
     #[test]
     fn a_note_is_read_as_it_is_written() {
+        let label = RuntimeLabel::parse("acme-prod").unwrap();
+        let epoch = Epoch::from_number(1 << 48 | 7);
+        let text = Note::text(&label, epoch, "2001:db8::1");
         let note = Note {
             label: "acme-prod".to_owned(),
-            epoch: Epoch::from_number(1 << 48 | 7),
+            epoch,
             address: "2001:db8::1".parse().unwrap(),
         };
-        assert_eq!(Note::parse(note.text().as_bytes()), Some(note));
+        assert_eq!(Note::parse(text.as_bytes()), Some(note));
         for bad in [
             "",
             "1 a",

@@ -79,8 +79,10 @@ async fn serve(
         .budget()
         .enter(is_upgrade, None, || head_bytes(&parts))?;
     let opened = open(&session).await.map_err(not_opened)?;
-    // The forwarding node sends the content only now: nothing of it is lost if this node had not held the runtime.
-    let _ = informational.push(held(), HeaderMap::new());
+    if !content.is_end_stream() {
+        // The forwarding node sends the content only now: nothing of it is lost if this node had not held the runtime.
+        let _ = informational.push(held(), HeaderMap::new());
+    }
     let head = encode(&parts);
     let content = RelayedBody {
         body: Paced::new(content, Some(permit.upload().clone())),

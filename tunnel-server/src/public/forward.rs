@@ -18,7 +18,6 @@ use tokio::sync::oneshot;
 use tunnel_proto::{
     exchange::{EncodedHead, ExchangeError, open},
     problem::{Hop, Problem, Reason},
-    session::OpenError,
 };
 
 use super::{
@@ -32,10 +31,9 @@ use super::{
     observe::Observation,
 };
 use crate::{
-    directory::{Epoch, NodeName},
+    directory::NodeName,
     metrics::Forwarding,
     peers::{Forward, HELD, Note},
-    runtimes::RuntimeLabel,
 };
 
 /// A content that is not touched before the other node asks for it.
@@ -63,14 +61,13 @@ pub(super) async fn send(
         epoch,
         holder: (node, _),
     } = peer;
-    let Some(label) = routed.route.label() else {
-        return Err(AttemptError::NotSent(not_opened(OpenError::Closed)));
-    };
+    let slot = routed.route.slot().map_err(AttemptError::Refused)?;
     let opened = open(&session).await;
     // Another node may be less busy.
     let opened = opened.map_err(|error| AttemptError::NotSent(not_opened(error)))?;
-    let head = head.forwarded(&note(connection, label, epoch).text());
-    let runtime = observation.runtime_elsewhere(label);
+    let address = connection.client.address_text();
+    let head = head.forwarded(&Note::text(slot.label(), epoch, address));
+    let runtime = slot.forwarded_series(&connection.gateway.metrics);
     let is_received = content.is_received();
     let Prepared {
         body,
@@ -128,15 +125,6 @@ pub(super) async fn send(
     });
     let failure = sent(failure, &node, is_link_lost, is_passed_on);
     Err(AttemptError::Sent(failure))
-}
-
-/// What the other node has to know beside the request.
-fn note(connection: &Connection, label: &RuntimeLabel, epoch: Epoch) -> Note {
-    Note {
-        label: label.to_string(),
-        epoch,
-        address: connection.client.address,
-    }
 }
 
 /// The failure of a request that was sent to another node. That the node holds the runtime is no part of a response: a

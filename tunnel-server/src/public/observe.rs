@@ -16,7 +16,6 @@ use tunnel_proto::{
 use crate::{
     budget::{Permit, shaper::Shaper},
     metrics::{Metrics, RuntimeMetrics},
-    runtimes::RuntimeLabel,
     tunnel::Tunnel,
 };
 
@@ -144,11 +143,6 @@ impl Observation {
                 self.metrics.own_duration.observe(own_duration);
             }
         }
-    }
-
-    /// The series of a runtime that another node holds.
-    pub(super) fn runtime_elsewhere(&self, label: &RuntimeLabel) -> Arc<RuntimeMetrics> {
-        self.metrics.runtime(label)
     }
 
     /// The answer's status is known.

@@ -233,7 +233,7 @@ fn directory(config: &Config, metrics: &Metrics) -> Directory {
     let node = Node {
         name: shared.node.clone(),
         peer: shared.links.as_ref().map(|links| links.advertised.clone()),
-        zone: config.settings.zone.clone(),
+        zone: config.settings.zone.as_deref().map(Into::into),
         without_directory: config.settings.without_directory,
     };
     Directory::shared(client, prefix, node, random, metrics.directory.clone())

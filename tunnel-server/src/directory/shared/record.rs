@@ -11,7 +11,7 @@
 //! The revision of a claim's last change is its epoch, so that nothing but a takeover may write it. A `held` record is
 //! valid while the node's key has its incarnation, and the claim has its epoch.
 
-use std::collections::VecDeque;
+use std::{collections::VecDeque, sync::Arc};
 
 use bytes::Bytes;
 use serde::{Deserialize, Serialize};
@@ -58,7 +58,7 @@ pub(crate) struct NodeRecord {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) peer: Option<String>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub(crate) zone: Option<String>,
+    pub(crate) zone: Option<Arc<str>>,
     pub(crate) version: String,
     pub(crate) state: NodeState,
     #[serde(default)]

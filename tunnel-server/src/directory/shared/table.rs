@@ -72,10 +72,8 @@ pub(crate) struct Holder {
     pub(crate) incarnation: Incarnation,
     /// The revision of its record.
     pub(crate) revision: i64,
-    /// Where other nodes connect.
-    pub(crate) peer: Option<String>,
     /// The zone that it lies in.
-    pub(crate) zone: Option<String>,
+    pub(crate) zone: Option<Arc<str>>,
     /// None of its sessions takes new exchanges, or the node itself leaves.
     pub(crate) is_leaving: bool,
 }

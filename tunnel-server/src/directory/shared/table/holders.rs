@@ -22,7 +22,6 @@ impl Table {
             node: held.run.node.clone(),
             incarnation: held.run.incarnation,
             revision: held.revision,
-            peer: node.peer.clone(),
             zone: node.zone.clone(),
             is_leaving: held.state == HeldState::Leaving || node.state == NodeState::Leaving,
         };
@@ -38,7 +37,6 @@ impl Table {
                     node: name.clone(),
                     incarnation,
                     revision: 0,
-                    peer: node.peer.clone(),
                     zone: node.zone.clone(),
                     is_leaving: hold.is_leaving || node.state == NodeState::Leaving,
                 });
@@ -53,10 +51,14 @@ impl Table {
         let mut holders = self.holders(label);
         holders.retain(|holder| holder.incarnation != own);
         let is_heard = |name: &NodeName, run: Incarnation| self.peer_reports.is_heard(name, run);
+        let has_link = |name: &NodeName| {
+            let node = self.node(name);
+            node.is_none_or(|(_, record)| record.peer.is_some())
+        };
         let is_isolated = !self.nodes().any(|(name, run, _)| is_heard(name, run));
         let mut holders = holders.iter();
         holders.any(|holder| {
-            is_isolated || holder.peer.is_none() || is_heard(&holder.node, holder.incarnation)
+            is_isolated || !has_link(&holder.node) || is_heard(&holder.node, holder.incarnation)
         })
     }
 
