@@ -105,6 +105,16 @@ impl Head {
         values.first().copied()
     }
 
+    /// All fields.
+    ///
+    /// # Panics
+    /// When one is not valid.
+    pub fn headers(&self) -> HeaderMap {
+        let fields = self.fields.iter();
+        let fields = fields.map(|(name, value)| (name.parse().unwrap(), value.parse().unwrap()));
+        fields.collect()
+    }
+
     /// The method of a request line.
     pub fn method(&self) -> &str {
         self.start.split(' ').next().unwrap_or_default()

@@ -10,23 +10,19 @@ use std::{
     time::Duration,
 };
 
-use tokio::{
-    net::TcpListener,
-    sync::{Mutex, mpsc},
-    task::JoinSet,
-};
+use tokio::sync::{Mutex, mpsc};
 
 use crate::{
     deadline::SOON,
     http1::{Content, End, Head, RawConnection},
+    listener::Listener,
     record::Record,
 };
 
 /// A listener on loopback that runs a script on each connection.
 pub struct ScriptedUpstream {
-    address: SocketAddr,
+    listener: Listener,
     record: Arc<Record<ScriptEvent>>,
-    _accepting: JoinSet<()>,
 }
 
 /// What a script reports of its connection.
@@ -70,28 +66,20 @@ impl ScriptedUpstream {
     where
         F: Future<Output = ()> + Send + 'static,
     {
-        let listener = TcpListener::bind(address).await.unwrap();
-        let address = listener.local_addr().unwrap();
         let record = Arc::new(Record::default());
-        let mut accepting = JoinSet::new();
         let reports = record.clone();
-        accepting.spawn(async move {
-            let mut connections = JoinSet::new();
-            for number in 0.. {
-                let (socket, _) = listener.accept().await.unwrap();
-                socket.set_nodelay(true).unwrap();
-                reports.push(ScriptEvent::Connection);
-                connections.spawn(script(ScriptedConnection {
-                    raw: RawConnection::new(socket),
-                    record: reports.clone(),
-                    number,
-                }));
-            }
+        let mut numbers = 0..;
+        let listener = Listener::at(address, move |socket| {
+            reports.push(ScriptEvent::Connection);
+            script(ScriptedConnection {
+                raw: RawConnection::new(socket),
+                record: reports.clone(),
+                number: numbers.next().unwrap(),
+            })
         });
         Self {
-            address,
+            listener: listener.await,
             record,
-            _accepting: accepting,
         }
     }
 
@@ -170,12 +158,12 @@ impl ScriptedUpstream {
 
     /// The address it listens on.
     pub fn address(&self) -> SocketAddr {
-        self.address
+        self.listener.address
     }
 
     /// The address as a value of `--upstream`.
     pub fn url(&self) -> String {
-        format!("http://{}", self.address)
+        format!("http://{}", self.listener.address)
     }
 
     /// What the scripts reported.

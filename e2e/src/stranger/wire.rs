@@ -2,6 +2,8 @@
 //! specifications that it names. Bytes in, bytes out; nothing is checked that is sent.
 
 use bytes::{Buf, Bytes, BytesMut};
+pub use testkit::bhttp::string;
+use testkit::bhttp::{self, field, number};
 pub use testkit::yamux::{ACK, DATA, FIN, Frame, GO_AWAY, PING, RST, SYN, WINDOW};
 
 use crate::http1::Fields;
@@ -72,7 +74,7 @@ impl StrangerRequest {
 pub fn response(status: u64, fields: &[(&str, &str)], content: &[u8]) -> Vec<u8> {
     let mut bytes = response_head(status, fields);
     if !content.is_empty() {
-        put_string(&mut bytes, content);
+        bytes.extend(string(content));
     }
     // The end of the content, and an empty trailer section.
     bytes.extend([0, 0]);
@@ -81,39 +83,17 @@ pub fn response(status: u64, fields: &[(&str, &str)], content: &[u8]) -> Vec<u8>
 
 /// The head of a response: what starts it, status and fields.
 pub fn response_head(status: u64, fields: &[(&str, &str)]) -> Vec<u8> {
-    let mut bytes = vec![3];
-    put_section(&mut bytes, status, fields);
-    bytes
+    bhttp::response(&[&section(status, fields)])
 }
 
 /// A status with its fields: an informational response, or the final one's head.
-pub fn put_section(bytes: &mut Vec<u8>, status: u64, fields: &[(&str, &str)]) {
-    put_number(bytes, status);
+pub fn section(status: u64, fields: &[(&str, &str)]) -> Vec<u8> {
+    let mut bytes = number(status);
     for (name, value) in fields {
-        put_string(bytes, name.as_bytes());
-        put_string(bytes, value.as_bytes());
+        bytes.extend(field(name.as_bytes(), value.as_bytes()));
     }
     bytes.push(0);
-}
-
-/// A string with its length before it.
-pub fn put_string(bytes: &mut Vec<u8>, string: &[u8]) {
-    put_number(bytes, string.len() as u64);
-    bytes.extend_from_slice(string);
-}
-
-/// A number of variable length (RFC 9000 section 16).
-pub fn put_number(bytes: &mut Vec<u8>, number: u64) {
-    let all = number.to_be_bytes();
-    let (length, prefix) = match number {
-        0..=0x3f => (1, 0x00),
-        0x40..=0x3fff => (2, 0x40),
-        0x4000..=0x3fff_ffff => (4, 0x80),
-        _ => (8, 0xc0),
-    };
-    let start = bytes.len();
-    bytes.extend_from_slice(&all[8 - length..]);
-    bytes[start] |= prefix;
+    bytes
 }
 
 fn take_number(rest: &mut &[u8]) -> Option<u64> {
@@ -166,8 +146,7 @@ mod tests {
             (15_293, &[0x7b, 0xbd]),
             (37, &[0x25]),
         ] {
-            let mut bytes = Vec::new();
-            put_number(&mut bytes, number);
+            let bytes = bhttp::number(number);
             assert_eq!(bytes, wire);
             assert_eq!(take_number(&mut &bytes[..]), Some(number));
             assert_eq!(take_number(&mut &bytes[..bytes.len() - 1]), None);
@@ -178,7 +157,7 @@ mod tests {
     fn a_request_is_taken_once_it_is_whole() {
         let mut wire = vec![2];
         for part in ["POST", "http", "a.test", "/x"] {
-            put_string(&mut wire, part.as_bytes());
+            wire.extend(string(part.as_bytes()));
         }
         wire.extend(b"\x01a\x01b\0\x02hi\0\0");
         for length in 0..wire.len() {

@@ -10,7 +10,7 @@ use e2e::{
     raw::RawClient,
     stranger::{
         Stranger,
-        wire::{Frame, RST, put_section, put_string, response, response_head},
+        wire::{Frame, RST, response, response_head, section, string},
     },
     system::{Options, System},
 };
@@ -60,13 +60,13 @@ fn bad_answers() -> Vec<(&'static str, Vec<u8>)> {
     let good = response(200, &[], b"x");
     let mut informational = vec![3];
     for _ in 0..100_000 {
-        put_section(&mut informational, 103, &[("link", "</a.css>")]);
+        informational.extend(section(103, &[("link", "</a.css>")]));
     }
     let mut endless = response_head(200, &[]);
     endless.pop();
     for number in 0..100_000 {
-        put_string(&mut endless, format!("x-{number}").as_bytes());
-        put_string(&mut endless, b"value");
+        endless.extend(string(format!("x-{number}").as_bytes()));
+        endless.extend(string(b"value"));
     }
     let mut huge = response_head(200, &[]);
     huge.pop();
@@ -147,7 +147,7 @@ async fn a_response_that_breaks_off_is_never_whole() {
     client.request("GET", "/", "", b"").await;
     let request = stranger.next_request().await;
     let mut half = response_head(200, &[]);
-    put_string(&mut half, b"half of it");
+    half.extend(string(b"half of it"));
     stranger.answer(request.stream, &half).await;
     let head = client.head().await.unwrap();
     let reset = Frame::data(RST, request.stream, b"").bytes();

@@ -65,7 +65,7 @@ const ARROWS: [(&str, &[&str]); 12] = [
             "tunnel-ops",
         ],
     ),
-    ("testkit", &["tunnel-ops"]),
+    ("testkit", &["tunnel-proto", "tunnel-ops"]),
     (
         "e2e",
         &[

@@ -188,24 +188,19 @@ fn nothing_here() -> Result<Response<Full<Bytes>>, Problem> {
 
 #[cfg(test)]
 mod tests {
-    use tokio::io::{DuplexStream, duplex};
+    use testkit::tunnel::FakeEnd;
+    use tokio::io::duplex;
 
     use super::*;
 
     const LIMIT: Duration = Duration::from_secs(5);
 
     /// A check's session, and the server's end of it.
-    fn pair() -> (CheckSession, Session, SessionEvents, Owned<SessionEnd>) {
-        let (ours, theirs): (DuplexStream, DuplexStream) = duplex(64 * 1024);
+    fn pair() -> (CheckSession, FakeEnd) {
+        let (ours, theirs) = duplex(64 * 1024);
         let settings = SessionSettings::default();
-        let (session, events, driver) = Session::new(theirs, Bytes::new(), Side::Server, settings);
-        let driver = Owned::spawn("server", driver);
-        (
-            CheckSession::begin(ours, Bytes::new()),
-            session,
-            events,
-            driver,
-        )
+        let server = FakeEnd::new(theirs, Bytes::new(), Side::Server, settings);
+        (CheckSession::begin(ours, Bytes::new()), server)
     }
 
     fn report() -> Control {
@@ -223,9 +218,9 @@ mod tests {
 
     #[tokio::test]
     async fn the_echo_goes_through_and_the_report_comes() {
-        let (mut check, server, _events, _driver) = pair();
-        server.probe().await.unwrap();
-        server.send(report()).unwrap();
+        let (mut check, server) = pair();
+        server.session.probe().await.unwrap();
+        server.send(report());
         let checked = check.checked(LIMIT).await.unwrap();
         assert_eq!(
             (checked.account.as_str(), checked.runtime.as_str()),
@@ -233,13 +228,13 @@ mod tests {
         );
         assert_eq!(checked.expires_in, Some(Duration::from_secs(1)));
         check.close().await;
-        server.closed().await;
+        server.session.closed().await;
     }
 
     #[tokio::test]
     async fn a_session_that_ends_first_says_why() {
-        let (mut check, server, _events, _driver) = pair();
-        server.close(CloseReason::Drained);
+        let (mut check, server) = pair();
+        server.session.close(CloseReason::Drained);
         let ended = check.checked(LIMIT).await.unwrap_err();
         assert!(
             matches!(ended, SessionFailure::Ended(CloseReason::Drained)),
@@ -249,7 +244,7 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn nobody_waits_for_ever() {
-        let (mut check, _server, _events, _driver) = pair();
+        let (mut check, _server) = pair();
         let silent = check.checked(LIMIT).await.unwrap_err();
         assert!(
             matches!(silent, SessionFailure::NoEcho(LIMIT)),

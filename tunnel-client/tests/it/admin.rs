@@ -1,12 +1,13 @@
 //! What the operator sees of a client.
 
-use crate::server::TunnelServer;
-use crate::setup::{Running, Setup, get, post};
 use testkit::scripted::ScriptedUpstream;
+use testkit::tunnel::server::FakeServer;
+
+use crate::setup::{Running, Setup, get, post};
 
 #[tokio::test]
 async fn a_client_is_ready_only_while_a_session_answers() {
-    let mut server = TunnelServer::start().await;
+    let mut server = FakeServer::start().await;
     let client = Running::start(&server, "http://127.0.0.1:1", |_| {});
     assert!(client.admin("/healthz").await.head.status() == 200);
     let session = server.accept().await;
@@ -28,7 +29,7 @@ async fn a_client_is_ready_only_while_a_session_answers() {
 
 #[tokio::test]
 async fn the_operator_may_ask_by_the_names_that_are_set() {
-    let server = TunnelServer::start().await;
+    let server = FakeServer::start().await;
     let client = Running::start(&server, "http://127.0.0.1:1", |config| {
         config.settings.admin_host = vec!["tunnel.example".parse().unwrap()];
     });

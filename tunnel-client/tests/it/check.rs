@@ -12,6 +12,7 @@ use clap::Parser;
 use rcgen::{BasicConstraints, IsCa, date_time_ymd};
 use serde_json::Value;
 use testkit::ca::{Authority, CertifiedKey, self_signed_with};
+use testkit::listener::Listener;
 use testkit::scripted::ScriptedUpstream;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
@@ -20,7 +21,7 @@ use tunnel_client::cli::{Cli, Command};
 use tunnel_proto::control::Control;
 use tunnel_proto::handshake::Refusal;
 
-use crate::network::{Listening, checked, head, http, refusal, session};
+use crate::network::{self, checked, head, http, refusal, session};
 
 /// Where a check is run: a folder with a token and a CA.
 pub(crate) struct Place {
@@ -119,7 +120,7 @@ fn json(report: &Report) -> Value {
 #[tokio::test]
 async fn a_good_way_is_said_to_be_good_step_by_step() {
     let place = Place::new();
-    let server = Listening::server(
+    let server = network::server(
         &place.authority.issue(&["127.0.0.1"]).identity(),
         Some(checked()),
     )
@@ -210,14 +211,14 @@ async fn servers_that_are_not_reached() {
     assert_eq!(result(&report, StepName::Tls).0, StepResult::Skipped);
     let report = place.check("wss://no-such-host.invalid", &[]).await;
     assert_eq!(verdict(&report), (StepName::Dns, "dns_failure"));
-    let silent = Listening::plain(|stream| async move {
+    let silent = Listener::plain(|stream| async move {
         let _held = stream;
         std::future::pending::<()>().await;
     })
     .await;
     let report = place.check(&silent.url(), &["--dial-timeout=300ms"]).await;
     assert_eq!(verdict(&report), (StepName::Tls, "tls_timeout"));
-    let cutting = Listening::plain(|stream| async move { drop(stream) }).await;
+    let cutting = Listener::plain(|stream| async move { drop(stream) }).await;
     let report = place.check(&cutting.url(), &[]).await;
     assert_eq!(verdict(&report), (StepName::Tls, "tls_cut"));
 }
@@ -226,7 +227,7 @@ async fn servers_that_are_not_reached() {
 async fn proxies_that_say_no() {
     let place = Place::new();
     let refusing = |answer: &'static str| async move {
-        Listening::plain(move |mut stream| async move {
+        Listener::plain(move |mut stream| async move {
             while head(&mut stream).await.is_some() {
                 stream.write_all(answer.as_bytes()).await.unwrap();
             }
@@ -272,7 +273,7 @@ async fn proxies_that_say_no() {
 async fn whoever_opens_tls_is_named_and_his_ca_can_be_given() {
     let place = Place::new();
     let corp = Authority::new("Corp Inspection CA");
-    let server = Listening::server(&corp.issue(&["127.0.0.1"]).identity(), Some(checked())).await;
+    let server = network::server(&corp.issue(&["127.0.0.1"]).identity(), Some(checked())).await;
     let report = place.check(&server.url(), &[]).await;
     assert_eq!(verdict(&report), (StepName::Tls, "tls_inspection"));
     let json = json(&report);
@@ -305,7 +306,7 @@ async fn certificates_that_are_not_good() {
     let authority = &place.authority;
     let answer = |_: &str| refusal("426 Upgrade Required", "", "upgrade_required");
     let other = authority.issue(&["other.test"]).identity();
-    let server = Listening::answering(&other, answer).await;
+    let server = network::answering(&other, answer).await;
     let report = place.check(&server.url(), &[]).await;
     assert_eq!(verdict(&report), (StepName::Tls, "tls_name_mismatch"));
 
@@ -315,7 +316,7 @@ async fn certificates_that_are_not_good() {
             params.not_after = date_time_ymd(2002, 1, 1);
         })
         .identity();
-    let server = Listening::answering(&old, answer).await;
+    let server = network::answering(&old, answer).await;
     let report = place.check(&server.url(), &[]).await;
     assert_eq!(verdict(&report), (StepName::Tls, "tls_expired"));
 }
@@ -332,7 +333,7 @@ async fn a_clock_that_is_off_is_told_from_a_certificate_that_is() {
         })
         .identity();
     let date = "date: Wed, 01 Mar 2090 00:00:00 GMT\r\n";
-    let server = Listening::answering(&future, move |head| {
+    let server = network::answering(&future, move |head| {
         assert!(
             !head.to_lowercase().contains("authorization"),
             "nothing is told to him: {head}"
@@ -361,19 +362,19 @@ async fn networks_that_want_a_sign_in() {
         )
     };
     for server in [
-        Listening::answering(&identity, redirect).await,
-        Listening::answering(&identity, html).await,
+        network::answering(&identity, redirect).await,
+        network::answering(&identity, html).await,
     ] {
         let report = place.check(&server.url(), &[]).await;
         assert_eq!(verdict(&report), (StepName::Upgrade, "not_a_tunnel_server"));
     }
     let wanting = |_: &str| http("511 Network Authentication Required", "", "sign in");
-    let server = Listening::answering(&identity, wanting).await;
+    let server = network::answering(&identity, wanting).await;
     let report = place.check(&server.url(), &[]).await;
     assert_eq!(verdict(&report), (StepName::Upgrade, "captive_portal"));
     // It catches TLS as well, with a certificate of its own.
     let own = Authority::new("Portal").issue(&["portal.test"]).identity();
-    let server = Listening::answering(&own, redirect).await;
+    let server = network::answering(&own, redirect).await;
     let report = place.check(&server.url(), &[]).await;
     assert_eq!(verdict(&report), (StepName::Tls, "captive_portal"));
     // It speaks no TLS at all.
@@ -383,8 +384,8 @@ async fn networks_that_want_a_sign_in() {
 }
 
 /// Answers a request so, and what is no request with a 400.
-async fn without_tls(answer: String) -> Listening {
-    Listening::plain(move |mut stream| {
+async fn without_tls(answer: String) -> Listener {
+    Listener::plain(move |mut stream| {
         let answer = answer.clone();
         async move {
             let mut first = [0];
@@ -421,7 +422,7 @@ async fn a_port_that_is_not_the_tunnel_listener_s() {
     let problem = http("503 Service Unavailable", "", problem);
     // The public listener, with TLS and without.
     let answer = problem.clone();
-    let secure = Listening::answering(
+    let secure = network::answering(
         &place.authority.issue(&["127.0.0.1"]).identity(),
         move |_| answer.clone(),
     )
@@ -436,7 +437,7 @@ async fn a_port_that_is_not_the_tunnel_listener_s() {
     let app = without_tls(app).await;
     let report = place.check(&app.url(), &[]).await;
     assert_eq!(verdict(&report), (StepName::Tls, "not_tls"));
-    let ssh = Listening::plain(|mut stream| async move {
+    let ssh = Listener::plain(|mut stream| async move {
         let _ = stream.write_all(b"SSH-2.0-OpenSSH\r\n").await;
         end(stream).await;
     })
@@ -456,7 +457,7 @@ async fn a_certificate_that_signed_itself() {
                 false => IsCa::ExplicitNoCa,
             };
         });
-        let server = Listening::answering(&made.identity(), |_| http("200 OK", "", "")).await;
+        let server = network::answering(&made.identity(), |_| http("200 OK", "", "")).await;
         let report = place.check(&server.url(), &[]).await;
         assert_eq!(verdict(&report), (StepName::Tls, "tls_self_signed"));
         let told = &report.verdict().unwrap().advice;
@@ -470,12 +471,12 @@ async fn what_stands_before_the_server_and_passes_on_no_upgrade() {
     let identity = place.authority.issue(&["127.0.0.1"]).identity();
     // It removes the field, and the server says so.
     let removing = |_: &str| refusal("426 Upgrade Required", "", "upgrade_required");
-    let server = Listening::answering(&identity, removing).await;
+    let server = network::answering(&identity, removing).await;
     let report = place.check(&server.url(), &[]).await;
     assert_eq!(verdict(&report), (StepName::Upgrade, "upgrade_stripped"));
     // It answers such requests by itself, and passes on all others.
     for status in ["400 Bad Request", "404 Not Found", "200 OK"] {
-        let server = Listening::answering(&identity, move |head| {
+        let server = network::answering(&identity, move |head| {
             match head.to_ascii_lowercase().contains("upgrade: websocket") {
                 true => http(status, "content-type: text/html\r\n", "<html>"),
                 false => refusal("426 Upgrade Required", "", "upgrade_required"),
@@ -490,7 +491,7 @@ async fn what_stands_before_the_server_and_passes_on_no_upgrade() {
         );
     }
     // Or looks at the token, which the request that got through did not show.
-    let server = Listening::answering(&identity, |head| {
+    let server = network::answering(&identity, |head| {
         match head.to_ascii_lowercase().contains("authorization: bearer") {
             true => http("403 Forbidden", "server: gateway\r\n", "no"),
             false => refusal("426 Upgrade Required", "", "upgrade_required"),
@@ -500,7 +501,7 @@ async fn what_stands_before_the_server_and_passes_on_no_upgrade() {
     let report = place.check(&server.url(), &[]).await;
     assert_eq!(verdict(&report), (StepName::Upgrade, "refused_on_the_way"));
     // Or says no to everything, whatever is asked for.
-    let server = Listening::answering(&identity, |_| {
+    let server = network::answering(&identity, |_| {
         http(
             "400 Bad Request",
             "server: nginx\r\n",
@@ -543,11 +544,11 @@ async fn what_is_no_tunnel_server() {
         ),
     ] {
         let said = answer.clone();
-        let server = Listening::answering(&identity, move |_| said.clone()).await;
+        let server = network::answering(&identity, move |_| said.clone()).await;
         let report = place.check(&server.url(), &[]).await;
         assert_eq!(verdict(&report), (StepName::Upgrade, name), "{answer}");
     }
-    let silent = Listening::tls(&identity, |stream| {
+    let silent = Listener::tls(&identity, None, |stream| {
         Box::pin(async move {
             let _held = stream;
             std::future::pending::<()>().await;
@@ -569,7 +570,7 @@ async fn the_server_s_own_refusals() {
         ("credential_revoked", "credential_revoked"),
     ] {
         let server =
-            Listening::answering(&identity, move |_| refusal("401 Unauthorized", "", reason)).await;
+            network::answering(&identity, move |_| refusal("401 Unauthorized", "", reason)).await;
         let report = place.check(&server.url(), &[]).await;
         assert_eq!(verdict(&report), (StepName::Authentication, name));
         assert_eq!(result(&report, StepName::Upgrade).0, StepResult::Held);
@@ -580,7 +581,7 @@ async fn the_server_s_own_refusals() {
         ("handshake_queue", "server_busy"),
         ("path_unknown", "request_changed"),
     ] {
-        let server = Listening::answering(&identity, move |_| {
+        let server = network::answering(&identity, move |_| {
             refusal("426 Upgrade Required", "", reason)
         })
         .await;
@@ -603,7 +604,7 @@ async fn a_clock_that_is_far_off_does_not_hold_whatever_else_does() {
         (3600, StepResult::Failed),
     ] {
         let date = date(ahead);
-        let server = Listening::answering(&identity, move |_| {
+        let server = network::answering(&identity, move |_| {
             refusal("401 Unauthorized", &date, "token_refused")
         })
         .await;
@@ -613,7 +614,7 @@ async fn a_clock_that_is_far_off_does_not_hold_whatever_else_does() {
     // A page that has been kept for a day is no clock.
     let old = SystemTime::now() - Duration::from_secs(24 * 3600);
     let date = format!("date: {}\r\n", httpdate::fmt_http_date(old));
-    let server = Listening::answering(&identity, move |_| http("404 Not Found", &date, "")).await;
+    let server = network::answering(&identity, move |_| http("404 Not Found", &date, "")).await;
     let report = place.check(&server.url(), &[]).await;
     assert_eq!(verdict(&report).1, "not_a_tunnel_server");
     let clock = result(&report, StepName::Clock);
@@ -642,7 +643,7 @@ async fn a_token_that_has_run_out_is_told_from_a_clock_that_is_off() {
     ] {
         place.write("token", &jwt(expires));
         let date = format!("date: {}\r\n", httpdate::fmt_http_date(theirs));
-        let server = Listening::answering(&identity, move |_| {
+        let server = network::answering(&identity, move |_| {
             refusal("401 Unauthorized", &date, "token_expired")
         })
         .await;
@@ -671,7 +672,7 @@ fn jwt(expires: SystemTime) -> String {
 #[tokio::test]
 async fn a_client_certificate_that_the_server_does_not_take() {
     let place = Place::new();
-    let server = Listening::wanting_certificates(&place.authority).await;
+    let server = network::wanting_certificates(&place.authority).await;
     let CertifiedKey { certificate, key } = Authority::new("Other").issue(&["client"]);
     place.write("client.pem", &certificate);
     place.write("client.key", &key);
@@ -686,7 +687,7 @@ async fn a_client_certificate_that_the_server_does_not_take() {
 #[tokio::test]
 async fn sessions_that_give_no_echo() {
     let place = Place::new();
-    let server = Listening::server(&place.authority.issue(&["127.0.0.1"]).identity(), None).await;
+    let server = network::server(&place.authority.issue(&["127.0.0.1"]).identity(), None).await;
     let report = place.check(&server.url(), &["--dial-timeout=1s"]).await;
     assert_eq!(verdict(&report), (StepName::Echo, "echo_failed"));
     assert_eq!(
@@ -710,7 +711,7 @@ async fn a_runtime_that_another_keeps() {
             fatal: false,
         });
     }
-    let server = Listening::server(
+    let server = network::server(
         &place.authority.issue(&["127.0.0.1"]).identity(),
         Some(says),
     )
@@ -726,14 +727,14 @@ async fn a_runtime_that_another_keeps() {
 #[tokio::test]
 async fn the_idle_limit_of_the_way_is_found() {
     let place = Place::new();
-    let server = Listening::server(
+    let server = network::server(
         &place.authority.issue(&["127.0.0.1"]).identity(),
         Some(checked()),
     )
     .await;
     let upstream = ScriptedUpstream::answering(b"").await;
     let flag = format!("--upstream={}", upstream.url());
-    let relay = Listening::cutting_after(server.address, Duration::from_secs(4)).await;
+    let relay = network::cutting_after(server.address, Duration::from_secs(4)).await;
     let options = Options::default().with_idle_probe(Duration::from_secs(30));
     let report = place.check_with(&relay.url(), &[&flag], options).await;
     let idle = report.idle.as_ref().unwrap();
@@ -759,15 +760,16 @@ async fn a_session_that_cannot_be_had_any_more_says_why() {
     let place = Place::new();
     let identity = place.authority.issue(&["127.0.0.1"]).identity();
     let is_first = AtomicBool::new(true);
-    let server = Listening::tls(&identity, move |mut stream| {
-        match is_first.swap(false, Ordering::SeqCst) {
-            true => Box::pin(session(stream, Some(checked()))),
-            false => Box::pin(async move {
-                head(&mut stream).await.unwrap();
-                let answer = http("502 Bad Gateway", "server: nginx\r\n", "<html>");
-                let _ = stream.write_all(answer.as_bytes()).await;
-                let _ = stream.shutdown().await;
-            }),
+    let server = Listener::tls(&identity, None, move |mut stream| {
+        let is_first = is_first.swap(false, Ordering::SeqCst);
+        async move {
+            if is_first {
+                return session(stream, Some(checked())).await;
+            }
+            head(&mut stream).await.unwrap();
+            let answer = http("502 Bad Gateway", "server: nginx\r\n", "<html>");
+            let _ = stream.write_all(answer.as_bytes()).await;
+            let _ = stream.shutdown().await;
         }
     })
     .await;

@@ -2,13 +2,13 @@
 
 use std::process::Command as Process;
 
+use testkit::scripted::ScriptedUpstream;
 use tokio::net::TcpListener;
 use tunnel_client::check::{Report, StepName, StepResult};
 
 use crate::check::{Place, result, verdict};
-use crate::network::{Listening, refusal};
+use crate::network::{self, refusal};
 use crate::program::PROGRAM;
-use testkit::scripted::ScriptedUpstream;
 
 /// The steps in order, with how they went.
 fn steps(report: &Report) -> Vec<(StepName, StepResult)> {
@@ -89,7 +89,7 @@ async fn without_a_token_the_way_is_gone_as_far_as_tls_and_no_session_is_asked_f
         let date = "date: Sun, 22 Nov 2026 06:00:00 GMT\r\n";
         refusal("426 Upgrade Required", date, "upgrade_required")
     };
-    let server = Listening::answering(&authority.issue(&["127.0.0.1"]).identity(), answer).await;
+    let server = network::answering(&authority.issue(&["127.0.0.1"]).identity(), answer).await;
     let report = place.check(&server.url(), &[&upstream, &token]).await;
     assert_eq!(verdict(&report), (StepName::Token, "token_file_missing"));
     for (step, expected) in [

@@ -18,11 +18,12 @@ use tokio::time::timeout;
 use tunnel_ops::task::Owned;
 
 use crate::serve::Served;
-use crate::setup::{Setup, get, piece, post_pieces};
+use crate::setup::{Setup, get, post_fed};
 use testkit::deadline::SOON;
 use testkit::http1;
 use testkit::http2::Frame;
 use testkit::scripted::{ScriptedConnection, ScriptedUpstream};
+use testkit::tunnel::body::data;
 
 /// The head of an answer over HTTP/2 (RFC 7541 section 6.1).
 const STATUS_200: &[u8] = b"\x88";
@@ -541,12 +542,12 @@ async fn cut_on_wire(
     pieces: usize,
 ) -> UploadEnd {
     let setup = Setup::new(&uploads.url).await;
-    let (sender, mut request) = post_pieces();
+    let (sender, mut request) = post_fed();
     if has_length {
         (request.headers_mut()).insert(CONTENT_LENGTH, HeaderValue::from_static("7"));
     }
     for _ in 0..pieces {
-        sender.send(piece("abc")).await.unwrap();
+        sender.send(data("abc")).await.unwrap();
     }
     let (number, answered) = (uploads.count(), Notify::new());
     let mut asking = Box::pin(async {

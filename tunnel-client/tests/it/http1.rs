@@ -6,16 +6,17 @@ use bytes::Bytes;
 use http::{HeaderMap, Method, Request, StatusCode};
 use http_body::Frame;
 use http_body_util::{BodyExt, Empty};
+use testkit::deadline::SOON;
+use testkit::http1::Head;
+use testkit::scripted::{ScriptedConnection, ScriptedUpstream};
+use testkit::tunnel::body::data;
+use testkit::tunnel::whole;
 use tokio::sync::{mpsc, oneshot};
 use tokio::time::timeout;
 use tunnel_proto::exchange::exchange;
 use tunnel_proto::problem::Reason;
 
-use crate::server::whole;
-use crate::setup::{Setup, get, piece, post, post_pieces};
-use testkit::deadline::SOON;
-use testkit::http1::Head;
-use testkit::scripted::{ScriptedConnection, ScriptedUpstream};
+use crate::setup::{Setup, get, post, post_fed};
 
 /// An upstream that hands out what it received, and answers nothing of note.
 async fn recording(bytes: usize) -> (ScriptedUpstream, mpsc::Receiver<(Head, Vec<u8>)>) {
@@ -70,10 +71,10 @@ async fn content_of_unknown_length_is_chunked_whatever_the_method() {
     for method in [Method::POST, Method::GET, Method::DELETE] {
         let (upstream, mut requests) = recording(b"2\r\nhi\r\n0\r\n\r\n".len()).await;
         let setup = Setup::new(&upstream.url()).await;
-        let (pieces, mut request) = post_pieces();
+        let (pieces, mut request) = post_fed();
         *request.method_mut() = method.clone();
         let sending = async {
-            pieces.send(piece("hi")).await.unwrap();
+            pieces.send(data("hi")).await.unwrap();
             drop(pieces);
         };
         tokio::join!(setup.session.fetch(request), sending);
@@ -91,12 +92,12 @@ async fn trailers_that_were_announced_arrive() {
     let expected = b"2\r\nhi\r\n0\r\nx-sum: 7\r\n\r\n";
     let (upstream, mut requests) = recording(expected.len()).await;
     let setup = Setup::new(&upstream.url()).await;
-    let (pieces, mut request) = post_pieces();
+    let (pieces, mut request) = post_fed();
     request
         .headers_mut()
         .insert("trailer", "x-sum".parse().unwrap());
     let sending = async {
-        pieces.send(piece("hi")).await.unwrap();
+        pieces.send(data("hi")).await.unwrap();
         let trailers = HeaderMap::from_iter([("x-sum".parse().unwrap(), "7".parse().unwrap())]);
         pieces.send(Ok(Frame::trailers(trailers))).await.unwrap();
         drop(pieces);
@@ -118,12 +119,12 @@ async fn trailers_behind_a_declared_length_do_not_hide_the_end() {
         config.settings.upstream_head_timeout = limit;
     })
     .await;
-    let (pieces, mut request) = post_pieces();
+    let (pieces, mut request) = post_fed();
     request
         .headers_mut()
         .insert("content-length", "2".parse().unwrap());
     let sending = async {
-        pieces.send(piece("hi")).await.unwrap();
+        pieces.send(data("hi")).await.unwrap();
         let trailers = HeaderMap::from_iter([("x-sum".parse().unwrap(), "7".parse().unwrap())]);
         pieces.send(Ok(Frame::trailers(trailers))).await.unwrap();
         drop(pieces);
@@ -218,7 +219,7 @@ async fn early_hints_come_before_the_response() {
     let mut hints = Vec::new();
     let answered = setup
         .session
-        .ask_hearing(get("/"), |status, fields| hints.push((status, fields)));
+        .ask_with(get("/"), |status, fields| hints.push((status, fields)));
     assert_eq!(answered.await.unwrap().status(), StatusCode::OK);
     let [(status, fields)] = &hints[..] else {
         panic!("{hints:?}")
@@ -241,7 +242,7 @@ async fn content_is_sent_when_the_upstream_says_continue() {
     })
     .await;
     let setup = Setup::new(&upstream.url()).await;
-    let (pieces, mut request) = post_pieces();
+    let (pieces, mut request) = post_fed();
     request
         .headers_mut()
         .insert("expect", "100-continue".parse().unwrap());
@@ -250,12 +251,12 @@ async fn content_is_sent_when_the_upstream_says_continue() {
         .insert("content-length", "5".parse().unwrap());
     let (told, heard) = oneshot::channel();
     let mut told = Some(told);
-    let answered = setup.session.ask_hearing(request, |status, _| {
+    let answered = setup.session.ask_with(request, |status, _| {
         told.take().unwrap().send(status).unwrap();
     });
     let sending = async {
         assert_eq!(heard.await.unwrap(), StatusCode::CONTINUE);
-        pieces.send(piece("hello")).await.unwrap();
+        pieces.send(data("hello")).await.unwrap();
         drop(pieces);
     };
     let (response, ()) = tokio::join!(answered, sending);
@@ -277,7 +278,7 @@ async fn an_expectation_that_is_refused_needs_no_content() {
     .await;
     let setup = Setup::new(&upstream.url()).await;
     for _ in 0..2 {
-        let (_pieces, mut request) = post_pieces();
+        let (_pieces, mut request) = post_fed();
         request
             .headers_mut()
             .insert("expect", "100-continue".parse().unwrap());
@@ -315,12 +316,12 @@ async fn both_directions_flow_at_once_and_neither_holds_up_the_other() {
     })
     .await;
     let setup = Setup::new(&upstream.url()).await;
-    let (pieces, request) = post_pieces();
+    let (pieces, request) = post_fed();
     let response = setup.session.ask(request).await.unwrap();
     // All is sent before one byte of the response is taken.
     let chunk: &'static str = Box::leak("y".repeat(64 * 1024).into_boxed_str());
     for _ in 0..64 {
-        timeout(SOON, pieces.send(piece(chunk)))
+        timeout(SOON, pieces.send(data(chunk)))
             .await
             .unwrap()
             .unwrap();
@@ -379,10 +380,10 @@ async fn a_hang_up_in_the_middle_of_a_request_is_seen_as_a_broken_request() {
     })
     .await;
     let setup = Setup::new(&upstream.url()).await;
-    let (pieces, request) = post_pieces();
+    let (pieces, request) = post_fed();
     let session = setup.session.session.clone();
     let mut asking = Box::pin(exchange(&session, request, |_, _| {}));
-    pieces.send(piece("half")).await.unwrap();
+    pieces.send(data("half")).await.unwrap();
     tokio::select! {
         _ = &mut asking => panic!("nobody answers"),
         content = told.recv() => assert_eq!(content.unwrap(), b"4\r\nhalf\r\n"),

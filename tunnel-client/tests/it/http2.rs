@@ -16,6 +16,8 @@ use hyper::body::Incoming;
 use hyper::service::service_fn;
 use hyper_util::rt::{TokioExecutor, TokioIo};
 use rustls::ServerConfig;
+use testkit::deadline::SOON;
+use testkit::tunnel::body::data;
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::{Barrier, mpsc, oneshot};
@@ -27,9 +29,8 @@ use tunnel_ops::tls_files::{Roots, server_config};
 use tunnel_proto::handshake::accept_key;
 use tunnel_proto::problem::Reason;
 
-use crate::setup::{Setup, get, piece, post, post_pieces};
+use crate::setup::{Setup, get, post, post_fed};
 use crate::upgrade::{KEY, next, websocket};
-use testkit::deadline::SOON;
 
 type Answer = Response<BoxBody<Bytes, Infallible>>;
 
@@ -159,13 +160,15 @@ async fn content_and_trailers_go_both_ways() {
         let sent = request.into_body().collect().await.unwrap();
         let trailers = sent.trailers().cloned().unwrap();
         let frames = [Frame::data(sent.to_bytes()), Frame::trailers(trailers)].map(Ok);
-        Response::new(BodyExt::boxed(StreamBody::new(tokio_stream::iter(frames))))
+        Response::new(BodyExt::boxed(StreamBody::new(futures_util::stream::iter(
+            frames,
+        ))))
     })
     .await;
     let setup = Setup::new(&upstream.url("h2c")).await;
-    let (pieces, request) = post_pieces();
+    let (pieces, request) = post_fed();
     let sending = async {
-        pieces.send(piece("hello")).await.unwrap();
+        pieces.send(data("hello")).await.unwrap();
         let status = HeaderMap::from_iter([("grpc-status".parse().unwrap(), "0".parse().unwrap())]);
         pieces.send(Ok(Frame::trailers(status))).await.unwrap();
         drop(pieces);
@@ -194,10 +197,10 @@ async fn both_directions_stream() {
     })
     .await;
     let setup = Setup::new(&upstream.url("h2c")).await;
-    let (pieces, request) = post_pieces();
+    let (pieces, request) = post_fed();
     let mut body = setup.session.ask(request).await.unwrap().into_body();
     for message in ["one", "two", "three"] {
-        pieces.send(piece(message)).await.unwrap();
+        pieces.send(data(message)).await.unwrap();
         assert_eq!(next(&mut body).await.unwrap(), message);
     }
     drop(pieces);
@@ -307,7 +310,7 @@ async fn who_waits_for_continue_is_told_so() {
     let mut heard = Vec::new();
     let response = setup
         .session
-        .ask_hearing(request, |status, _| heard.push(status))
+        .ask_with(request, |status, _| heard.push(status))
         .await;
     assert_eq!(response.unwrap().status(), StatusCode::OK);
     assert_eq!(heard, [StatusCode::CONTINUE]);
@@ -351,7 +354,7 @@ async fn check_echo(setup: &Setup) {
     assert_eq!(response.headers()["sec-websocket-protocol"], "chat");
     let mut body = response.into_body();
     for message in ["one", "two"] {
-        sender.send(piece(message)).await.unwrap();
+        sender.send(data(message)).await.unwrap();
         assert_eq!(next(&mut body).await.unwrap(), message);
     }
     drop(sender);

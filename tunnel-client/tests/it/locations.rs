@@ -3,10 +3,10 @@
 use std::time::Duration;
 
 use testkit::deadline::soon;
+use testkit::tunnel::server::{FakeServer, ServerSession, refusal};
 use tunnel_proto::control::Control;
 use tunnel_proto::handshake::Placement;
 
-use crate::server::{ServerSession, TunnelServer, refusal};
 use crate::setup::Running;
 
 /// An upstream nobody asks anything.
@@ -16,11 +16,11 @@ const NOBODY: &str = "http://127.0.0.1:1";
 const FOR_EVER: Duration = Duration::from_secs(3_600);
 
 fn placement(session: &ServerSession) -> Placement {
-    session.greeting.placement.clone().unwrap()
+    session.request.greeting.placement.clone().unwrap()
 }
 
 /// The next session of either server, welcomed.
-async fn either(one: &mut TunnelServer, two: &mut TunnelServer) -> ServerSession {
+async fn either(one: &mut FakeServer, two: &mut FakeServer) -> ServerSession {
     tokio::select! {
         session = one.welcome() => session,
         session = two.welcome() => session,
@@ -29,7 +29,7 @@ async fn either(one: &mut TunnelServer, two: &mut TunnelServer) -> ServerSession
 
 #[tokio::test]
 async fn a_client_names_the_nodes_that_it_has_and_dials_again_at_once_for_another() {
-    let mut server = TunnelServer::start().await;
+    let mut server = FakeServer::start().await;
     let client = Running::start(&server, NOBODY, |config| {
         config.settings.sessions = 2;
         // A wait would never end.
@@ -53,11 +53,11 @@ async fn a_client_names_the_nodes_that_it_has_and_dials_again_at_once_for_anothe
 /// A session that the server drains is to be left, and so is its node.
 #[tokio::test]
 async fn the_node_of_a_session_that_is_drained_is_named_too() {
-    let mut server = TunnelServer::start().await;
+    let mut server = FakeServer::start().await;
     let _client = Running::start(&server, NOBODY, |_| {});
     let first = server.accept().await;
     first.welcome_at(Some("n1"));
-    first.say(Control::Drain { spread_ms: None });
+    first.send(Control::Drain { spread_ms: None });
     let next = server.accept().await;
     let avoid = vec!["n1".to_owned()];
     assert_eq!(placement(&next), Placement::avoiding(avoid));
@@ -65,7 +65,7 @@ async fn the_node_of_a_session_that_is_drained_is_named_too() {
 
 #[tokio::test]
 async fn sessions_go_to_different_servers_and_one_that_fails_is_left_for_the_next() {
-    let (mut one, mut two) = (TunnelServer::start().await, TunnelServer::start().await);
+    let (mut one, mut two) = (FakeServer::start().await, FakeServer::start().await);
     let both = format!("{}{}", one.pem(), two.pem());
     let client = Running::start(&one, NOBODY, |config| {
         let second: tunnel_client::config::ServerUrl = two.url().parse().unwrap();
@@ -77,19 +77,19 @@ async fn sessions_go_to_different_servers_and_one_that_fails_is_left_for_the_nex
     });
     let (at_one, at_two) = tokio::join!(one.welcome(), two.welcome());
     client.wait_metric("sessions", 2.0).await;
-    assert_eq!(at_one.host, one.address().to_string());
-    assert_eq!(at_two.host, two.address().to_string());
+    assert_eq!(at_one.request.host, one.address().to_string());
+    assert_eq!(at_two.request.host, two.address().to_string());
     // One of the servers ends.
     drop((one, at_one));
     let next = soon("a session at the other server", two.welcome()).await;
-    assert_eq!(next.host, two.address().to_string());
+    assert_eq!(next.request.host, two.address().to_string());
     client.wait_metric("sessions", 2.0).await;
     drop(at_two);
 }
 
 #[tokio::test]
 async fn a_session_that_is_drained_goes_to_the_other_server() {
-    let (mut one, mut two) = (TunnelServer::start().await, TunnelServer::start().await);
+    let (mut one, mut two) = (FakeServer::start().await, FakeServer::start().await);
     let both = format!("{}{}", one.pem(), two.pem());
     let _client = Running::start(&one, NOBODY, |config| {
         let second: tunnel_client::config::ServerUrl = two.url().parse().unwrap();
@@ -102,9 +102,9 @@ async fn a_session_that_is_drained_goes_to_the_other_server() {
     });
     let mut last = either(&mut one, &mut two).await;
     for _ in 0..3 {
-        last.say(Control::Drain { spread_ms: None });
+        last.send(Control::Drain { spread_ms: None });
         let next = either(&mut one, &mut two).await;
-        assert_ne!(next.host, last.host);
+        assert_ne!(next.request.host, last.request.host);
         last = next;
     }
 }

@@ -33,7 +33,6 @@ mod run_program;
 mod serve;
 mod serve_http2;
 mod serve_program;
-mod server;
 mod sessions;
 mod setup;
 mod stopping;

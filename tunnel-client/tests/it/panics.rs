@@ -4,13 +4,13 @@ use std::fmt::Debug;
 use std::sync::Once;
 use std::time::Duration;
 
+use testkit::tunnel::server::FakeServer;
 use tracing::field::{Field, Visit};
 use tracing::span::{Attributes, Id, Record};
 use tracing::{Event, Metadata, Subscriber};
 use tunnel_client::config::OnRefusal;
 use tunnel_proto::control::Control;
 
-use crate::server::TunnelServer;
 use crate::setup::Running;
 
 /// The runtime whose mention in the log panics.
@@ -54,13 +54,13 @@ async fn a_place_that_panics_is_followed_by_another_dial() {
     // code, by the thread that reaches it first, which may be another test's.
     static ONCE: Once = Once::new();
     ONCE.call_once(|| tracing::subscriber::set_global_default(Log).unwrap());
-    let mut server = TunnelServer::start().await;
+    let mut server = FakeServer::start().await;
     let client = Running::start(&server, "http://127.0.0.1:1", |config| {
         config.settings.on_refusal = OnRefusal::Exit;
         config.settings.refusal_wait = Duration::from_secs(3_600);
     });
     let session = server.accept().await;
-    session.say(Control::Welcome {
+    session.send(Control::Welcome {
         runtime: CAUSE.to_owned(),
         session: "1".to_owned(),
         version: "test".to_owned(),

@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use parking_lot::Mutex;
 use rustls::ServerConfig;
+use testkit::tunnel::server::FakeServer;
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt, copy_bidirectional};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::task::JoinSet;
@@ -15,7 +16,6 @@ use tunnel_client::config::{Config, LoginSource, ProxyChoice, ProxySettings, Tru
 use tunnel_ops::task::Owned;
 use tunnel_ops::tls_files::{Roots, server_config};
 
-use crate::server::TunnelServer;
 use crate::setup::Running;
 
 /// An upstream nobody asks anything.
@@ -217,7 +217,7 @@ fn given(user: &str, password: &str) -> LoginSource {
 
 /// Has a client come through the proxy, and serve.
 async fn comes_through(settings: ProxySettings, change: impl FnOnce(&mut Config, SocketAddr)) {
-    let mut server = TunnelServer::start().await;
+    let mut server = FakeServer::start().await;
     let address = server.address();
     let client = Running::start(&server, NOBODY, |config| {
         config.servers[0].proxy = Some(settings);
@@ -229,7 +229,7 @@ async fn comes_through(settings: ProxySettings, change: impl FnOnce(&mut Config,
 
 /// The result that a client counts, which never gets through.
 async fn fails(settings: ProxySettings, result: &str) {
-    let server = TunnelServer::start().await;
+    let server = FakeServer::start().await;
     let client = Running::start(&server, NOBODY, |config| {
         config.servers[0].proxy = Some(settings);
         config.settings.redial_cap = Duration::from_secs(60);
@@ -276,7 +276,7 @@ async fn the_login_s_file_is_read_at_each_dial() {
     let path = folder.path().join("login");
     std::fs::write(&path, "me:wrong").unwrap();
     let proxy = TestProxy::http(BASIC).await;
-    let mut server = TunnelServer::start().await;
+    let mut server = FakeServer::start().await;
     let client = Running::start(&server, NOBODY, |config| {
         config.servers[0].proxy = Some(proxy.settings("http", LoginSource::File(path.clone())));
     });

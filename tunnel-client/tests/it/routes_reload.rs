@@ -2,6 +2,10 @@
 
 use std::path::Path;
 
+use testkit::deadline::SOON;
+use testkit::scripted::{ScriptedConnection, ScriptedUpstream, slow};
+use testkit::tunnel::server::{FakeServer, ServerSession};
+use testkit::tunnel::whole;
 use tokio::time::timeout;
 use tunnel_client::client::Client;
 use tunnel_client::config::{Given, Source};
@@ -9,16 +13,13 @@ use tunnel_http::access_log::AccessLog;
 use tunnel_proto::problem::Reason;
 
 use crate::routes::telling;
-use crate::server::{ServerSession, TunnelServer, whole};
 use crate::setup::{Running, get};
-use testkit::deadline::SOON;
-use testkit::scripted::{ScriptedConnection, ScriptedUpstream, slow};
 
 /// A client whose routes stand in a file.
 struct Reloading {
     client: Running,
     session: ServerSession,
-    _server: TunnelServer,
+    _server: FakeServer,
 }
 
 fn write(folder: &Path, routes: &str) {
@@ -34,7 +35,7 @@ fn route(name: &str, path: &str, upstream: &str) -> String {
 
 impl Reloading {
     async fn start(routes: &str) -> Self {
-        let mut server = TunnelServer::start().await;
+        let mut server = FakeServer::start().await;
         let folder = tempfile::tempdir().unwrap();
         let path = |name: &str| folder.path().join(name);
         std::fs::write(path("token"), "tnlrt_1_secret\n").unwrap();

@@ -2,11 +2,10 @@
 
 use std::fs;
 
+use testkit::listener::Listener;
+use testkit::{ca::Authority, program::Program};
 use tokio::net::TcpListener;
 
-use testkit::{ca::Authority, program::Program};
-
-use crate::network::Listening;
 use crate::program;
 
 /// In a folder with a token and a CA, given this server and further variables.
@@ -39,7 +38,7 @@ async fn hints(mut program: Program) -> usize {
 #[tokio::test]
 async fn whoever_is_stuck_on_the_way_is_told_once_what_tells_more() {
     let other = Authority::new("Inspection");
-    let server = Listening::tls(&other.issue(&["127.0.0.1"]).identity(), |_stream| {
+    let server = Listener::tls(&other.issue(&["127.0.0.1"]).identity(), None, |_stream| {
         Box::pin(async {})
     })
     .await;
@@ -48,7 +47,7 @@ async fn whoever_is_stuck_on_the_way_is_told_once_what_tells_more() {
     let unknown_ca = hints(start(&folder, &url, &[])).await;
     assert_eq!(unknown_ca, 1, "an unknown CA");
 
-    let proxy = Listening::plain(|mut stream| async move {
+    let proxy = Listener::plain(|mut stream| async move {
         use tokio::io::AsyncWriteExt;
         crate::network::head(&mut stream).await;
         let answer = b"HTTP/1.1 403 Blocked\r\ncontent-length: 0\r\n\r\n";

@@ -6,6 +6,10 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, SystemTime};
 
 use http::Response;
+use testkit::deadline::SOON;
+use testkit::scripted::{ScriptedUpstream, slow};
+use testkit::tunnel::server::{FakeServer, ServerSession, refusal};
+use testkit::tunnel::whole;
 use tokio::sync::mpsc;
 use tokio::time::{Instant, timeout};
 use tunnel_client::client::Client;
@@ -15,10 +19,7 @@ use tunnel_proto::close::CloseReason;
 use tunnel_proto::control::Control;
 use tunnel_proto::exchange::{ExchangeError, RecvBody, exchange};
 
-use crate::server::{ServerSession, TunnelServer, refusal, whole};
 use crate::setup::{Running, Setup, get};
-use testkit::deadline::SOON;
-use testkit::scripted::{ScriptedUpstream, slow};
 
 /// An upstream nobody asks anything.
 const NOBODY: &str = "http://127.0.0.1:1";
@@ -32,7 +33,7 @@ const LONGER_THAN_A_TICK: Duration = Duration::from_millis(1_500);
 /// A client with two sessions.
 struct Two {
     client: Running,
-    server: TunnelServer,
+    server: FakeServer,
     first: ServerSession,
     second: ServerSession,
 }
@@ -43,7 +44,7 @@ impl Two {
     }
 
     async fn with(upstream: &str, change: impl FnOnce(&mut Config)) -> Self {
-        let mut server = TunnelServer::start().await;
+        let mut server = FakeServer::start().await;
         let client = Running::start(&server, upstream, |config| {
             config.settings.sessions = 2;
             change(config);
@@ -113,7 +114,7 @@ fn drain(spread_ms: u64) -> Control {
 }
 
 /// The client has no session, dials nobody for a while, and goes on running.
-async fn assert_stands_by(client: Running, server: &mut TunnelServer) {
+async fn assert_stands_by(client: Running, server: &mut FakeServer) {
     client.wait_metric("sessions", 0.0).await;
     assert!(server.is_left_alone(A_WHILE).await);
     client.trigger.request();
@@ -124,14 +125,14 @@ async fn assert_stands_by(client: Running, server: &mut TunnelServer) {
 async fn sessions_are_dialled_one_after_the_other_and_serve_side_by_side() {
     let upstream =
         ScriptedUpstream::answering(b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nok").await;
-    let mut server = TunnelServer::start().await;
+    let mut server = FakeServer::start().await;
     let client = Running::start(&server, &upstream.url(), |config| {
         config.settings.sessions = 3
     });
     let mut sessions = Vec::new();
     for number in 1..=3 {
         let session = server.accept().await;
-        assert_eq!(session.greeting.session_number, number);
+        assert_eq!(session.request.greeting.session_number, number);
         let is_left_alone = server.is_left_alone(Duration::from_millis(50)).await;
         assert!(is_left_alone, "the next comes when this one is welcome");
         session.welcome();
@@ -141,7 +142,10 @@ async fn sessions_are_dialled_one_after_the_other_and_serve_side_by_side() {
     let [one, two, three] = &sessions[..] else {
         panic!("three")
     };
-    assert_eq!(one.greeting.instance, three.greeting.instance);
+    assert_eq!(
+        one.request.greeting.instance,
+        three.request.greeting.instance
+    );
     let answers = tokio::join!(
         one.fetch(get("/")),
         two.fetch(get("/")),
@@ -161,7 +165,7 @@ async fn when_one_is_lost_the_other_serves_and_it_returns() {
     two.client.wait_ready(true).await;
     two.second.fetch(get("/")).await;
     let third = two.server.welcome().await;
-    assert_eq!(third.greeting.session_number, 3);
+    assert_eq!(third.request.greeting.session_number, 3);
     two.client.wait_metric("sessions", 2.0).await;
     third.fetch(get("/")).await;
     two.second.fetch(get("/")).await;
@@ -172,19 +176,16 @@ async fn the_place_of_a_session_that_drains_is_filled_before_it_leaves() {
     let upstream =
         ScriptedUpstream::answering(b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nok").await;
     let mut two = Two::new(&upstream.url()).await;
-    two.first.say(drain(10));
+    two.first.send(drain(10));
     let new = two.server.accept().await;
-    assert!(two.first.is_told_nothing(A_WHILE).await, "it stays");
+    assert!(two.first.is_quiet(A_WHILE).await, "it stays");
     two.first.fetch(get("/")).await;
     new.welcome();
-    assert_eq!(two.first.told().await, Control::Moved);
+    assert_eq!(two.first.notice().await, Control::Moved);
     two.first.fetch(get("/")).await;
     two.first.session.close(CloseReason::Drained);
-    assert_eq!(two.first.ended().await, CloseReason::Drained);
-    assert!(
-        two.second.is_told_nothing(A_WHILE).await,
-        "it is not concerned"
-    );
+    assert_eq!(two.first.ended().await.reason(), CloseReason::Drained);
+    assert!(two.second.is_quiet(A_WHILE).await, "it is not concerned");
     new.fetch(get("/")).await;
     two.client.wait_metric("sessions", 2.0).await;
     assert!(two.server.is_left_alone(A_WHILE).await);
@@ -195,7 +196,7 @@ async fn the_place_of_a_session_that_drains_is_filled_before_it_leaves() {
 async fn sessions_that_are_to_spread_leave_at_moments_of_their_own_within_the_time() {
     const SESSIONS: usize = 8;
     let spread = Duration::from_secs(2);
-    let mut server = TunnelServer::start().await;
+    let mut server = FakeServer::start().await;
     let client = Running::start(&server, NOBODY, |config| {
         config.settings.sessions = SESSIONS as u32
     });
@@ -206,7 +207,7 @@ async fn sessions_that_are_to_spread_leave_at_moments_of_their_own_within_the_ti
     client.wait_metric("sessions", 8.0).await;
     let told = Instant::now();
     for session in &old {
-        session.say(drain(2_000));
+        session.send(drain(2_000));
     }
     let (mut new, mut moments) = (Vec::new(), Vec::new());
     for _ in 0..SESSIONS {
@@ -219,28 +220,28 @@ async fn sessions_that_are_to_spread_leave_at_moments_of_their_own_within_the_ti
     assert!(last > spread / 4, "{moments:?}");
     assert!(last < spread + Duration::from_millis(1_250), "{moments:?}");
     for session in &mut old {
-        assert_eq!(session.told().await, Control::Moved);
+        assert_eq!(session.notice().await, Control::Moved);
     }
 }
 
 #[tokio::test]
 async fn what_is_said_before_the_welcome_is_not_forgotten() {
-    let mut server = TunnelServer::start().await;
+    let mut server = FakeServer::start().await;
     let _client = Running::start(&server, NOBODY, |_| {});
     let mut early = server.accept().await;
-    early.say(drain(0));
+    early.send(drain(0));
     early.welcome();
     let _next = server.welcome().await;
-    assert_eq!(early.told().await, Control::Moved);
+    assert_eq!(early.notice().await, Control::Moved);
 }
 
 #[tokio::test]
 async fn nothing_that_is_said_before_the_welcome_hides_that_another_has_taken_over() {
-    let mut server = TunnelServer::start().await;
+    let mut server = FakeServer::start().await;
     let client = Running::start(&server, NOBODY, |_| {});
     let early = server.accept().await;
-    early.say(superseded());
-    early.say(drain(60_000));
+    early.send(superseded());
+    early.send(drain(60_000));
     early.welcome();
     assert_stands_by(client, &mut server).await;
 }
@@ -255,16 +256,16 @@ async fn a_session_that_the_server_drains_outlives_the_client_s_grace_period() {
     .await;
     let mut old = setup.session;
     let open = open_one(&old, &mut asked).await;
-    old.say(drain(0));
+    old.send(drain(0));
     let _new = setup.server.welcome().await;
-    assert_eq!(old.told().await, Control::Moved);
-    assert!(old.is_told_nothing(3 * grace).await);
+    assert_eq!(old.notice().await, Control::Moved);
+    assert!(old.is_quiet(3 * grace).await);
     answer.send(()).await.unwrap();
     assert_eq!(whole(open.await.unwrap()).await.body(), "late");
     assert!(!old.session.is_closed());
     setup.client.trigger.request();
-    assert!(matches!(old.told().await, Control::Drain { .. }));
-    assert_eq!(old.ended().await, CloseReason::Left);
+    assert!(matches!(old.notice().await, Control::Drain { .. }));
+    assert_eq!(old.ended().await.reason(), CloseReason::Left);
     setup.client.ended().await.unwrap();
 }
 
@@ -274,13 +275,13 @@ async fn the_oldest_of_too_many_sessions_that_leave_is_cut() {
     let mut old = vec![setup.session];
     for _ in 0..5 {
         let last = old.last_mut().unwrap();
-        last.say(drain(0));
+        last.send(drain(0));
         let new = setup.server.welcome().await;
-        assert_eq!(last.told().await, Control::Moved);
+        assert_eq!(last.notice().await, Control::Moved);
         old.push(new);
     }
-    let oldest = old.remove(0);
-    assert_eq!(oldest.ended().await, CloseReason::Left);
+    let mut oldest = old.remove(0);
+    assert_eq!(oldest.ended().await.reason(), CloseReason::Left);
     for session in old {
         assert!(!session.session.is_closed());
     }
@@ -291,13 +292,13 @@ async fn a_superseded_tunnel_ends_what_is_open_and_stands_by() {
     let (upstream, mut asked, answer) = slow().await;
     let mut two = Two::new(&upstream.url()).await;
     let opened = open([&two.first, &two.second], &mut asked).await;
-    two.first.say(superseded());
-    assert!(matches!(two.first.told().await, Control::Drain { .. }));
-    assert!(matches!(two.second.told().await, Control::Drain { .. }));
+    two.first.send(superseded());
+    assert!(matches!(two.first.notice().await, Control::Drain { .. }));
+    assert!(matches!(two.second.notice().await, Control::Drain { .. }));
     two.client.wait_ready(false).await;
     end_well(opened, &answer).await;
-    assert_eq!(two.first.ended().await, CloseReason::Left);
-    assert_eq!(two.second.ended().await, CloseReason::Left);
+    assert_eq!(two.first.ended().await.reason(), CloseReason::Left);
+    assert_eq!(two.second.ended().await.reason(), CloseReason::Left);
     assert_stands_by(two.client, &mut two.server).await;
 }
 
@@ -307,7 +308,7 @@ async fn a_superseded_tunnel_comes_back_with_all_sessions_each_time() {
     let mut two = Two::with(NOBODY, |config| config.settings.refusal_wait = wait).await;
     for _ in 0..2 {
         let told = Instant::now();
-        two.second.say(superseded());
+        two.second.send(superseded());
         (two.first, two.second) = (two.server.welcome().await, two.server.welcome().await);
         assert!(told.elapsed() >= wait / 2);
         two.client.wait_metric("sessions", 2.0).await;
@@ -324,17 +325,17 @@ async fn a_tunnel_that_is_superseded_while_a_place_redials_stands_by() {
         .refuse((0..100).map(|_| refusal(503, "overloaded", false)));
     drop(two.first);
     two.client.wait_metric("sessions", 1.0).await;
-    two.second.say(superseded());
+    two.second.send(superseded());
     assert_stands_by(two.client, &mut two.server).await;
 }
 
 #[tokio::test]
 async fn a_tunnel_that_is_superseded_while_all_places_dial_stands_by() {
     let mut two = Two::new(NOBODY).await;
-    two.first.say(drain(0));
-    two.second.say(drain(0));
+    two.first.send(drain(0));
+    two.second.send(drain(0));
     let _never_welcome = two.server.accept().await;
-    two.second.say(superseded());
+    two.second.send(superseded());
     assert_stands_by(two.client, &mut two.server).await;
 }
 
@@ -347,11 +348,11 @@ async fn a_place_that_is_refused_for_good_leaves_the_others_alone_as_long_as_the
         refusal(401, "token_unknown", true),
         refusal(401, "token_unknown", true),
     ]);
-    two.first.say(drain(0));
+    two.first.send(drain(0));
     let refused = "dials_total{result=\"refused\"}";
     two.client.wait_metric(refused, 1.0).await;
-    assert!(two.first.is_told_nothing(A_WHILE).await);
-    assert!(two.second.is_told_nothing(A_WHILE).await);
+    assert!(two.first.is_quiet(A_WHILE).await);
+    assert!(two.second.is_quiet(A_WHILE).await);
     two.first.fetch(get("/")).await;
     two.second.fetch(get("/")).await;
     drop(two.first);
@@ -377,7 +378,7 @@ async fn a_place_that_is_refused_for_good_comes_again_after_a_long_wait() {
 
 #[tokio::test]
 async fn who_finds_the_runtime_held_waits_as_told_and_comes_again() {
-    let mut server = TunnelServer::start().await;
+    let mut server = FakeServer::start().await;
     let mut held = refusal(409, "runtime_held", true);
     held.headers_mut()
         .insert("retry-after", "1".parse().unwrap());
@@ -396,12 +397,12 @@ async fn a_tunnel_that_is_asked_to_stop_ends_what_is_open_on_all_sessions() {
     let mut two = Two::new(&upstream.url()).await;
     let opened = open([&two.first, &two.second], &mut asked).await;
     two.client.trigger.request();
-    assert!(matches!(two.first.told().await, Control::Drain { .. }));
-    assert!(matches!(two.second.told().await, Control::Drain { .. }));
+    assert!(matches!(two.first.notice().await, Control::Drain { .. }));
+    assert!(matches!(two.second.notice().await, Control::Drain { .. }));
     two.client.wait_ready(false).await;
     end_well(opened, &answer).await;
-    assert_eq!(two.first.ended().await, CloseReason::Left);
-    assert_eq!(two.second.ended().await, CloseReason::Left);
+    assert_eq!(two.first.ended().await.reason(), CloseReason::Left);
+    assert_eq!(two.second.ended().await.reason(), CloseReason::Left);
     two.client.ended().await.unwrap();
 }
 
@@ -409,7 +410,7 @@ async fn a_tunnel_that_is_asked_to_stop_ends_what_is_open_on_all_sessions() {
 async fn what_is_open_when_the_grace_period_ends_is_cut_before_it_has_ended() {
     let (upstream, mut asked, _answer) = slow().await;
     let grace = Duration::from_millis(600);
-    let two = Two::with(&upstream.url(), |config| {
+    let mut two = Two::with(&upstream.url(), |config| {
         config.settings.grace_period = grace
     })
     .await;
@@ -418,7 +419,8 @@ async fn what_is_open_when_the_grace_period_ends_is_cut_before_it_has_ended() {
     two.client.trigger.request();
     let ends = async { tokio::join!(two.first.ended(), two.second.ended()) };
     let ((first, second), ended) = tokio::join!(ends, two.client.ended());
-    assert_eq!((first, second), (CloseReason::Left, CloseReason::Left));
+    let reasons = (first.reason(), second.reason());
+    assert_eq!(reasons, (CloseReason::Left, CloseReason::Left));
     ended.unwrap();
     assert!(asked_at.elapsed() < grace, "{:?}", asked_at.elapsed());
     for open in opened {
@@ -428,7 +430,7 @@ async fn what_is_open_when_the_grace_period_ends_is_cut_before_it_has_ended() {
 
 #[tokio::test]
 async fn a_dial_that_hangs_does_not_hold_up_the_end() {
-    let mut server = TunnelServer::start().await;
+    let mut server = FakeServer::start().await;
     let client = Running::start(&server, NOBODY, |config| config.settings.sessions = 2);
     let _first = server.welcome().await;
     let _never_welcome = server.accept().await;
@@ -452,7 +454,7 @@ impl Hands {
 
 #[tokio::test]
 async fn after_a_jump_of_the_clock_all_sessions_are_replaced_by_new_ones() {
-    let mut server = TunnelServer::start().await;
+    let mut server = FakeServer::start().await;
     let (client, hands) = with_clock(&server, NOBODY, |config| config.settings.sessions = 2);
     let mut old = [server.welcome().await, server.welcome().await];
     client.wait_metric("sessions", 2.0).await;
@@ -461,17 +463,17 @@ async fn after_a_jump_of_the_clock_all_sessions_are_replaced_by_new_ones() {
     let mut new = Vec::new();
     for number in [3, 4] {
         let session = server.accept().await;
-        assert_eq!(session.greeting.session_number, number);
+        assert_eq!(session.request.greeting.session_number, number);
         new.push(session);
         if number == 3 {
             let [one, other] = &mut old;
-            assert!(one.is_told_nothing(A_WHILE).await && other.is_told_nothing(A_WHILE).await);
+            assert!(one.is_quiet(A_WHILE).await && other.is_quiet(A_WHILE).await);
         }
         new.last().unwrap().welcome();
     }
     for mut session in old {
-        assert!(matches!(session.told().await, Control::Drain { .. }));
-        assert_eq!(session.ended().await, CloseReason::Left);
+        assert!(matches!(session.notice().await, Control::Drain { .. }));
+        assert_eq!(session.ended().await.reason(), CloseReason::Left);
     }
     client.wait_metric("sessions", 2.0).await;
     assert!(server.is_left_alone(A_WHILE).await, "once is enough");
@@ -479,7 +481,7 @@ async fn after_a_jump_of_the_clock_all_sessions_are_replaced_by_new_ones() {
 
 /// A client with a clock that the test sets.
 fn with_clock(
-    server: &TunnelServer,
+    server: &FakeServer,
     upstream: &str,
     change: impl FnOnce(&mut Config),
 ) -> (Running, Hands) {
@@ -494,12 +496,12 @@ fn with_clock(
 
 #[tokio::test]
 async fn a_dial_from_before_a_jump_is_given_up_and_one_from_after_it_outlives_the_next() {
-    let mut server = TunnelServer::start().await;
+    let mut server = FakeServer::start().await;
     let (client, hands) = with_clock(&server, NOBODY, |_| {});
     let _never_welcome = server.accept().await;
     hands.forward(Duration::from_secs(60));
     let next = server.accept().await;
-    assert_eq!(next.greeting.session_number, 2);
+    assert_eq!(next.request.greeting.session_number, 2);
     hands.forward(Duration::from_secs(60));
     assert!(server.is_left_alone(LONGER_THAN_A_TICK).await);
     next.welcome();
@@ -515,7 +517,7 @@ async fn a_dial_from_before_a_jump_is_given_up_and_one_from_after_it_outlives_th
 async fn what_is_open_on_a_session_that_is_replaced_by_choice_has_all_the_time_it_needs() {
     let (upstream, mut asked, answer) = slow().await;
     let grace = Duration::from_millis(200);
-    let mut server = TunnelServer::start().await;
+    let mut server = FakeServer::start().await;
     let (_client, hands) = with_clock(&server, &upstream.url(), |config| {
         config.settings.grace_period = grace
     });
@@ -523,17 +525,17 @@ async fn what_is_open_on_a_session_that_is_replaced_by_choice_has_all_the_time_i
     let open = open_one(&old, &mut asked).await;
     hands.forward(Duration::from_secs(60));
     let _new = server.welcome().await;
-    assert!(matches!(old.told().await, Control::Drain { .. }));
-    assert!(old.is_told_nothing(3 * grace).await);
+    assert!(matches!(old.notice().await, Control::Drain { .. }));
+    assert!(old.is_quiet(3 * grace).await);
     answer.send(()).await.unwrap();
     assert_eq!(whole(open.await.unwrap()).await.body(), "late");
-    assert_eq!(old.ended().await, CloseReason::Left);
+    assert_eq!(old.ended().await.reason(), CloseReason::Left);
 }
 
 #[tokio::test]
 async fn a_session_that_has_begun_when_its_dial_is_given_up_leaves_without_loss() {
     let (upstream, mut asked, answer) = slow().await;
-    let mut server = TunnelServer::start().await;
+    let mut server = FakeServer::start().await;
     let (client, hands) = with_clock(&server, &upstream.url(), |_| {});
     let mut first = server.accept().await;
     hands.forward(Duration::from_secs(60));
@@ -543,12 +545,12 @@ async fn a_session_that_has_begun_when_its_dial_is_given_up_leaves_without_loss(
             client.trigger.request();
         }
         session.welcome();
-        assert!(matches!(session.told().await, Control::Drain { .. }));
+        assert!(matches!(session.notice().await, Control::Drain { .. }));
         let open = open_one(session, &mut asked).await;
         answer.send(()).await.unwrap();
         assert_eq!(whole(open.await.unwrap()).await.body(), "late");
     }
-    assert_eq!(first.ended().await, CloseReason::Left);
-    assert_eq!(second.ended().await, CloseReason::Left);
+    assert_eq!(first.ended().await.reason(), CloseReason::Left);
+    assert_eq!(second.ended().await.reason(), CloseReason::Left);
     client.ended().await.unwrap();
 }

@@ -1,27 +1,23 @@
 //! A client that runs between a tunnel server and an upstream, both in the hands of a test.
 
-use std::convert::Infallible;
 use std::net::SocketAddr;
 use std::path::Path;
 use std::time::Duration;
 
 use bytes::Bytes;
 use http::Request;
-use http_body::Frame;
-use http_body_util::{Empty, Full, StreamBody};
+use http_body_util::{Empty, Full};
+use testkit::tunnel::body::{AnyBody, Feed, fed};
+use testkit::tunnel::server::{FakeServer, ServerSession};
 use testkit::{
     deadline::{SOON, eventually, soon},
     http1::{self, RawResponse},
 };
-use tokio::sync::mpsc;
-use tokio_stream::wrappers::ReceiverStream;
 use tunnel_client::client::{Client, ClientError};
 use tunnel_client::config::Config;
 use tunnel_http::access_log::AccessLog;
 use tunnel_ops::signals::{Shutdown, Trigger};
 use tunnel_ops::task::Owned;
-
-use crate::server::{ServerSession, TunnelServer};
 
 /// A running client.
 pub(crate) struct Running {
@@ -34,12 +30,9 @@ pub(crate) struct Running {
 /// A client with a session.
 pub(crate) struct Setup {
     pub(crate) client: Running,
-    pub(crate) server: TunnelServer,
+    pub(crate) server: FakeServer,
     pub(crate) session: ServerSession,
 }
-
-/// A request's content that a test sends piece by piece.
-pub(crate) type Pieces = StreamBody<ReceiverStream<Result<Frame<Bytes>, Infallible>>>;
 
 impl Setup {
     /// A client with this upstream, its session welcomed.
@@ -49,7 +42,7 @@ impl Setup {
 
     /// The same with another configuration.
     pub(crate) async fn with(upstream: &str, change: impl FnOnce(&mut Config)) -> Self {
-        let mut server = TunnelServer::start().await;
+        let mut server = FakeServer::start().await;
         let client = Running::start(&server, upstream, change);
         let session = server.welcome().await;
         Self {
@@ -62,7 +55,7 @@ impl Setup {
 
 impl Running {
     pub(crate) fn start(
-        server: &TunnelServer,
+        server: &FakeServer,
         upstream: &str,
         change: impl FnOnce(&mut Config),
     ) -> Self {
@@ -73,7 +66,7 @@ impl Running {
 
     /// What a client is told, with a token in a file of this folder.
     pub(crate) fn config(
-        server: &TunnelServer,
+        server: &FakeServer,
         upstream: &str,
         folder: &Path,
         change: impl FnOnce(&mut Config),
@@ -165,22 +158,9 @@ pub(crate) fn post(content: &'static str) -> Request<Full<Bytes>> {
         .unwrap()
 }
 
-/// A `POST` whose content is what is sent into the channel.
-pub(crate) fn post_pieces() -> (
-    mpsc::Sender<Result<Frame<Bytes>, Infallible>>,
-    Request<Pieces>,
-) {
-    let (sender, receiver) = mpsc::channel(16);
-    let body = StreamBody::new(ReceiverStream::new(receiver));
-    (
-        sender,
-        Request::post("https://a-b.tunnels.test/")
-            .body(body)
-            .unwrap(),
-    )
-}
-
-/// One piece of it.
-pub(crate) fn piece(bytes: &'static str) -> Result<Frame<Bytes>, Infallible> {
-    Ok(Frame::data(bytes.into()))
+/// A `POST` whose content is fed while it is sent.
+pub(crate) fn post_fed() -> (Feed, Request<AnyBody>) {
+    let (feed, body) = fed();
+    let request = Request::post("https://a-b.tunnels.test/").body(body);
+    (feed, request.unwrap())
 }

@@ -4,6 +4,9 @@ use std::process::Stdio;
 use std::time::Duration;
 
 use http_body_util::BodyExt;
+use testkit::scripted::ScriptedUpstream;
+use testkit::tunnel::body::data;
+use testkit::tunnel::server::FakeServer;
 use tokio::process::{Child, Command};
 use tokio::sync::mpsc;
 use tokio::time::{Instant, timeout};
@@ -12,10 +15,8 @@ use tunnel_proto::close::CloseReason;
 use tunnel_proto::control::Control;
 use tunnel_proto::exchange::exchange;
 
-use crate::server::TunnelServer;
-use crate::setup::{get, piece, post_pieces};
+use crate::setup::{get, post_fed};
 use crate::upgrade::{next, switching, websocket};
-use testkit::scripted::ScriptedUpstream;
 
 /// An upstream that answers nothing to its end: not at all, with content that goes on, or with an upgrade. Says
 /// each time that it was asked.
@@ -41,7 +42,7 @@ async fn never_done() -> (ScriptedUpstream, mpsc::Receiver<()>) {
 }
 
 /// The program in a folder of its own, which goes with it.
-fn program(server: &TunnelServer, upstream: &ScriptedUpstream) -> (Child, tempfile::TempDir) {
+fn program(server: &FakeServer, upstream: &ScriptedUpstream) -> (Child, tempfile::TempDir) {
     let folder = tempfile::tempdir().unwrap();
     for (name, text) in [("token", "tnlrt_1_secret\n"), ("ca.pem", server.pem())] {
         std::fs::write(folder.path().join(name), text).unwrap();
@@ -65,11 +66,11 @@ fn program(server: &TunnelServer, upstream: &ScriptedUpstream) -> (Child, tempfi
 async fn the_program_ends_before_the_grace_period_does_whatever_is_stuck() {
     let grace = Duration::from_secs(5);
     let (upstream, mut asked) = never_done().await;
-    let mut server = TunnelServer::start().await;
+    let mut server = FakeServer::start().await;
     let (mut program, _folder) = program(&server, &upstream);
     let mut session = server.welcome().await;
-    let (pieces, post) = post_pieces();
-    pieces.send(piece("stuck")).await.unwrap();
+    let (pieces, post) = post_fed();
+    pieces.send(data("stuck")).await.unwrap();
     let handle = session.session.clone();
     let stuck = Owned::spawn("stuck", async move {
         exchange(&handle, post, |_, _| {}).await.is_err()
@@ -93,8 +94,8 @@ async fn the_program_ends_before_the_grace_period_does_whatever_is_stuck() {
     let took = asked_at.elapsed();
     assert_eq!(status.code(), Some(0));
     assert!((grace / 2..grace).contains(&took), "{took:?}");
-    assert!(matches!(session.told().await, Control::Drain { .. }));
-    assert_eq!(session.ended().await, CloseReason::Left);
+    assert!(matches!(session.notice().await, Control::Drain { .. }));
+    assert_eq!(session.ended().await.reason(), CloseReason::Left);
     assert!(timeout(grace, stuck).await.unwrap().unwrap(), "it is cut");
     timeout(grace, reading).await.unwrap().unwrap();
 }

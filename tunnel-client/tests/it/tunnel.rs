@@ -3,16 +3,16 @@
 use std::time::Duration;
 
 use http::Response;
+use testkit::deadline::SOON;
+use testkit::scripted::slow;
+use testkit::tunnel::server::{FakeServer, refusal};
 use tokio::time::{Instant, timeout};
 use tunnel_client::client::ClientError;
 use tunnel_client::config::OnRefusal;
 use tunnel_proto::close::CloseReason;
 use tunnel_proto::control::Control;
 
-use crate::server::{TunnelServer, refusal};
 use crate::setup::{Running, Setup, get};
-use testkit::deadline::SOON;
-use testkit::scripted::slow;
 
 /// An upstream nobody asks anything.
 const NOBODY: &str = "http://127.0.0.1:1";
@@ -20,24 +20,30 @@ const NOBODY: &str = "http://127.0.0.1:1";
 #[tokio::test]
 async fn a_client_says_who_it_is_and_shows_its_token() {
     let mut setup = Setup::new(NOBODY).await;
-    let authorization = setup.session.authorization.as_deref();
+    let authorization = setup.session.request.authorization.as_deref();
     assert_eq!(authorization, Some("Bearer tnlrt_1_secret"));
-    assert_eq!(setup.session.greeting.session_number, 1);
-    assert_eq!(setup.session.greeting.version, env!("CARGO_PKG_VERSION"));
-    assert!(matches!(setup.session.hear().await, Control::Hello { .. }));
+    assert_eq!(setup.session.request.greeting.session_number, 1);
+    assert_eq!(
+        setup.session.request.greeting.version,
+        env!("CARGO_PKG_VERSION")
+    );
+    assert!(matches!(
+        setup.session.receive().await,
+        Control::Hello { .. }
+    ));
 }
 
 #[tokio::test]
 async fn a_lost_session_is_followed_by_another_of_the_same_instance() {
     let mut setup = Setup::new(NOBODY).await;
-    let instance = setup.session.greeting.instance.clone();
+    let instance = setup.session.request.greeting.instance.clone();
     for number in 2..5 {
         setup.client.wait_ready(true).await;
         drop(setup.session);
         setup.client.wait_ready(false).await;
         setup.session = setup.server.welcome().await;
-        assert_eq!(setup.session.greeting.instance, instance);
-        assert_eq!(setup.session.greeting.session_number, number);
+        assert_eq!(setup.session.request.greeting.instance, instance);
+        assert_eq!(setup.session.request.greeting.session_number, number);
     }
     setup
         .client
@@ -47,7 +53,7 @@ async fn a_lost_session_is_followed_by_another_of_the_same_instance() {
 
 #[tokio::test]
 async fn a_server_that_is_not_there_is_dialled_until_it_is() {
-    let mut server = TunnelServer::start().await;
+    let mut server = FakeServer::start().await;
     let answers = [502, 503, 429].map(|status| {
         Response::builder()
             .status(status)
@@ -57,7 +63,7 @@ async fn a_server_that_is_not_there_is_dialled_until_it_is() {
     server.refuse(answers);
     let client = Running::start(&server, NOBODY, |_| {});
     let session = server.welcome().await;
-    assert_eq!(session.greeting.session_number, 4);
+    assert_eq!(session.request.greeting.session_number, 4);
     client.wait_ready(true).await;
     client
         .wait_metric("dials_total{result=\"refused\"}", 3.0)
@@ -66,7 +72,7 @@ async fn a_server_that_is_not_there_is_dialled_until_it_is() {
 
 #[tokio::test]
 async fn a_refusal_for_good_ends_the_client_with_one_plain_line() {
-    let server = TunnelServer::start().await;
+    let server = FakeServer::start().await;
     server.refuse([refusal(401, "token_unknown", true)]);
     let client = Running::start(&server, NOBODY, |_| {});
     let Err(error) = client.ended().await else {
@@ -80,7 +86,7 @@ async fn a_refusal_for_good_ends_the_client_with_one_plain_line() {
 
 #[tokio::test]
 async fn a_refusal_for_good_is_waited_out_if_that_is_wanted() {
-    let mut server = TunnelServer::start().await;
+    let mut server = FakeServer::start().await;
     server.refuse([refusal(401, "token_unknown", true)]);
     let wait = Duration::from_millis(200);
     let started = Instant::now();
@@ -95,7 +101,7 @@ async fn a_refusal_for_good_is_waited_out_if_that_is_wanted() {
 /// A list that lacks the token for a moment, as while it is edited, ends nobody, whatever is set.
 #[tokio::test]
 async fn a_token_that_is_not_known_for_a_moment_is_shown_again() {
-    let mut server = TunnelServer::start().await;
+    let mut server = FakeServer::start().await;
     server.refuse([
         refusal(401, "token_refused", true),
         refusal(401, "token_refused", false),
@@ -105,13 +111,13 @@ async fn a_token_that_is_not_known_for_a_moment_is_shown_again() {
         config.settings.refusal_wait = Duration::from_millis(200);
     });
     let session = server.welcome().await;
-    assert_eq!(session.greeting.session_number, 3);
+    assert_eq!(session.request.greeting.session_number, 3);
     client.wait_ready(true).await;
 }
 
 #[tokio::test]
 async fn a_server_that_asks_for_time_gets_it() {
-    let mut server = TunnelServer::start().await;
+    let mut server = FakeServer::start().await;
     let mut answer = refusal(503, "overloaded", false);
     answer
         .headers_mut()
@@ -125,14 +131,14 @@ async fn a_server_that_asks_for_time_gets_it() {
 
 #[tokio::test]
 async fn a_session_without_a_welcome_is_no_session() {
-    let mut server = TunnelServer::start().await;
+    let mut server = FakeServer::start().await;
     let limit = Duration::from_millis(200);
     let client = Running::start(&server, NOBODY, |config| {
         config.settings.dial_timeout = limit
     });
-    let silent = server.accept().await;
+    let mut silent = server.accept().await;
     client.wait_ready(false).await;
-    assert_eq!(silent.ended().await, CloseReason::ProtocolError);
+    assert_eq!(silent.ended().await.reason(), CloseReason::ProtocolError);
     let _session = server.welcome().await;
     client.wait_ready(true).await;
     client
@@ -144,18 +150,18 @@ async fn a_session_without_a_welcome_is_no_session() {
 async fn when_the_server_drains_the_next_session_comes_before_the_old_one_leaves() {
     let (upstream, mut asked, answer) = slow().await;
     let mut setup = Setup::new(&upstream.url()).await;
-    let old = setup.session;
+    let mut old = setup.session;
     let open = async {
         let response = old.fetch(get("/")).await;
         assert_eq!(response.body(), "late", "what was open ends well");
     };
     let replace = async {
         asked.recv().await.unwrap();
-        old.say(Control::Drain {
+        old.send(Control::Drain {
             spread_ms: Some(10),
         });
         let new = setup.server.welcome().await;
-        assert_eq!(new.greeting.session_number, 2);
+        assert_eq!(new.request.greeting.session_number, 2);
         assert!(!old.session.is_closed());
         answer.send(()).await.unwrap();
         new
@@ -163,7 +169,7 @@ async fn when_the_server_drains_the_next_session_comes_before_the_old_one_leaves
     let ((), new) = tokio::join!(open, replace);
     // It stands until the server needs it no more.
     old.session.close(CloseReason::Drained);
-    assert_eq!(old.ended().await, CloseReason::Drained);
+    assert_eq!(old.ended().await.reason(), CloseReason::Drained);
     setup.client.wait_metric("sessions", 1.0).await;
     assert!(!new.session.is_closed());
 }
@@ -171,24 +177,24 @@ async fn when_the_server_drains_the_next_session_comes_before_the_old_one_leaves
 #[tokio::test]
 async fn a_session_that_ends_while_the_next_dial_is_put_off_is_followed_at_once() {
     let mut setup = Setup::new(NOBODY).await;
-    setup.session.say(Control::Drain {
+    setup.session.send(Control::Drain {
         spread_ms: Some(u64::MAX),
     });
     setup.session.session.close(CloseReason::Drained);
     let next = setup.server.welcome().await;
-    assert_eq!(next.greeting.session_number, 2);
+    assert_eq!(next.request.greeting.session_number, 2);
 }
 
 #[tokio::test]
 async fn a_client_that_is_superseded_while_its_session_drains_stands_by() {
-    let setup = Setup::new(NOBODY).await;
-    setup.session.say(Control::Drain {
+    let mut setup = Setup::new(NOBODY).await;
+    setup.session.send(Control::Drain {
         spread_ms: Some(u64::MAX),
     });
-    setup.session.say(Control::Superseded {
+    setup.session.send(Control::Superseded {
         instance: "0".repeat(32),
     });
-    assert_eq!(setup.session.ended().await, CloseReason::Left);
+    assert_eq!(setup.session.ended().await.reason(), CloseReason::Left);
     let mut server = setup.server;
     assert!(server.is_left_alone(Duration::from_millis(100)).await);
     setup.client.trigger.request();
@@ -199,7 +205,10 @@ async fn a_client_that_is_superseded_while_its_session_drains_stands_by() {
 async fn a_client_that_is_asked_to_stop_leaves_without_loss() {
     let (upstream, mut asked, answer) = slow().await;
     let mut setup = Setup::new(&upstream.url()).await;
-    assert!(matches!(setup.session.hear().await, Control::Hello { .. }));
+    assert!(matches!(
+        setup.session.receive().await,
+        Control::Hello { .. }
+    ));
     let session = setup.session.session.clone();
     let mut open = Box::pin(tunnel_proto::exchange::exchange(
         &session,
@@ -211,11 +220,14 @@ async fn a_client_that_is_asked_to_stop_leaves_without_loss() {
         _ = asked.recv() => {}
     }
     setup.client.trigger.request();
-    assert!(matches!(setup.session.told().await, Control::Drain { .. }));
+    assert!(matches!(
+        setup.session.notice().await,
+        Control::Drain { .. }
+    ));
     answer.send(()).await.unwrap();
     let response = timeout(SOON, open).await.unwrap().unwrap();
-    assert_eq!(crate::server::whole(response).await.body(), "late");
-    assert_eq!(setup.session.ended().await, CloseReason::Left);
+    assert_eq!(testkit::tunnel::whole(response).await.body(), "late");
+    assert_eq!(setup.session.ended().await.reason(), CloseReason::Left);
     setup.client.ended().await.unwrap();
 }
 
@@ -270,10 +282,10 @@ async fn a_superseded_client_leaves_and_comes_back_for_its_runtime() {
     })
     .await;
     let told = Instant::now();
-    setup.session.say(Control::Superseded {
+    setup.session.send(Control::Superseded {
         instance: "0".repeat(32),
     });
-    assert_eq!(setup.session.ended().await, CloseReason::Left);
+    assert_eq!(setup.session.ended().await.reason(), CloseReason::Left);
     // The other has it still.
     setup.server.refuse([refusal(409, "superseded", true)]);
     let _back = setup.server.welcome().await;
@@ -284,7 +296,7 @@ async fn a_superseded_client_leaves_and_comes_back_for_its_runtime() {
 #[tokio::test]
 async fn a_client_whose_token_was_revoked_gives_up() {
     let setup = Setup::new(NOBODY).await;
-    setup.session.say(Control::Revoked {
+    setup.session.send(Control::Revoked {
         detail: "it was lost".to_owned(),
     });
     setup.session.session.close(CloseReason::Revoked);

@@ -1,37 +1,30 @@
 //! Upgraded connections: agreed, refused, closed by halves.
 
-use std::convert::Infallible;
-
 use bytes::Bytes;
 use http::{Request, StatusCode};
-use http_body::Frame;
-use http_body_util::{BodyExt, StreamBody};
+use http_body_util::BodyExt;
+use testkit::deadline::SOON;
+use testkit::scripted::{ScriptedConnection, ScriptedUpstream};
+use testkit::tunnel::body::{AnyBody, Feed, data, fed};
 use tokio::sync::mpsc;
 use tokio::time::timeout;
-use tokio_stream::wrappers::ReceiverStream;
 use tunnel_proto::exchange::{Protocol, RecvBody};
 use tunnel_proto::handshake::accept_key;
 use tunnel_proto::problem::Reason;
 
-use crate::setup::{Pieces, Setup, get, piece};
-use testkit::deadline::SOON;
-use testkit::scripted::{ScriptedConnection, ScriptedUpstream};
+use crate::setup::{Setup, get};
 
 /// A key of RFC 6455 section 1.3.
 pub(crate) const KEY: &str = "dGhlIHNhbXBsZSBub25jZQ==";
 
 /// An upgrade, and what its direction to the upstream carries.
-pub(crate) fn websocket() -> (
-    mpsc::Sender<Result<Frame<Bytes>, Infallible>>,
-    Request<Pieces>,
-) {
-    let (sender, receiver) = mpsc::channel(16);
-    let body = StreamBody::new(ReceiverStream::new(receiver));
+pub(crate) fn websocket() -> (Feed, Request<AnyBody>) {
+    let (feed, body) = fed();
     let mut request = Request::connect("https://a-b.tunnels.test/socket")
         .body(body)
         .unwrap();
     request.extensions_mut().insert(Protocol::WEBSOCKET);
-    (sender, request)
+    (feed, request)
 }
 
 /// The next bytes; `None` at the end.
@@ -94,7 +87,7 @@ async fn bytes_flow_both_ways_from_the_first_on() {
     );
     let mut body = response.into_body();
     assert_eq!(next(&mut body).await.unwrap(), "first");
-    sender.send(piece("ping")).await.unwrap();
+    sender.send(data("ping")).await.unwrap();
     assert_eq!(next(&mut body).await.unwrap(), "pong");
 }
 
@@ -140,7 +133,7 @@ async fn the_platform_client_may_end_its_direction_first() {
     let (sender, request) = websocket();
     let mut body = setup.session.ask(request).await.unwrap().into_body();
     assert_eq!(next(&mut body).await.unwrap(), "first");
-    sender.send(piece("last")).await.unwrap();
+    sender.send(data("last")).await.unwrap();
     drop(sender);
     assert_eq!(next(&mut body).await.unwrap(), "answer");
     assert_eq!(next(&mut body).await, None);
@@ -163,7 +156,7 @@ async fn the_upstream_may_end_its_direction_first() {
     assert_eq!(next(&mut body).await.unwrap(), "first");
     assert_eq!(next(&mut body).await, None);
     for bytes in ["still ", "here"] {
-        sender.send(piece(bytes)).await.unwrap();
+        sender.send(data(bytes)).await.unwrap();
     }
     drop(sender);
     assert_eq!(
@@ -208,10 +201,10 @@ async fn an_upstream_may_decline_and_answer_like_to_any_other_request() {
     .await;
     let setup = Setup::new(&upstream.url()).await;
     let (sender, request) = websocket();
-    sender.send(piece("too early")).await.unwrap();
+    sender.send(data("too early")).await.unwrap();
     let response = setup.session.ask(request).await.unwrap();
     assert_eq!(response.status(), StatusCode::FORBIDDEN);
-    assert_eq!(crate::server::whole(response).await.body(), "no");
+    assert_eq!(testkit::tunnel::whole(response).await.body(), "no");
 }
 
 #[tokio::test]

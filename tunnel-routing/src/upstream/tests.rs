@@ -6,6 +6,7 @@ mod names;
 mod secure;
 mod several;
 
+use std::ops::Deref;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -14,13 +15,14 @@ use http::{Request, Response};
 use http_body::Body;
 use http_body_util::{BodyExt, Empty};
 use testkit::deadline::SOON;
+use testkit::tunnel::{FakeEnd, answer_all};
 use tokio::io::duplex;
 use tokio::task::JoinSet;
 use tokio::time::timeout;
 use tunnel_ops::task::Owned;
-use tunnel_proto::exchange::{AsProblem, ExchangeError, RecvBody, exchange, serve};
+use tunnel_proto::exchange::{AsProblem, RecvBody};
 use tunnel_proto::problem::{Problem, Reason};
-use tunnel_proto::session::{Session, SessionEvent, SessionEvents, SessionSettings, Side};
+use tunnel_proto::session::{SessionEnd, SessionSettings, Side};
 
 use super::*;
 use crate::request::{Informational, RequestBody};
@@ -33,9 +35,9 @@ enum Target {
 
 /// A tunnel server's end of a session, at whose other end all requests go to one target.
 struct Route {
-    session: Session,
-    _events: SessionEvents,
-    _tasks: Vec<Owned<()>>,
+    server: FakeEnd,
+    _client: Owned<SessionEnd>,
+    _tasks: [Owned<()>; 2],
 }
 
 fn options() -> UpstreamOptions {
@@ -94,56 +96,21 @@ impl Route {
 
     fn new(target: Target, supervising: Owned<()>) -> Self {
         let (server_io, client_io) = duplex(64 * 1024);
-        let settings = SessionSettings::default();
-        let (session, server_events, driver) =
-            Session::new(server_io, Bytes::new(), Side::Server, settings);
-        let driving = Owned::spawn("server", async move {
-            driver.await;
-        });
-        let (client, mut events, driver) =
-            Session::new(client_io, Bytes::new(), Side::Client, settings);
-        let client_driving = Owned::spawn("client", async move {
-            driver.await;
-        });
+        let end = |io, side| FakeEnd::new(io, Bytes::new(), side, SessionSettings::default());
+        let client = end(client_io, Side::Client);
         let target = Arc::new(target);
-        let serving = Owned::spawn("serving", async move {
-            let mut streams = JoinSet::new();
-            while let Some(event) = events.next(&client).await {
-                let SessionEvent::Stream(stream) = event else {
-                    continue;
-                };
-                let target = Arc::clone(&target);
-                streams.spawn(serve(
-                    stream,
-                    move |request: Request<RecvBody>, informational| {
-                        let target = Arc::clone(&target);
-                        let progress = Progress::of_test();
-                        let request = request.map(RequestBody::Session);
-                        let informational = Informational::Session(informational);
-                        let mut routed = RoutedRequest::new(request, informational, progress);
-                        async move { target.forward(&mut routed).await }
-                    },
-                ));
-            }
-        });
+        let answer = move |request: Request<RecvBody>, informational| {
+            let target = Arc::clone(&target);
+            let request = request.map(RequestBody::Session);
+            let informational = Informational::Session(informational);
+            let mut routed = RoutedRequest::new(request, informational, Progress::of_test());
+            async move { target.forward(&mut routed).await }
+        };
+        let serving = answer_all(client.session, client.events, answer, |_| {});
         Self {
-            session,
-            _events: server_events,
-            _tasks: vec![driving, client_driving, serving, supervising],
-        }
-    }
-
-    /// One exchange, up to the head of its response.
-    async fn ask<B>(&self, request: Request<B>) -> Result<Response<RecvBody>, Problem>
-    where
-        B: Body<Data = Bytes> + Send + 'static,
-        B::Error: AsProblem + fmt::Debug,
-    {
-        match timeout(SOON, exchange(&self.session, request, |_, _| {})).await {
-            Ok(Ok(response)) => Ok(response),
-            Ok(Err(ExchangeError::Failed { problem, .. })) => Err(problem),
-            Ok(Err(other)) => panic!("{other:?}"),
-            Err(_) => panic!("no answer"),
+            server: end(server_io, Side::Server),
+            _client: client.driver,
+            _tasks: [Owned::spawn("serving", serving), supervising],
         }
     }
 
@@ -153,18 +120,15 @@ impl Route {
         B: Body<Data = Bytes> + Send + 'static,
         B::Error: AsProblem + fmt::Debug,
     {
-        let response = self.ask(request).await.unwrap();
-        let content = timeout(SOON, response.into_body().collect()).await;
-        let content = content.unwrap().unwrap().to_bytes();
-        String::from_utf8(content.to_vec()).unwrap()
+        self.server.fetch(request).await.into_body()
     }
+}
 
-    async fn failure<B>(&self, request: Request<B>) -> Reason
-    where
-        B: Body<Data = Bytes> + Send + 'static,
-        B::Error: AsProblem + fmt::Debug,
-    {
-        self.ask(request).await.unwrap_err().reason()
+impl Deref for Route {
+    type Target = FakeEnd;
+
+    fn deref(&self) -> &FakeEnd {
+        &self.server
     }
 }
 

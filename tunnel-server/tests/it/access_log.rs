@@ -19,7 +19,7 @@ use crate::{
 };
 
 /// A server with one client, whose access log is this file.
-async fn logging_to(file: &Path) -> (Serving, crate::fake::FakeClient) {
+async fn logging_to(file: &Path) -> (Serving, testkit::tunnel::client::FakeClient) {
     let files = Files::new();
     let token = files.add("acme", "prod");
     let serving = files.serve(&target(file)).await;

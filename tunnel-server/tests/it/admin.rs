@@ -7,6 +7,10 @@ use tempfile::NamedTempFile;
 use testkit::{
     deadline::{SOON, eventually},
     http1::{RawConnection, RawResponse},
+    tunnel::{
+        body::{full, status},
+        client::{FakeClient, dial, random_instance, session_request},
+    },
 };
 use tunnel_ops::config_file::TomlFile;
 use tunnel_proto::{close::CloseReason, control::Control, session::SessionEnd};
@@ -17,7 +21,6 @@ use tunnel_server::{
 };
 
 use crate::{
-    fake::{FakeClient, dial, full, random_instance, session_request, status},
     jwt_keys::{Issuer, jwt},
     rig::{DEV, DEV_HOST, DEV_OWN_HOST, PROD, PROD_HOST, Rig, connect},
     sessions::get,
@@ -178,7 +181,7 @@ async fn a_runtime_is_shown_with_its_sessions() {
     assert_eq!(offline["sessions"], json!([]));
     let instance = random_instance();
     let client = FakeClient::of_instance(&rig, PROD, instance.clone(), |_| async {
-        Err(crate::fake::internal())
+        Err(testkit::tunnel::body::internal())
     })
     .await;
     let online = read(&rig, "/runtimes/acme-prod").await;

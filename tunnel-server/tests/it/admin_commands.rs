@@ -9,7 +9,10 @@ use std::{
 };
 
 use serde_json::Value;
-use testkit::deadline::{SOON, eventually};
+use testkit::{
+    deadline::{SOON, eventually},
+    tunnel::client::FakeClient,
+};
 use tokio::task::spawn_blocking;
 use tunnel_proto::{
     close::CloseReason,
@@ -20,7 +23,6 @@ use tunnel_proto::{
 
 use crate::{
     admin::{ADMIN_TOKEN, TokenFile, guarded, thousands},
-    fake::FakeClient,
     program::{Ended, Folder},
     rig::{DEV, PROD, Rig},
     sessions::get,

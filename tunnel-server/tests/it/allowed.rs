@@ -3,12 +3,15 @@
 use std::time::Duration;
 
 use http::HeaderValue;
-use testkit::http1::{RawConnection, RawResponse};
-
-use crate::{
-    fake::{FakeClient, dial, full, random_instance, session_request, status},
-    rig::{DEV, DEV_HOST, PROD, PROD_HOST, Rig, connect},
+use testkit::{
+    http1::{RawConnection, RawResponse},
+    tunnel::{
+        body::{full, status},
+        client::{FakeClient, dial, random_instance, session_request},
+    },
 };
+
+use crate::rig::{DEV, DEV_HOST, PROD, PROD_HOST, Rig, connect};
 
 /// A server that believes PROXY headers, whose first runtime has a list.
 async fn listing(allow_from: &str, offline_wait: Duration) -> Rig {
@@ -91,7 +94,8 @@ async fn the_tunnel_client_narrows_what_the_list_allows_and_widens_nothing() {
     let mut request = session_request(rig.token(PROD), random_instance());
     let narrowed = HeaderValue::from_static("10.1.0.0/16, 11.0.0.0/8, 10.2.2.2");
     request.headers_mut().insert("tunnel-allow-from", narrowed);
-    let client = FakeClient::by(&rig, &request, |_| async { Ok(status(200, full("in"))) }).await;
+    let handler = |_| async { Ok(status(200, full("in"))) };
+    let client = FakeClient::on(dial(&rig, &request).await, handler).await;
     for good in ["10.1.2.3", "10.2.2.2"] {
         let answer = asking(&rig, good, "", PROD_HOST).await;
         assert_eq!(answer.head.status(), 200, "{good}");

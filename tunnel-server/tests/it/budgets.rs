@@ -10,12 +10,15 @@ use bytes::Bytes;
 use testkit::{
     deadline::{SOON, eventually, soon},
     http1::{RawConnection, RawResponse},
+    tunnel::{
+        body::{Feed, collect, data, fed, full, status},
+        client::{FakeClient, random_instance},
+    },
 };
 use tokio::{net::TcpSocket, task::JoinSet, time::Instant};
 
 use crate::{
     access_lines::PANIC_PATH,
-    fake::{FakeClient, Feed, collect, data, fed, full, random_instance, status},
     http2_client::{self, Http2},
     rig::{DEV, DEV_HOST, PROD, PROD_HOST, Rig},
     sessions::{answering, get},
@@ -370,7 +373,7 @@ async fn an_exchange_returns_its_permit_however_it_ends() {
     is_served(&rig).await;
     // The upstream fails in the middle.
     let (mut raw, feed) = open(&rig, &mut feeds).await;
-    let failure = crate::fake::Failure(crate::fake::internal());
+    let failure = testkit::tunnel::body::Failure(testkit::tunnel::body::internal());
     feed.send(Err(failure)).await.unwrap();
     raw.rest().await;
     is_served(&rig).await;

@@ -2,13 +2,17 @@
 
 use std::time::Duration;
 
-use testkit::{deadline::soon, http1::RawConnection};
+use testkit::{
+    deadline::soon,
+    http1::RawConnection,
+    tunnel::{
+        body::{BodyEnd, data, endings, fed, full, status},
+        client::FakeClient,
+    },
+};
 use tokio::{sync::mpsc, time::Instant};
 
-use crate::{
-    fake::{BodyEnd, FakeClient, data, endings, fed, full, status},
-    rig::{PROD, PROD_HOST, Rig},
-};
+use crate::rig::{PROD, PROD_HOST, Rig};
 
 /// Within which time the other end is to see a hang-up.
 const QUICK: Duration = Duration::from_secs(1);

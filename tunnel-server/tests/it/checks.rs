@@ -2,21 +2,19 @@
 
 use std::time::Duration;
 
-use http::{HeaderValue, Request, Response, header};
-use testkit::deadline::{SOON, eventually};
-use tokio::{task::JoinSet, time::sleep};
-use tunnel_ops::task::Owned;
-use tunnel_proto::{
-    close::CloseReason,
-    control::Control,
-    exchange::serve,
-    handshake::CHECK_SUBPROTOCOL,
-    session::{Session, SessionEvent, SessionSettings, Side},
+use http::{HeaderValue, Request, header};
+use testkit::{
+    deadline::{SOON, eventually},
+    tunnel::{
+        client::{Connected, FakeClient, dial, random_instance, session_request},
+        without_pings,
+    },
 };
+use tokio::time::sleep;
+use tunnel_proto::{close::CloseReason, control::Control, handshake::CHECK_SUBPROTOCOL};
 use tunnel_server::directory::OnConflict;
 
 use crate::{
-    fake::{AnyBody, Connected, FakeClient, dial, internal, random_instance, session_request},
     rig::{PROD, Rig},
     sessions::get,
 };
@@ -159,31 +157,14 @@ async fn a_server_that_stops_does_not_wait_for_checks() {
 async fn nothing_is_sent_on_a_check_that_rests() {
     let rig = Rig::with(|config| config.settings.ping_interval = Duration::from_millis(20)).await;
     let connected = check(&rig).await;
-    let settings = SessionSettings {
-        ping_interval: Duration::from_secs(3600),
-        ..SessionSettings::default()
-    };
-    let (io, behind) = (connected.io, connected.behind);
-    let (session, mut events, driver) = Session::new(io, behind, Side::Client, settings);
-    let _driver = Owned::spawn("driver", driver);
-    let mut streams = JoinSet::new();
-    loop {
-        match events.next(&session).await {
-            Some(SessionEvent::Stream(stream)) => {
-                streams.spawn(serve(stream, |_, _| async {
-                    Err::<Response<AnyBody>, _>(internal())
-                }));
-            }
-            Some(SessionEvent::Control(Control::Checked { .. })) => break,
-            Some(SessionEvent::Control(_)) => {}
-            None => panic!("the session has ended"),
-        }
-    }
+    let handler = |_| async { panic!("a request on a check") };
+    let checking = FakeClient::with(connected, without_pings(), handler).await;
+    word(&checking).await;
     // The first pings, and those that a silence calls for, are over when nothing moves for so long.
-    let mut seen = session.bytes();
+    let mut seen = checking.session.bytes();
     eventually(SOON, "silence", async || {
         sleep(Duration::from_millis(1_500)).await;
-        let now = session.bytes();
+        let now = checking.session.bytes();
         let is_silent = now == seen;
         seen = now;
         is_silent.then_some(())

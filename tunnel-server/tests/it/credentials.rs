@@ -10,7 +10,10 @@ use std::{
 
 use parking_lot::Mutex;
 use serde_json::{Value, json};
-use testkit::deadline::{SOON, eventually, soon};
+use testkit::{
+    deadline::{SOON, eventually, soon},
+    tunnel::client::{dial, random_instance, session_request},
+};
 use tokio::{io::AsyncReadExt, sync::Semaphore, task::JoinSet};
 use tunnel_proto::handshake::{Greeting, InstanceSecret, Refusal};
 use tunnel_proto::refusal::RefusalReason;
@@ -22,7 +25,6 @@ use tunnel_server::{
 };
 
 use crate::{
-    fake::{dial, random_instance, session_request},
     program::Folder,
     rig::{self, Rig},
     scripted_server::{Reply, SHORT, ScriptedServer},

@@ -5,6 +5,10 @@ use bytes::Bytes;
 use http::Response;
 use http_body_util::BodyExt;
 use testkit::http2::Frame;
+use testkit::tunnel::{
+    body::{BodyEnd, Failure, data, endings, fed, full, internal},
+    client::FakeClient,
+};
 use testkit::{
     deadline::soon,
     http1::{End, RawConnection},
@@ -12,7 +16,6 @@ use testkit::{
 use tokio::{io::AsyncWriteExt, sync::mpsc, task::JoinSet};
 
 use crate::{
-    fake::{BodyEnd, Failure, FakeClient, data, endings, fed, full, internal},
     frames,
     http2_client::{self, Http2},
     rig::{PROD, PROD_HOST, Rig, connect},

@@ -8,13 +8,18 @@ use std::{
 };
 
 use serde_json::{Value, json};
-use testkit::http1::RawConnection;
+use testkit::{
+    http1::RawConnection,
+    tunnel::{
+        body::internal,
+        client::{FakeClient, dial, random_instance, session_request},
+    },
+};
 use tunnel_proto::handshake::InstanceSecret;
 use tunnel_server::runtimes::Moment;
 
 use crate::{
     admin::{ALL, act, guarded},
-    fake::{FakeClient, dial, internal, random_instance, session_request},
     program::Folder,
     rig::{DEV, PROD, Rig, connect},
 };

@@ -2,10 +2,9 @@
 
 use http::{HeaderMap, HeaderName, HeaderValue, Response};
 
-use crate::{
-    fake::{FakeClient, empty},
-    rig::{PROD, PROD_HOST, Rig},
-};
+use testkit::tunnel::{body::empty, client::FakeClient};
+
+use crate::rig::{PROD, PROD_HOST, Rig};
 
 /// Names in this order and number, those that differ per request left out.
 fn names(headers: &HeaderMap) -> Vec<String> {

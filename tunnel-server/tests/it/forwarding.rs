@@ -8,6 +8,10 @@ use testkit::{
     deadline::{SOON, eventually, soon},
     etcd::Etcd,
     http1::{End, RawConnection},
+    tunnel::{
+        body::{BodyEnd, collect, data, endings, fed, full, internal, status},
+        client::FakeClient,
+    },
 };
 use tokio::time::Instant;
 use tunnel_etcd::{Client, RequestOp, TxnRequest};
@@ -25,7 +29,6 @@ use tunnel_server::{
 };
 
 use crate::{
-    fake::{BodyEnd, FakeClient, collect, data, endings, fed, full, internal, status},
     nodes::{is_ready, keys, shared},
     rig::{PROD, PROD_HOST, Rig, connect, try_tls},
     upgrade::{Upstream, granting, upgraded},

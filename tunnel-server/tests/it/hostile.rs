@@ -3,16 +3,21 @@
 
 use std::time::Duration;
 
-use testkit::http1::{RawConnection, RawResponse};
-use testkit::yamux::{DATA, Frame, SYN, WINDOW};
+use testkit::{
+    bhttp::{field, number, response, string},
+    http1::{RawConnection, RawResponse},
+    tunnel::{
+        client::FakeClient,
+        wire::{BINARY, TEXT, Wire},
+    },
+    yamux::{DATA, Frame, SYN, WINDOW},
+};
 use tokio::time::sleep;
 use tunnel_proto::control::Control;
 
 use crate::{
-    fake::FakeClient,
     rig::{DEV, DEV_HOST, PROD, PROD_HOST, Rig},
     serving::Files,
-    wire::{BINARY, TEXT, Wire, field, integer, response},
 };
 
 /// The close code for a broken protocol.
@@ -139,21 +144,21 @@ async fn answered_with(rig: &Rig, wire: &mut Wire, bytes: &[u8]) -> RawResponse 
 
 /// Responses up to the end of their heads, each with a fault, and what that is.
 fn broken_heads() -> Vec<(&'static str, Vec<u8>)> {
-    let ok = integer(200);
+    let ok = number(200);
     let end = &[0, 0, 0][..];
     let one = |name: &str, value: &[u8]| response(&[&ok, &field(name.as_bytes(), value), end]);
     // As many as the stream's window takes: more would break the multiplexer's own rules.
-    let informational = [integer(103), vec![0]].concat().repeat(80_000);
+    let informational = [number(103), vec![0]].concat().repeat(80_000);
     vec![
         ("a request", [&[2][..], &field(b"GET", b"https")].concat()),
         ("no message", vec![0xff; 8]),
         ("the known-length form", vec![1, 0x40, 200, 0, 0, 0]),
         (
             "a 101 that nobody asked for",
-            response(&[&integer(101), end]),
+            response(&[&number(101), end]),
         ),
-        ("a status below all", response(&[&integer(42), end])),
-        ("a status above all", response(&[&integer(600), end])),
+        ("a status below all", response(&[&number(42), end])),
+        ("a status above all", response(&[&number(600), end])),
         ("a status beyond numbers", response(&[&[0xff; 8], end])),
         (
             "80,000 informational responses",
@@ -208,7 +213,7 @@ async fn a_response_that_breaks_the_rules_fails_that_request_alone() {
         assert_eq!(answer.head.value("set-cookie"), None, "{what}");
         neighbour_is_well(&mut neighbour).await;
         let good = response(&[
-            &integer(200),
+            &number(200),
             &field(b"x", b"y"),
             &[0],
             &field(b"", b"good")[1..],
@@ -230,24 +235,23 @@ async fn a_response_that_breaks_the_rules_fails_that_request_alone() {
 async fn a_body_that_breaks_the_rules_is_cut() {
     let rig = Rig::start().await;
     let mut wire = Wire::connect(&rig, PROD).await;
-    let ok = integer(200);
-    let content = |text: &[u8]| [&integer(text.len() as u64)[..], text].concat();
+    let ok = number(200);
     let length = field(b"content-length", b"5");
     for (what, bytes) in [
         (
             "more than its length",
-            response(&[&ok, &length, &[0], &content(b"123456"), &[0, 0]]),
+            response(&[&ok, &length, &[0], &string(b"123456"), &[0, 0]]),
         ),
         (
             "less than its length",
-            response(&[&ok, &length, &[0], &content(b"1234"), &[0, 0]]),
+            response(&[&ok, &length, &[0], &string(b"1234"), &[0, 0]]),
         ),
         (
             "a trailer with a line break",
             response(&[
                 &ok,
                 &[0],
-                &content(b"1234"),
+                &string(b"1234"),
                 &[0],
                 &field(b"x", b"a\r\nb"),
                 &[0],
@@ -258,7 +262,7 @@ async fn a_body_that_breaks_the_rules_is_cut() {
             response(&[
                 &ok,
                 &[0],
-                &content(b"1"),
+                &string(b"1"),
                 &[0],
                 &field(b":problem", b"moon"),
                 &[0],
@@ -276,7 +280,7 @@ async fn a_body_that_breaks_the_rules_is_cut() {
         let is_whole = seen.last().is_some_and(String::is_empty) && seen.contains(&"0".to_owned());
         assert!(!is_whole, "{what}: {seen:?}");
     }
-    let good = response(&[&ok, &length, &[0], &content(b"12345"), &[0, 0]]);
+    let good = response(&[&ok, &length, &[0], &string(b"12345"), &[0, 0]]);
     assert_eq!(answered_with(&rig, &mut wire, &good).await.text(), "12345");
 }
 
@@ -285,11 +289,8 @@ async fn a_body_that_breaks_the_rules_is_cut() {
 async fn bytes_after_a_response_are_no_response() {
     let rig = Rig::start().await;
     let mut wire = Wire::connect(&rig, PROD).await;
-    let ok = integer(200);
-    let good = |text: &[u8]| {
-        let content = [&integer(text.len() as u64)[..], text].concat();
-        [&[3][..], &ok, &[0], &content, &[0, 0]].concat()
-    };
+    let ok = number(200);
+    let good = |text: &[u8]| response(&[&ok, &[0], &string(text), &[0, 0]]);
     // An answer to a question that was not asked yet, in the same write.
     let two = [good(b"first"), good(b"poison")].concat();
     assert_eq!(answered_with(&rig, &mut wire, &two).await.text(), "first");
@@ -328,7 +329,7 @@ async fn a_stream_that_was_not_accepted_fails_its_request() {
     let stream = wire.request().await;
     wire.data(stream, &[2, 3, 0x40, 200, 0, 0, 0]).await;
     assert_eq!(raw.response().await.reason(), "wire_malformed");
-    let good = response(&[&integer(204), &[0, 0, 0]]);
+    let good = response(&[&number(204), &[0, 0, 0]]);
     assert_eq!(
         answered_with(&rig, &mut wire, &good).await.head.status(),
         204

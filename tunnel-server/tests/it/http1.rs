@@ -2,11 +2,17 @@
 //! neighbours, which pass byte for byte.
 
 use serde_json::Value;
-use testkit::{deadline::soon, http1::End};
+use testkit::{
+    deadline::soon,
+    http1::End,
+    tunnel::{
+        body::{BodyEnd, collect, endings, full, status},
+        client::FakeClient,
+    },
+};
 use tokio::sync::mpsc;
 
 use crate::{
-    fake::{BodyEnd, FakeClient, collect, endings, full, status},
     rig::{PROD, PROD_HOST, Rig, identity},
     serving::Files,
 };
@@ -354,7 +360,7 @@ async fn bodies_of_both_kinds_pass_and_the_connection_is_used_again() {
     let client = FakeClient::new(&rig, PROD, |request| async move {
         let length = request.headers().get("content-length").cloned();
         let (content, trailers) = collect(request.into_body()).await;
-        let trailers = trailers.map_err(|_| crate::fake::internal())?;
+        let trailers = trailers.map_err(|_| testkit::tunnel::body::internal())?;
         let text = String::from_utf8(content).unwrap();
         Ok(status(200, full(format!("{length:?} {text} {trailers:?}"))))
     })
@@ -427,7 +433,7 @@ async fn requests_in_whatever_pieces_are_the_same_requests() {
     let rig = Rig::start().await;
     let client = FakeClient::new(&rig, PROD, |request| async move {
         let (content, trailers) = collect(request.into_body()).await;
-        trailers.map_err(|_| crate::fake::internal())?;
+        trailers.map_err(|_| testkit::tunnel::body::internal())?;
         Ok(status(200, full(content)))
     })
     .await;

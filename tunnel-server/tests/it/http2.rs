@@ -6,15 +6,18 @@ use bytes::Bytes;
 use h2::Reason;
 use http::{HeaderMap, HeaderValue, Request, Response};
 use http_body::Frame;
-use testkit::deadline::soon;
+use testkit::{
+    deadline::soon,
+    tunnel::{
+        body::{BodyEnd, Failure, collect, data, empty, endings, fed, full, internal, status},
+        client::FakeClient,
+    },
+};
 use tokio::time::Instant;
 use tunnel_ops::task::Owned;
 use tunnel_proto::problem::{Hop, Problem};
 
 use crate::{
-    fake::{
-        BodyEnd, Failure, FakeClient, collect, data, empty, endings, fed, full, internal, status,
-    },
     http2_client::{Http2, get, read},
     rig::{DEV, DEV_HOST, PROD, PROD_HOST, Rig, connect, identity, tls},
 };

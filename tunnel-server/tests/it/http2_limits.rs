@@ -4,7 +4,13 @@ use std::{sync::Arc, time::Duration};
 
 use bytes::Bytes;
 use http::Response;
-use testkit::deadline::{SOON, eventually, soon};
+use testkit::{
+    deadline::{SOON, eventually, soon},
+    tunnel::{
+        body::{BodyEnd, Feed, collect, data, empty, endings, fed, full, status},
+        client::FakeClient,
+    },
+};
 use tokio::{
     sync::{Notify, mpsc},
     time::{Instant, sleep},
@@ -15,7 +21,6 @@ use tunnel_proto::limits;
 
 use crate::{
     access_lines::logged,
-    fake::{BodyEnd, FakeClient, Feed, collect, data, empty, endings, fed, full, status},
     http2_client::{Http2, get, read},
     rig::{DEV, DEV_HOST, PROD, Rig},
 };

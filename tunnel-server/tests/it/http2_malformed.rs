@@ -2,9 +2,12 @@
 
 use testkit::deadline::soon;
 use testkit::http2::Frame;
+use testkit::tunnel::{
+    body::{BodyEnd, collect, empty, endings, full, internal, status},
+    client::FakeClient,
+};
 
 use crate::{
-    fake::{self, FakeClient},
     frames::{Frames, Verdict, block},
     rig::{DEV, DEV_HOST, PROD, PROD_HOST, Rig},
 };
@@ -209,14 +212,14 @@ async fn lengths_that_are_none_or_wrong() {
 #[tokio::test]
 async fn a_body_that_is_not_as_long_as_announced_is_cut() {
     let rig = Rig::start().await;
-    let (endings, mut ends) = fake::endings();
+    let (endings, mut ends) = endings();
     let _client = FakeClient::new(&rig, PROD, move |request| {
         let mut ending = endings.next();
         async move {
-            let (_, end) = fake::collect(request.into_body()).await;
+            let (_, end) = collect(request.into_body()).await;
             ending.on_read(&end);
-            end.map_err(|_| fake::internal())?;
-            Ok(fake::status(200, fake::empty()))
+            end.map_err(|_| internal())?;
+            Ok(status(200, empty()))
         }
     })
     .await;
@@ -256,7 +259,7 @@ async fn a_body_that_is_not_as_long_as_announced_is_cut() {
         assert!(is_refused, "{} {what:?}: {verdict:?}", body.escape_ascii());
     }
     while let Ok(end) = ends.try_recv() {
-        assert_eq!(end, fake::BodyEnd::Cut);
+        assert_eq!(end, BodyEnd::Cut);
     }
     let mut frames = Frames::new(rig.raw().await).await;
     frames
@@ -268,7 +271,7 @@ async fn a_body_that_is_not_as_long_as_announced_is_cut() {
     assert_eq!(frames.verdict(1).await, Verdict::Answered(Some(200)));
     let end = soon("the good one's end", async {
         loop {
-            if let Some(fake::BodyEnd::Whole) = ends.recv().await {
+            if let Some(BodyEnd::Whole) = ends.recv().await {
                 break;
             }
         }
@@ -346,7 +349,7 @@ async fn a_rapid_reset_reaches_no_runtime() {
         if request.uri().path() == "/hold" {
             std::future::pending::<()>().await;
         }
-        Ok(fake::status(200, fake::full("here")))
+        Ok(status(200, full("here")))
     })
     .await;
     let mut held = with(&[]);

@@ -5,12 +5,17 @@ use std::time::Duration;
 use bytes::Bytes;
 use h2::Reason;
 use http::{HeaderValue, Request};
-use testkit::deadline::soon;
+use testkit::{
+    deadline::soon,
+    tunnel::{
+        body::{Failure, collect, data, full, status},
+        client::FakeClient,
+    },
+};
 use tokio::time::Instant;
 use tunnel_proto::problem::{Hop, Problem};
 
 use crate::{
-    fake::{Failure, FakeClient, collect, data, full, status},
     http2_client::{Http2, get, read},
     http2_limits::NOT_TAKEN,
     rig::{PROD, Rig},

@@ -6,14 +6,15 @@ use http::{HeaderMap, HeaderValue, Request, StatusCode};
 use testkit::{
     deadline::soon,
     http1::{End, RawConnection},
+    tunnel::{
+        body::{BodyEnd, collect, endings, full, internal, status},
+        client::FakeClient,
+    },
 };
 use tokio::{sync::mpsc, time::Instant};
 use tunnel_proto::exchange::{Informational, RecvBody};
 
-use crate::{
-    fake::{BodyEnd, FakeClient, collect, endings, full, internal, status},
-    rig::{PROD, PROD_HOST, Rig},
-};
+use crate::rig::{PROD, PROD_HOST, Rig};
 
 /// So long that nothing in a test happens because it has passed.
 const NEVER: Duration = Duration::from_secs(600);

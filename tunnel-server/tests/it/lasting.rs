@@ -4,13 +4,18 @@
 use std::time::{Duration, SystemTime};
 
 use serde_json::{Value, json};
-use testkit::deadline::{SOON, eventually, soon};
+use testkit::{
+    deadline::{SOON, eventually, soon},
+    tunnel::{
+        body::Feed,
+        client::{FakeClient, dial, random_instance, session_request},
+    },
+};
 use tokio::time::Instant;
 use tunnel_proto::{close::CloseReason, control::Control, session::SessionEnd};
 
 use crate::{
     credentials::ask,
-    fake::{FakeClient, Feed, dial, random_instance, session_request},
     rig::{PROD, Rig, ask_admin},
     scripted_server::{Reply, ScriptedServer},
     sessions::{answering, answering_on, get},

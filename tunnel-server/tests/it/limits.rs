@@ -5,6 +5,10 @@ use std::{future::Future, net::SocketAddr, process::Stdio, time::Duration};
 use testkit::{
     deadline::{SOON, eventually, soon},
     http1::{End, RawConnection},
+    tunnel::{
+        body::{BodyEnd, collect, data, endings, full, status},
+        client::{FakeClient, dial_over, random_instance, session_request},
+    },
 };
 use tokio::{
     io::{AsyncBufReadExt, BufReader},
@@ -15,10 +19,6 @@ use tokio::{
 
 use crate::{
     access_lines::logged,
-    fake::{
-        BodyEnd, FakeClient, collect, data, dial_over, endings, full, random_instance,
-        session_request, status,
-    },
     http2_limits::handing,
     program::Folder,
     rig::{PROD, PROD_HOST, Rig, connect, identity, tls, try_tls},

@@ -10,6 +10,10 @@ use http_body_util::BodyExt;
 use testkit::{
     deadline::{SOON, eventually, soon},
     http1::{End, RawConnection},
+    tunnel::{
+        body::{Feed, data, fed},
+        client::FakeClient,
+    },
 };
 use tokio::{net::TcpStream, sync::mpsc, time::Instant};
 use tokio_tungstenite::{
@@ -20,7 +24,6 @@ use tunnel_proto::{close::CloseReason, handshake};
 
 use crate::{
     access_lines::logged,
-    fake::{FakeClient, Feed, data, fed},
     http2_client::{self, Http2},
     rig::{PROD, PROD_HOST, Rig, connect},
     sessions::get,

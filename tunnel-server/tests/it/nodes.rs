@@ -8,6 +8,10 @@ use testkit::{
     deadline::{SOON, eventually, soon},
     etcd::Etcd,
     program::Signal,
+    tunnel::{
+        body::full,
+        client::{FakeClient, dial, session_request},
+    },
 };
 use tokio::time::Instant;
 use tunnel_ops::tls_files::{Roots, client_config};
@@ -20,10 +24,7 @@ use tunnel_server::{
     server::RunError,
 };
 
-use crate::{
-    fake::{FakeClient, dial, full, session_request},
-    rig::{DEV, PROD, Rig},
-};
+use crate::rig::{DEV, PROD, Rig};
 
 /// The label's key, as the documentation has it.
 const CLAIM: &str = "/tunnel/v1/claim/acme-prod";

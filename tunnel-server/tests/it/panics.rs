@@ -8,7 +8,11 @@ use std::{
     sync::{LazyLock, Once},
 };
 
-use testkit::{deadline::soon, http1::RawConnection};
+use testkit::{
+    deadline::soon,
+    http1::RawConnection,
+    tunnel::client::{FakeClient, dial, session_request},
+};
 use tracing::{
     Event, Metadata, Subscriber,
     field::{Field, Visit},
@@ -18,7 +22,6 @@ use tunnel_proto::handshake::InstanceSecret;
 
 use crate::{
     access_lines::PANIC_PATH,
-    fake::{FakeClient, dial, session_request},
     rig::{PROD, PROD_HOST, Rig},
 };
 

@@ -1,26 +1,17 @@
 //! Who may connect to the peer listener, and what a node serves for another one.
 
-use std::{net::SocketAddr, sync::Arc};
+use std::net::SocketAddr;
 
 use bytes::Bytes;
 use http::Request;
 use rcgen::{
     CertificateParams, DistinguishedName, DnType, ExtendedKeyUsagePurpose, Issuer, KeyPair,
 };
-use rustls_pki_types::{CertificateDer, ServerName, UnixTime};
+use rustls_pki_types::ServerName;
 use testkit::deadline::{SOON, eventually, soon};
-use tokio_rustls::{
-    TlsConnector,
-    rustls::{
-        DigitallySignedStruct, Error, SignatureScheme,
-        client::danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier},
-        crypto::CryptoProvider,
-    },
-};
-use tunnel_ops::{
-    task::Owned,
-    tls_files::{Identity, client_config_with},
-};
+use testkit::tunnel::{FakeEnd, body::full, client::FakeClient};
+use tokio_rustls::TlsConnector;
+use tunnel_ops::{connect::tls::config_without_verification, tls_files::Identity};
 use tunnel_proto::{
     exchange::{EncodedHead, ExchangeError, open},
     problem::Reason,
@@ -28,79 +19,21 @@ use tunnel_proto::{
 };
 
 use crate::{
-    fake::{FakeClient, full},
     forwarding::Linked,
     rig::{PROD, PROD_HOST, Rig, connect},
 };
 
 const REFUSED: &str = "tunnel_server_peer_connections_refused_total";
 
-/// Accepts every certificate: whom a node accepts is looked at, not who it is.
-#[derive(Debug)]
-struct AnyNode(Vec<SignatureScheme>);
-
-impl ServerCertVerifier for AnyNode {
-    fn verify_server_cert(
-        &self,
-        _: &CertificateDer<'_>,
-        _: &[CertificateDer<'_>],
-        _: &ServerName<'_>,
-        _: &[u8],
-        _: UnixTime,
-    ) -> Result<ServerCertVerified, Error> {
-        Ok(ServerCertVerified::assertion())
-    }
-
-    fn verify_tls12_signature(
-        &self,
-        _: &[u8],
-        _: &CertificateDer<'_>,
-        _: &DigitallySignedStruct,
-    ) -> Result<HandshakeSignatureValid, Error> {
-        Ok(HandshakeSignatureValid::assertion())
-    }
-
-    fn verify_tls13_signature(
-        &self,
-        _: &[u8],
-        _: &CertificateDer<'_>,
-        _: &DigitallySignedStruct,
-    ) -> Result<HandshakeSignatureValid, Error> {
-        Ok(HandshakeSignatureValid::assertion())
-    }
-
-    fn supported_verify_schemes(&self) -> Vec<SignatureScheme> {
-        self.0.clone()
-    }
-}
-
-/// A link, and the task that moves its bytes.
-struct Link {
-    session: Session,
-    _task: Owned<()>,
-}
-
 /// Dials a link as a node does, with this certificate and protocol.
-async fn link(address: SocketAddr, identity: &Identity, alpn: &[u8]) -> std::io::Result<Link> {
-    let any = |provider: &CryptoProvider| -> Arc<dyn ServerCertVerifier> {
-        let schemes = provider.signature_verification_algorithms;
-        Arc::new(AnyNode(schemes.supported_schemes()))
-    };
-    let config = client_config_with(Some(identity), &[alpn], any).unwrap();
+async fn link(address: SocketAddr, identity: &Identity, alpn: &[u8]) -> std::io::Result<FakeEnd> {
+    // Whom a node accepts is looked at, not who it is.
+    let config = config_without_verification(Some(identity), &[alpn]).unwrap();
     let name = ServerName::try_from("tunnel-node").unwrap();
     let connector = TlsConnector::from(config);
     let stream = soon("TLS", connector.connect(name, connect(address).await)).await?;
     let settings = SessionSettings::default();
-    let (session, mut events, driver) = Session::new(stream, Bytes::new(), Side::Server, settings);
-    let own = session.clone();
-    let task = Owned::spawn("link", async move {
-        let listen = async { while events.next(&own).await.is_some() {} };
-        tokio::join!(driver, listen);
-    });
-    Ok(Link {
-        session,
-        _task: task,
-    })
+    Ok(FakeEnd::new(stream, Bytes::new(), Side::Server, settings))
 }
 
 /// Forwards a request with this note; returns the status, or the reason of the refusal.

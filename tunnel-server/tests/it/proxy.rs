@@ -1,12 +1,12 @@
 //! Behind proxies: whose word is taken for who asked.
 
-use testkit::http1::RawConnection;
+use testkit::{
+    http1::RawConnection,
+    tunnel::client::{FakeClient, ReceivedRequest},
+};
 use tokio::io::AsyncWriteExt;
 
-use crate::{
-    fake::{FakeClient, ReceivedRequest},
-    rig::{PROD, PROD_HOST, Rig, connect, identity, tls, try_tls},
-};
+use crate::rig::{PROD, PROD_HOST, Rig, connect, identity, tls, try_tls};
 
 const V1: &[u8] = b"PROXY TCP4 203.0.113.9 192.0.2.1 50000 443\r\n";
 const V1_IPV6: &[u8] = b"PROXY TCP6 2001:db8::9 2001:db8::1 50000 443\r\n";

@@ -9,6 +9,7 @@ use serde_json::Value;
 use testkit::{
     deadline::{SOON, eventually},
     http1::RawConnection,
+    tunnel::client::FakeClient,
 };
 use tokio::time::Instant;
 use tunnel_ops::tls_files::Roots;
@@ -17,7 +18,6 @@ use tunnel_server::certs;
 
 use crate::{
     authority::{Authority, that_ran_out},
-    fake::FakeClient,
     jwt_keys::Issuer,
     program::Folder,
     rig::connect,

@@ -6,13 +6,14 @@ use http_body::Frame;
 use testkit::{
     deadline::soon,
     http1::{End, Framing, RawConnection},
+    tunnel::{
+        body::{BodyEnd, Failure, Feed, data, empty, endings, fed, full, status},
+        client::FakeClient,
+    },
 };
 use tunnel_proto::problem::{Hop, Problem, Reason};
 
-use crate::{
-    fake::{BodyEnd, Failure, FakeClient, Feed, data, empty, endings, fed, full, status},
-    rig::{PROD, PROD_HOST, Rig},
-};
+use crate::rig::{PROD, PROD_HOST, Rig};
 
 async fn ask(raw: &mut RawConnection, method: &str, path: &str) -> testkit::http1::RawResponse {
     raw.send(format!(

@@ -5,7 +5,8 @@ use std::{collections::HashMap, net::SocketAddr, sync::LazyLock, time::Duration}
 use rustls_pki_types::ServerName;
 use testkit::{
     deadline::{SOON, eventually, soon},
-    http1::{self, RawConnection},
+    http1::{self, Duplex, RawConnection},
+    tunnel::client::ServerUnderTest,
 };
 use tokio::net::TcpStream;
 use tokio_rustls::{TlsConnector, client::TlsStream};
@@ -49,6 +50,16 @@ pub(crate) struct Rig {
     running: Owned<Result<(), RunError>>,
 }
 
+impl ServerUnderTest for Rig {
+    fn token(&self, runtime: &str) -> &str {
+        self.token(runtime)
+    }
+
+    async fn connect(&self) -> Box<dyn Duplex> {
+        Box::new(self.tunnel().await)
+    }
+}
+
 impl Rig {
     /// A server with two shards, short waits, and nothing else that is unusual.
     pub(crate) async fn start() -> Self {
@@ -85,11 +96,6 @@ impl Rig {
             .expect("it could")
     }
 
-    /// The token of a runtime.
-    pub(crate) fn token(&self, runtime: &str) -> &str {
-        self.tokens[runtime].expose()
-    }
-
     /// A connection to the public listener, as it is.
     pub(crate) async fn raw(&self) -> RawConnection {
         RawConnection::over(connect(self.addresses.public).await)
@@ -98,6 +104,11 @@ impl Rig {
     /// A connection to the public listener with TLS.
     pub(crate) async fn raw_tls(&self, alpn: &[&[u8]]) -> RawConnection {
         RawConnection::over(tls(connect(self.addresses.public).await, alpn).await)
+    }
+
+    /// The token of a runtime.
+    pub(crate) fn token(&self, runtime: &str) -> &str {
+        self.tokens[runtime].expose()
     }
 
     /// A TLS connection to the tunnel listener.

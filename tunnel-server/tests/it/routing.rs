@@ -2,13 +2,10 @@
 
 use std::time::Duration;
 
-use testkit::http1::RawResponse;
+use testkit::{http1::RawResponse, tunnel::client::FakeClient};
 use tokio::time::Instant;
 
-use crate::{
-    fake::FakeClient,
-    rig::{DEV, DEV_HOST, DEV_OWN_HOST, PROD, PROD_HOST, Rig},
-};
+use crate::rig::{DEV, DEV_HOST, DEV_OWN_HOST, PROD, PROD_HOST, Rig};
 
 /// Spells a host in ways that mean the same.
 fn spellings(host: &str) -> Vec<String> {

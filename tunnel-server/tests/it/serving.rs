@@ -8,6 +8,10 @@ use serde_json::Value;
 use testkit::{
     deadline::{SOON, eventually, soon},
     http1::RawConnection,
+    tunnel::{
+        body::{Feed, data},
+        client::{Connected, FakeClient, dial_over, random_instance, session_request},
+    },
 };
 use tokio::{
     io::{AsyncBufReadExt, BufReader},
@@ -28,7 +32,6 @@ use tunnel_server::{
 };
 
 use crate::{
-    fake::{Connected, FakeClient, Feed, data, dial_over, random_instance, session_request},
     program::Folder,
     rig::{connect, metric_at, metric_becomes_at},
     sessions::answering_on,

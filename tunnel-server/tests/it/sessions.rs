@@ -6,6 +6,11 @@ use http::{HeaderValue, Method, Request};
 use testkit::{
     deadline::{SOON, eventually, soon},
     http1::End,
+    tunnel::{
+        body::{Feed, data, fed, full, status},
+        client::{Connected, FakeClient, dial, random_instance, session_request},
+        wire::Wire,
+    },
 };
 use tokio::{io::AsyncReadExt, sync::mpsc};
 use tunnel_proto::{
@@ -16,14 +21,7 @@ use tunnel_proto::{
 };
 use tunnel_server::directory::OnConflict;
 
-use crate::{
-    fake::{
-        Connected, FakeClient, Feed, data, dial, fed, full, random_instance, session_request,
-        status,
-    },
-    rig::{DEV, DEV_HOST, PROD, PROD_HOST, Rig},
-    wire::Wire,
-};
+use crate::rig::{DEV, DEV_HOST, PROD, PROD_HOST, Rig};
 
 pub(crate) fn get(path: &str) -> String {
     format!("GET {path} HTTP/1.1\r\nhost: {PROD_HOST}\r\n\r\n")

@@ -4,6 +4,10 @@ use std::time::Duration;
 
 use http::Response;
 use testkit::http2::Frame;
+use testkit::tunnel::{
+    body::{collect, data, empty, fed},
+    client::{FakeClient, random_instance},
+};
 use testkit::{
     deadline::soon,
     http1::{End, RawConnection},
@@ -13,7 +17,6 @@ use tunnel_ops::task::Owned;
 use tunnel_proto::{close::CloseReason, control::Control, session::SessionEnd};
 
 use crate::{
-    fake::{FakeClient, collect, data, empty, fed, random_instance},
     frames::{Frames, block},
     rig::{DEV, DEV_HOST, PROD, PROD_HOST, Rig, connect, identity, tls},
     serving::Files,

@@ -3,7 +3,10 @@
 use std::{sync::Arc, time::Duration};
 
 use http::{HeaderValue, Response};
-use testkit::deadline::{SOON, eventually, soon};
+use testkit::{
+    deadline::{SOON, eventually, soon},
+    tunnel::{body::full, client::FakeClient},
+};
 use tokio::{
     sync::watch,
     time::{Instant, sleep},
@@ -13,7 +16,6 @@ use tunnel_proto::{control::Control, handshake::InstanceSecret};
 use tunnel_server::config::Config;
 
 use crate::{
-    fake::{FakeClient, full},
     forwarding::Linked,
     nodes::keys,
     rig::{PROD, PROD_HOST, Rig},

@@ -7,6 +7,10 @@ use http_body_util::BodyExt;
 use testkit::{
     deadline::soon,
     http1::{End, RawConnection},
+    tunnel::{
+        body::{AnyBody, BodyEnd, Failure, Feed, collect, data, endings, fed, full, status},
+        client::FakeClient,
+    },
 };
 use tokio::{sync::mpsc, time::sleep};
 use tunnel_ops::task::Owned;
@@ -15,12 +19,7 @@ use tunnel_proto::{
     problem::{Hop, Problem, Reason},
 };
 
-use crate::{
-    fake::{
-        AnyBody, BodyEnd, Failure, FakeClient, Feed, collect, data, endings, fed, full, status,
-    },
-    rig::{PROD, PROD_HOST, Rig, connect, identity},
-};
+use crate::rig::{PROD, PROD_HOST, Rig, connect, identity};
 
 /// The two directions of an upgraded connection, at the upstream's end.
 pub(crate) struct Upstream {

@@ -2,15 +2,21 @@
 
 use std::time::Duration;
 
-use testkit::{deadline::soon, http1::RawConnection};
+use testkit::{
+    deadline::soon,
+    http1::RawConnection,
+    tunnel::{
+        body::{full, status},
+        client::{FakeClient, random_instance},
+        wire::Wire,
+    },
+};
 use tokio::time::timeout;
 use tunnel_ops::task::Owned;
 
 use crate::{
-    fake::{FakeClient, full, random_instance, status},
     rig::{PROD, PROD_HOST, Rig, ask_admin},
     sessions::get,
-    wire::Wire,
 };
 
 /// The code by which a session is closed whose client takes nothing.

@@ -1,9 +1,10 @@
 //! The estimate as a table, and sessions over ways that cut, lose or bear silence, on a paused clock.
 
 use bytes::Bytes;
+use testkit::tunnel::{FakeEnd, without_pings};
 use tokio::io::{AsyncReadExt, AsyncWriteExt, DuplexStream, duplex};
 use tunnel_ops::task::Owned;
-use tunnel_proto::session::{SessionEnd, SessionEvents, SessionSettings, Side};
+use tunnel_proto::session::Side;
 
 use super::*;
 
@@ -100,23 +101,12 @@ enum Way {
 }
 
 /// A check's session over such a way, and the server's end.
-fn session(
-    way: Way,
-) -> (
-    CheckSession,
-    (Session, SessionEvents, Owned<SessionEnd>, Owned<()>),
-) {
+fn session(way: Way) -> (CheckSession, (FakeEnd, Owned<()>)) {
     let (client, near) = duplex(64 * 1024);
     let (far, server) = duplex(64 * 1024);
-    let settings = SessionSettings {
-        ping_interval: secs(100_000),
-        ..SessionSettings::default()
-    };
-    let (handle, events, driver) = Session::new(server, Bytes::new(), Side::Server, settings);
-    let driver = Owned::spawn("server", driver);
+    let server = FakeEnd::new(server, Bytes::new(), Side::Server, without_pings());
     let relay = Owned::spawn("way", relay(near, far, way));
-    let check = CheckSession::begin(client, Bytes::new());
-    (check, (handle, events, driver, relay))
+    (CheckSession::begin(client, Bytes::new()), (server, relay))
 }
 
 async fn relay(mut near: DuplexStream, mut far: DuplexStream, way: Way) {
@@ -207,7 +197,9 @@ async fn what_the_server_ends_itself_is_no_limit_of_the_way() {
         }
         let ending = Owned::spawn("ending", async move {
             sleep(secs(20)).await;
-            servers.iter().for_each(|(server, ..)| server.cut(reason));
+            servers
+                .iter()
+                .for_each(|(server, ..)| server.session.cut(reason));
             std::future::pending::<()>().await;
         });
         let found = probe(sessions, Timing::default(), &mut |_| {}).await;

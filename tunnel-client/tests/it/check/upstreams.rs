@@ -4,21 +4,22 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use rcgen::date_time_ymd;
+use testkit::ca::Authority;
+use testkit::listener::Listener;
+use testkit::scripted::ScriptedUpstream;
 use tokio::io::AsyncWriteExt;
 use tokio::net::TcpListener;
 use tokio::sync::Barrier;
 use tunnel_client::check::{StepName, StepResult};
 
 use super::{Place, verdict};
-use testkit::ca::Authority;
 
-use crate::network::{Listening, checked, head};
-use testkit::scripted::ScriptedUpstream;
+use crate::network::{self, checked, head};
 
 #[tokio::test]
 async fn upstreams_are_connected_to_whatever_the_server_says() {
     let place = Place::new();
-    let server = Listening::server(
+    let server = network::server(
         &place.authority.issue(&["127.0.0.1"]).identity(),
         Some(checked()),
     )
@@ -43,7 +44,7 @@ async fn upstreams_are_connected_to_whatever_the_server_says() {
         (StepName::Upstream, "upstream_dns_failure")
     );
     let other = Authority::new("Other");
-    let wrong = Listening::tls(&other.issue(&["127.0.0.1"]).identity(), |_stream| {
+    let wrong = Listener::tls(&other.issue(&["127.0.0.1"]).identity(), None, |_stream| {
         Box::pin(async {})
     })
     .await;
@@ -58,7 +59,7 @@ async fn upstreams_are_connected_to_whatever_the_server_says() {
 #[tokio::test]
 async fn each_upstream_of_the_routes_is_looked_at() {
     let place = Place::new();
-    let server = Listening::server(
+    let server = network::server(
         &place.authority.issue(&["127.0.0.1"]).identity(),
         Some(checked()),
     )
@@ -115,7 +116,7 @@ async fn each_upstream_of_the_routes_is_looked_at() {
 async fn upstreams_are_looked_at_side_by_side_and_told_in_their_order() {
     const DIFFERENT: usize = 6;
     let place = Place::new();
-    let server = Listening::server(
+    let server = network::server(
         &place.authority.issue(&["127.0.0.1"]).identity(),
         Some(checked()),
     )
@@ -123,7 +124,7 @@ async fn upstreams_are_looked_at_side_by_side_and_told_in_their_order() {
     let all_asked = Arc::new(Barrier::new(DIFFERENT));
     let asked = Arc::new(AtomicUsize::new(0));
     let counted = Arc::clone(&asked);
-    let upstream = Listening::plain(move |mut stream| {
+    let upstream = Listener::plain(move |mut stream| {
         let (all_asked, asked) = (Arc::clone(&all_asked), Arc::clone(&asked));
         async move {
             // A connection that is only tried asks nothing.
@@ -164,7 +165,7 @@ async fn upstreams_are_looked_at_side_by_side_and_told_in_their_order() {
 #[tokio::test]
 async fn an_upstream_s_certificate_and_socket_have_their_own_advice() {
     let place = Place::new();
-    let server = Listening::server(
+    let server = network::server(
         &place.authority.issue(&["127.0.0.1"]).identity(),
         Some(checked()),
     )
@@ -176,7 +177,7 @@ async fn an_upstream_s_certificate_and_socket_have_their_own_advice() {
             params.not_after = date_time_ymd(2002, 1, 1);
         })
         .identity();
-    let old = Listening::tls(&old, |_stream| Box::pin(async {})).await;
+    let old = Listener::tls(&old, None, |_stream| Box::pin(async {})).await;
     let socket = format!("unix:{}", place.path().join("app.sock").display());
     let ca = format!(
         "--upstream-ca-file={}",
