@@ -106,6 +106,21 @@ pub struct Checker {
     pub needs_host: bool,
 }
 
+/// Why a program does not forward a request.
+#[derive(Debug)]
+pub enum NotForwarded {
+    /// Its `Max-Forwards` is 0, so that the program responds itself (RFC 9110 section 7.6.2).
+    LastHop,
+    /// It is refused.
+    Problem(Problem),
+}
+
+impl From<Problem> for NotForwarded {
+    fn from(problem: Problem) -> Self {
+        Self::Problem(problem)
+    }
+}
+
 impl PresentFields {
     /// Looks for the names above in one pass.
     ///
@@ -145,6 +160,22 @@ fn malformed(what: &'static str) -> Refused {
 }
 
 impl Checker {
+    /// Checks a request that hyper has received and that is to be forwarded.
+    ///
+    /// # Errors
+    /// As [`Checker::check`], and for a request that may not be forwarded once more.
+    pub fn to_forward<'a>(
+        &self,
+        request: &'a http::request::Parts,
+    ) -> Result<CheckedRequest<'a>, NotForwarded> {
+        let protocol = request.extensions.get::<hyper::ext::Protocol>();
+        let checked = self.check(request, protocol.map(AsRef::as_ref))?;
+        match checked.max_forwards {
+            Some(0) => Err(NotForwarded::LastHop),
+            _ => Ok(checked),
+        }
+    }
+
     /// Checks a request. `protocol` is that of an extended CONNECT (RFC 8441).
     ///
     /// # Errors

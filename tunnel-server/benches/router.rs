@@ -31,7 +31,7 @@ use tunnel_server::{
     directory::OnConflict,
     events::Events,
     metrics::Metrics,
-    public::check::{check, forwarded_head},
+    public::check::{CHECKER, forwarded_head},
     registry::{JoinRequest, Membership, Registry},
     router::Router,
     runtimes::{HostName, Runtimes},
@@ -136,14 +136,14 @@ fn check_request(bencher: Bencher<'_, '_>, head: Head) {
     bencher
         .with_inputs(|| parts.clone())
         .bench_local_refs(|parts| {
-            black_box(check(parts).unwrap());
+            black_box(CHECKER.to_forward(parts).unwrap());
         });
 }
 
 #[divan::bench(args = HEADS, sample_size = SAMPLE_SIZE, sample_count = SAMPLES)]
 fn build_outgoing(bencher: Bencher<'_, '_>, head: Head) {
     let parts = head.parsed();
-    let checked = check(&parts).unwrap();
+    let checked = CHECKER.to_forward(&parts).unwrap();
     let client = ForwardedClient::new(Ipv4Addr::new(203, 0, 113, 7).into(), false, true);
     let via = ViaName::new("6f1d2c");
     bencher.bench_local(|| forwarded_head(black_box(&checked), &client, &via, false).unwrap());

@@ -12,7 +12,7 @@ use http::uri::PathAndQuery;
 use http::{HeaderMap, HeaderValue, Method, Request, Response, StatusCode};
 use hyper::upgrade::OnUpgrade;
 use parking_lot::Mutex;
-use tunnel_http::check::CheckedRequest;
+use tunnel_http::check::{CheckedRequest, NotForwarded};
 use tunnel_http::http1::InFlight;
 use tunnel_http::listener_body::{BodyOptions, ListenerBody, ListenerInformational};
 use tunnel_http::long_streams::{StreamFormat, is_grpc, reconnects};
@@ -50,19 +50,6 @@ struct Accepted {
     reconnects: bool,
 }
 
-/// Why a request is not forwarded.
-enum NotAccepted {
-    /// Its `Max-Forwards` is 0, so that this program answers it (RFC 9110 section 7.6.2).
-    LastHop,
-    Problem(Problem),
-}
-
-impl From<Problem> for NotAccepted {
-    fn from(problem: Problem) -> Self {
-        Self::Problem(problem)
-    }
-}
-
 /// Serves one request of a connection. The future does not hold the received head, which is used before.
 pub(super) fn serve(
     connection: &Arc<Connection>,
@@ -75,7 +62,7 @@ pub(super) fn serve(
     // gRPC needs HTTP/2.
     let is_grpc = is_http2 && is_grpc(&parts.headers);
     let accepted = accept(connection, &parts, incoming, is_grpc);
-    if let Err(NotAccepted::Problem(problem)) = &accepted {
+    if let Err(NotForwarded::Problem(problem)) = &accepted {
         let exchanges = &connection.gateway.exchanges;
         exchanges.on_refused(Some(&parts), connection.client.address, problem);
     }
@@ -111,13 +98,13 @@ pub(super) fn serve(
 /// The response to a request that is not forwarded.
 fn refusal(
     connection: &Connection,
-    refused: &NotAccepted,
+    refused: &NotForwarded,
     is_grpc: bool,
 ) -> Response<ResponseBody> {
     connection.not_upgraded();
     match refused {
-        NotAccepted::LastHop => ResponseBody::last_hop(),
-        NotAccepted::Problem(problem) => {
+        NotForwarded::LastHop => ResponseBody::last_hop(),
+        NotForwarded::Problem(problem) => {
             ResponseBody::problem(problem, !connection.is_http2(), is_grpc)
         }
     }
@@ -129,12 +116,8 @@ fn accept(
     parts: &Parts,
     incoming: ReceivedBody,
     is_grpc: bool,
-) -> Result<Accepted, NotAccepted> {
-    let protocol = parts.extensions.get::<hyper::ext::Protocol>();
-    let checked = CHECKER.check(parts, protocol.map(AsRef::as_ref))?;
-    if checked.max_forwards == Some(0) {
-        return Err(NotAccepted::LastHop);
-    }
+) -> Result<Accepted, NotForwarded> {
+    let checked = CHECKER.to_forward(parts)?;
     let front = &connection.gateway;
     let permit = front.exchange_permits.acquire(None).map_err(|_| {
         let detail = "max-exchanges are open";

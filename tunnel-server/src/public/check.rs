@@ -1,7 +1,7 @@
 //! The strict check of requests of platform clients, and the head that is forwarded to the tunnel client. Both are those of
 //! `tunnel-http`, with this server's names.
 
-use http::{HeaderValue, request::Parts};
+use http::HeaderValue;
 
 use tunnel_http::{
     check::{CheckedRequest, Checker},
@@ -12,19 +12,11 @@ use tunnel_proto::{
     problem::{Hop, Problem},
 };
 
-const CHECKER: Checker = Checker {
+/// Checks a request.
+pub const CHECKER: Checker = Checker {
     hop: Hop::Server,
     needs_host: true,
 };
-
-/// Checks a request.
-///
-/// # Errors
-/// With the response to a refused request.
-pub fn check(parts: &Parts) -> Result<CheckedRequest<'_>, Problem> {
-    let protocol = parts.extensions.get::<hyper::ext::Protocol>();
-    CHECKER.check(parts, protocol.map(AsRef::as_ref))
-}
 
 /// The head to forward, and the id of the request in all logs.
 ///

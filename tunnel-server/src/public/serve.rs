@@ -11,6 +11,7 @@ use http::{
 use http_body::Body;
 use tunnel_http::access_log::{self, LoggedRequest};
 use tunnel_http::{
+    check::NotForwarded,
     http1::InFlight,
     long_streams::{StreamFormat, is_grpc, reconnects},
     received::ReceivedBody,
@@ -27,26 +28,13 @@ use super::{
     Connection,
     answer::ResponseBody,
     attempt::{ForwardedExchange, RoutedRequest},
-    check::{check, forwarded_head},
+    check::{CHECKER, forwarded_head},
     cookies, exchange,
     observe::Observation,
     session_carrier::SessionCarrier,
     upgraded::GrantedUpgrade,
 };
 use crate::budget::pace::Paced;
-
-/// Why a request is not forwarded.
-enum NotForwarded {
-    /// Its `Max-Forwards` is 0, so that this server responds itself (RFC 9110 section 7.6.2).
-    LastHop,
-    Problem(Problem),
-}
-
-impl From<Problem> for NotForwarded {
-    fn from(problem: Problem) -> Self {
-        Self::Problem(problem)
-    }
-}
 
 /// What a response of the server itself depends on in its request.
 struct Requester {
@@ -147,10 +135,7 @@ fn accept(
     is_grpc: bool,
     observation: &mut Observation,
 ) -> Result<(RoutedRequest, EncodedHead, HeaderValue), NotForwarded> {
-    let checked = check(parts)?;
-    if checked.max_forwards == Some(0) {
-        return Err(NotForwarded::LastHop);
-    }
+    let checked = CHECKER.to_forward(parts)?;
     if checked.upgrade.is_none() {
         connection.not_upgraded();
     }
