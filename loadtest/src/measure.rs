@@ -242,10 +242,11 @@ const MOST: u32 = 40;
 /// The shortest interval, so that counting does not cost what is counted.
 const SHORTEST: Duration = Duration::from_millis(100);
 
-/// The longest interval, so that the live line lives.
+/// The longest interval: the progress line shows each interval when it ends, so this is how often it changes at least.
 const LONGEST: Duration = Duration::from_secs(2);
 
-/// Of the last interval at least this share must lie within the window: rates over less are noise.
+/// Smallest share of the last interval that has to be within the window. A shorter rest is left out, since its rates are
+/// noise.
 const LEAST_SHARE: f64 = 0.1;
 
 /// How long the intervals of a run of this length are.
