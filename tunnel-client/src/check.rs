@@ -45,14 +45,15 @@ pub use self::report::{Report, Style};
 pub use self::reporter::Event;
 use self::reporter::Reporter;
 use self::session::{CheckSession, Checked};
-pub use self::step::{StepName, StepReport, StepResult};
+pub use self::step::{StepReport, StepResult};
 use self::text::{moment, printable, span};
 pub use self::verdict::Verdict;
 use crate::client::networks;
 use crate::config::{Config, Given, ServerPath, Source};
-use crate::credential::{CredentialError, CredentialFiles, Credentials};
+use crate::credential::{CredentialFiles, Credentials};
 use crate::dial::probe::{ProbeMode, ProbeResponse};
-use crate::dial::{DialError, Dialler, Step, StepError};
+use crate::dial::{DialError, Dialler, StepError};
+pub use crate::step::Step;
 
 /// The longest idle time that can be requested.
 pub const LONGEST_IDLE: Duration = idle_probe::LONGEST;
@@ -84,7 +85,7 @@ pub async fn check(
     let mut reporter = Reporter::new(notify);
     let Some(read) = local::config(given, &mut reporter) else {
         reporter.path_ends();
-        reporter.not_reached(&[StepName::Clock, StepName::Upstream]);
+        reporter.not_reached(&[Step::Clock, Step::Upstream]);
         return reporter.report;
     };
     let local::Read {
@@ -122,9 +123,9 @@ pub async fn check(
     }
     reporter.path_ends();
     if !reporter.report.is_ok() {
-        reporter.not_reached(&[StepName::Clock]);
+        reporter.not_reached(&[Step::Clock]);
         if options.idle_probe.is_some() {
-            reporter.not_reached(&[StepName::Idle]);
+            reporter.not_reached(&[Step::Idle]);
         }
     }
     upstreams::check(&source, &mut reporter).await;
@@ -135,7 +136,7 @@ fn read_again(source: &Source, reporter: &mut Reporter<'_>) -> Option<Config> {
     let failed = |error: &crate::config::ConfigError| {
         let faults: Vec<_> = error.faults().iter().map(ToString::to_string).collect();
         let verdict = verdict::config(&faults);
-        reporter.failed(StepName::Config, error.to_string(), verdict);
+        reporter.failed(Step::Config, error.to_string(), verdict);
     };
     Config::check(source).inspect_err(failed).ok()
 }
@@ -168,7 +169,7 @@ impl Server {
         let dialler = Dialler::new(config, path, Arc::new(Credentials::new(files)));
         let dialler = dialler.inspect_err(|error| {
             let verdict = verdict::trust(&trust::failure(error, source));
-            reporter.failed(StepName::Config, error.to_string(), verdict);
+            reporter.failed(Step::Config, error.to_string(), verdict);
         });
         Some(Self {
             dialler: dialler.ok()?,
@@ -213,7 +214,7 @@ impl Server {
             self.probe(Some(ProbeMode::Unverified), &mut evidence).await;
             let token = evidence.token.as_ref();
             let words = token.map_or_else(String::new, |token| token.line(evidence.now));
-            reporter.failed(StepName::Token, words, verdict::token_time(&evidence));
+            reporter.failed(Step::Token, words, verdict::token_time(&evidence));
             reporter.path_ends();
             return report_clock(&evidence, reporter);
         }
@@ -227,7 +228,11 @@ impl Server {
                 self.echo(session, &evidence, reporter).await;
             }
             Err(error) => {
-                let step = failed.unwrap_or_else(|| unobserved(&error));
+                // A credential that cannot be read fails before the first step that is observed.
+                let step = failed.unwrap_or_else(|| {
+                    let words = printable(&error.to_string());
+                    StepReport::new(error.step(), StepResult::Failed, words)
+                });
                 self.report_dial(step, &error, &mut evidence, reporter)
                     .await;
             }
@@ -262,7 +267,7 @@ impl Server {
             let words = std::mem::replace(&mut step.words, "the tunnel server answers".to_owned());
             let took = step.took;
             reporter.step(step);
-            step = StepReport::new(StepName::Authentication, StepResult::Failed, words);
+            step = StepReport::new(Step::Authentication, StepResult::Failed, words);
             step.took = took;
         }
         report_failed(step, verdict::dial(evidence, error), reporter);
@@ -304,14 +309,14 @@ impl Server {
                 let node = node.map_or_else(String::new, |node| format!(", node {node}"));
                 let words =
                     format!("{round_trip}server version {version}, session {session}{node}");
-                StepReport::new(StepName::Echo, StepResult::Held, words)
+                StepReport::new(Step::Echo, StepResult::Held, words)
             }
             Err(failure) => {
                 let words = "the server accepts the credential";
-                let step = StepName::Authentication;
+                let step = Step::Authentication;
                 reporter.step(StepReport::new(step, StepResult::Held, words));
                 let verdict = verdict::session(evidence, &failure);
-                StepReport::failed(StepName::Echo, "no echo came back", verdict)
+                StepReport::failed(Step::Echo, "no echo came back", verdict)
             }
         };
         reporter.step(echo.took(took));
@@ -343,9 +348,9 @@ impl Server {
                 };
                 let words = found.line(self.ping_interval);
                 reporter.report.idle = Some(found);
-                StepReport::new(StepName::Idle, result, words)
+                StepReport::new(Step::Idle, result, words)
             }
-            Err(verdict) => StepReport::failed(StepName::Idle, "no session was idle", verdict),
+            Err(verdict) => StepReport::failed(Step::Idle, "no session was idle", verdict),
         };
         reporter.step(step.took(began.elapsed()));
     }
@@ -367,17 +372,6 @@ impl Server {
             Err(failure) => Err(verdict::session(&evidence, &failure)),
         }
     }
-}
-
-/// The step of a dial that failed before the step began.
-fn unobserved(error: &DialError) -> StepReport {
-    let step = match error {
-        DialError::Step { error, .. } => error.step().into(),
-        DialError::Credential(CredentialError::Token(_)) => StepName::Token,
-        DialError::Credential(CredentialError::Certificate(_)) => StepName::Certificate,
-        DialError::Refused { .. } => StepName::Upgrade,
-    };
-    StepReport::new(step, StepResult::Failed, printable(&error.to_string()))
 }
 
 /// The probe that tells more after a step failed: a peer without a valid certificate, or without TLS, may still say
@@ -450,14 +444,14 @@ fn authentication(checked: &Checked) -> StepReport {
     }
     if let Some(conflict) = &checked.conflict {
         let verdict = verdict::conflict(conflict);
-        return StepReport::failed(StepName::Authentication, words, verdict);
+        return StepReport::failed(Step::Authentication, words, verdict);
     }
     if let Some(holder) = &checked.holder {
         words += &format!(
             "; the instance {holder} has it now, and would lose it to a client that is started"
         );
     }
-    StepReport::new(StepName::Authentication, StepResult::Held, words)
+    StepReport::new(Step::Authentication, StepResult::Held, words)
 }
 
 /// Reports this clock beside the server's, if the server itself has answered.
@@ -474,7 +468,7 @@ fn report_clock(evidence: &Evidence, reporter: &mut Reporter<'_>) {
     let words = format!("{difference} {side} the server's, which says {there}");
     if clock.difference() >= CLOCK_BROKEN {
         let verdict = verdict::clock_off(evidence, "this machine's clock is not the server's");
-        return reporter.failed(StepName::Clock, words, verdict);
+        return reporter.failed(Step::Clock, words, verdict);
     }
     let (result, words) = match clock.is_off() {
         true => (StepResult::Warning, words),
@@ -483,5 +477,5 @@ fn report_clock(evidence: &Evidence, reporter: &mut Reporter<'_>) {
             "differs from the server's by less than half a minute".to_owned(),
         ),
     };
-    reporter.step(StepReport::new(StepName::Clock, result, words));
+    reporter.step(StepReport::new(Step::Clock, result, words));
 }

@@ -13,6 +13,7 @@ use tunnel_ops::tls_files::{Identity, TlsFilesError};
 use tunnel_ops::watch::FileWatch;
 
 use crate::config::CertificateFiles;
+use crate::step::Step;
 use crate::token_file::{self, TokenFileError};
 
 /// The content of the files at one moment.
@@ -210,11 +211,11 @@ impl fmt::Debug for Credential {
 }
 
 impl CredentialError {
-    /// The name in metrics.
-    pub(crate) fn name(&self) -> &'static str {
+    /// The step that failed.
+    pub(crate) fn step(&self) -> Step {
         match self {
-            Self::Token(_) => "token",
-            Self::Certificate(_) => "certificate",
+            Self::Token(_) => Step::Token,
+            Self::Certificate(_) => Step::Certificate,
         }
     }
 }
@@ -310,10 +311,10 @@ mod tests {
         credentials.read().unwrap();
         let heard = credentials.subscribe();
         folder.write("token", "");
-        assert_eq!(credentials.read().unwrap_err().name(), "token");
+        assert_eq!(credentials.read().unwrap_err().step(), Step::Token);
         folder.write("token", "tnlrt_2_secret");
         folder.write("key.pem", "nothing");
-        assert_eq!(credentials.read().unwrap_err().name(), "certificate");
+        assert_eq!(credentials.read().unwrap_err().step(), Step::Certificate);
         assert!(!heard.has_changed().unwrap());
     }
 

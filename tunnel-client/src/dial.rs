@@ -40,12 +40,13 @@ use tunnel_proto::refusal::Finality;
 use self::link::Link;
 use self::observe::{Logged, Observation, Observer, StepRunner};
 use self::proxy::Proxy;
-pub(crate) use self::step::{Step, StepError, is_not_a_tunnel, proxy_error};
+pub(crate) use self::step::{StepError, is_not_a_tunnel, proxy_error};
 use self::tls::Tls;
 pub(crate) use self::upgrade::RefusalResponse;
 use self::upgrade::UpgradeOutcome;
 use crate::config::{Config, ProxyUrl, ServerPath, ServerUrl, dialled};
 use crate::credential::{Credential, CredentialError, Credentials};
+use crate::step::Step;
 
 /// The `User-Agent` of all requests of a dial: some proxies refuse requests without one.
 const USER_AGENT: &str = concat!("tunnel-client/", env!("CARGO_PKG_VERSION"));
@@ -244,10 +245,10 @@ impl Dialler {
         match &self.proxy {
             Some(proxy) => proxy.reach(host, port, steps).await,
             None => {
-                let mut addresses = look_up(Step::Resolve, host, port, steps).await?;
+                let mut addresses = look_up(Step::Dns, host, port, steps).await?;
                 // Stable: the resolver's order counts among the others.
                 addresses.sort_by_key(|address| last.contains(address));
-                let (tcp, peer) = connect_any(Step::Connect, &addresses, steps).await?;
+                let (tcp, peer) = connect_any(Step::Tcp, &addresses, steps).await?;
                 Ok((Link::Tcp(tcp), peer))
             }
         }
@@ -355,7 +356,7 @@ impl DialError {
         match self {
             Self::Step { error, .. } => matches!(
                 error.step(),
-                Step::ProxyTls | Step::ProxyAsk | Step::Tls | Step::Upgrade
+                Step::ProxyTls | Step::Proxy | Step::Tls | Step::Upgrade
             ),
             Self::Refused { response, .. } => response.refusal.is_none(),
             Self::Credential(_) => false,
@@ -373,12 +374,20 @@ impl DialError {
         }
     }
 
-    /// The name in metrics.
+    /// The step that failed.
+    pub(crate) fn step(&self) -> Step {
+        match self {
+            Self::Credential(error) => error.step(),
+            Self::Step { error, .. } => error.step(),
+            Self::Refused { .. } => Step::Upgrade,
+        }
+    }
+
+    /// The name in metrics: that of the step, except for a refusal.
     pub(crate) fn name(&self) -> &'static str {
         match self {
-            Self::Credential(error) => error.name(),
-            Self::Step { error, .. } => error.step().name(),
             Self::Refused { .. } => "refused",
+            _ => self.step().name(),
         }
     }
 }
@@ -648,12 +657,12 @@ mod tests {
             observed,
             [
                 "target 127.0.0.1, false",
-                "resolve:",
+                "dns:",
                 "1 addresses",
-                "resolve done",
-                "connect:",
+                "dns done",
+                "tcp:",
                 "connected after 0",
-                "connect done",
+                "tcp done",
                 "tls:",
                 "chain of 1",
                 "tls true",

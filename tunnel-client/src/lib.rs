@@ -16,4 +16,5 @@ mod exchange;
 mod http1;
 mod serve;
 mod session;
+mod step;
 mod tunnel;

@@ -16,19 +16,21 @@ use tunnel_proto::memory::MemoryAccount;
 use tunnel_proto::problem::{Problem, Reason};
 use tunnel_routing::metrics::{RoutingMetrics, STATUS_CLASSES, status_class};
 
+use crate::step::Step;
+
 /// Results of a dial, in the order of its steps.
 const DIAL_RESULTS: [&str; 14] = [
     "accepted",
-    "token",
-    "certificate",
-    "proxy_resolve",
-    "proxy_connect",
-    "proxy_tls",
-    "proxy_ask",
-    "resolve",
-    "connect",
-    "tls",
-    "upgrade",
+    Step::Token.name(),
+    Step::Certificate.name(),
+    Step::ProxyDns.name(),
+    Step::ProxyTcp.name(),
+    Step::ProxyTls.name(),
+    Step::Proxy.name(),
+    Step::Dns.name(),
+    Step::Tcp.name(),
+    Step::Tls.name(),
+    Step::Upgrade.name(),
     "refused",
     "elsewhere",
     "unwelcome",

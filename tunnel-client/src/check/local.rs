@@ -11,12 +11,13 @@ use tunnel_ops::tls_files::{Identity, TlsFilesError};
 
 use super::evidence::Evidence;
 use super::reporter::Reporter;
-use super::step::{StepName, StepReport, StepResult};
+use super::step::{StepReport, StepResult, path};
 use super::text::{moment, span};
 use super::token::TokenEvidence;
 use super::trust;
 use super::verdict::{self, Verdict};
 use crate::config::{Config, ConfigError, ConfigFault, Given, ServerUrl, Source, dialled, setting};
+use crate::step::Step;
 
 /// A certificate that expires sooner than this has a warning.
 const SOON: Duration = Duration::from_secs(7 * 24 * 60 * 60);
@@ -39,7 +40,7 @@ pub(super) struct Read {
 pub(super) struct Target {
     pub(super) url: ServerUrl,
     /// The steps of the path to it.
-    pub(super) path: Vec<StepName>,
+    pub(super) path: Vec<Step>,
     /// With its host and port, and the origin of the proxy.
     pub(super) evidence: Evidence,
 }
@@ -56,7 +57,7 @@ pub(super) fn config(given: Given, reporter: &mut Reporter<'_>) -> Option<Read> 
         Ok(source) => source,
         Err(error) => {
             let verdict = verdict::config(&sentences(error.faults()));
-            let step = StepReport::failed(StepName::Config, error.to_string(), verdict);
+            let step = StepReport::failed(Step::Config, error.to_string(), verdict);
             reporter.step(step.took(began.elapsed()));
             return None;
         }
@@ -66,8 +67,8 @@ pub(super) fn config(given: Given, reporter: &mut Reporter<'_>) -> Option<Read> 
     let (config, checked) = Config::check_all(&source);
     let failed = (checked.as_ref().err()).and_then(|error| fault(error, &source));
     let step = match failed {
-        Some((words, verdict)) => StepReport::failed(StepName::Config, words, verdict),
-        None => StepReport::new(StepName::Config, StepResult::Held, origin),
+        Some((words, verdict)) => StepReport::failed(Step::Config, words, verdict),
+        None => StepReport::new(Step::Config, StepResult::Held, origin),
     };
     reporter.step(step.took(began.elapsed()));
     let servers = source.servers().iter();
@@ -107,11 +108,11 @@ fn target(
     }
     if let Some(passed_over) = &proxy.passed_over {
         let words = passed_over.to_string();
-        reporter.step(StepReport::new(StepName::Proxy, StepResult::Skipped, words));
+        reporter.step(StepReport::new(Step::Proxy, StepResult::Skipped, words));
     }
     Target {
         url: url.clone(),
-        path: StepName::path(proxy.scheme),
+        path: path(proxy.scheme),
         evidence,
     }
 }
@@ -177,7 +178,7 @@ fn token(path: &Path, evidence: &mut Evidence, reporter: &mut Reporter<'_>) -> b
                 true => StepResult::Warning,
                 false => StepResult::Held,
             };
-            let step = StepReport::new(StepName::Token, result, token.line(evidence.now));
+            let step = StepReport::new(Step::Token, result, token.line(evidence.now));
             evidence.token = Some(token);
             // One outside its time is reported when the server's clock is known.
             if evidence.is_token_in_time() {
@@ -188,7 +189,7 @@ fn token(path: &Path, evidence: &mut Evidence, reporter: &mut Reporter<'_>) -> b
         Err(error) => {
             let path = error.path().map(|path| path.display().to_string());
             let words = path.unwrap_or_else(|| "(not shown)".to_owned());
-            reporter.failed(StepName::Token, words, verdict::token_file(&error));
+            reporter.failed(Step::Token, words, verdict::token_file(&error));
             false
         }
     }
@@ -201,11 +202,11 @@ fn certificate(cert: &Path, key: &Path, evidence: &Evidence, reporter: &mut Repo
         Ok(identity) => {
             let (result, words) = validity(identity.not_after(), evidence.now);
             let words = format!("{}: {words}", cert.display());
-            StepReport::new(StepName::Certificate, result, words)
+            StepReport::new(Step::Certificate, result, words)
         }
         Err(error) => {
             let verdict = verdict::identity(&error.to_string());
-            StepReport::failed(StepName::Certificate, cert.display().to_string(), verdict)
+            StepReport::failed(Step::Certificate, cert.display().to_string(), verdict)
         }
     };
     reporter.step(step.took(began.elapsed()));

@@ -14,8 +14,9 @@ use super::evidence::{ClockEvidence, Evidence, ResponseEvidence};
 use super::reporter::Reporter;
 use super::step::{StepReport, StepResult};
 use super::text::{listed, printable};
+use crate::dial::StepError;
 use crate::dial::observe::{Observation, Observer};
-use crate::dial::{Step, StepError};
+use crate::step::Step;
 
 /// Observes one dial.
 pub(super) struct DialObserver<'a, 'n> {
@@ -117,12 +118,12 @@ impl Observer for DialObserver<'_, '_> {
             Some(StepError::Failed(_, error)) if self.words.is_empty() => {
                 printable(&error.to_string())
             }
-            None if self.words.is_empty() && step == Step::ProxyAsk => {
+            None if self.words.is_empty() && step == Step::Proxy => {
                 "it needs the next request on another connection".to_owned()
             }
             _ => std::mem::take(&mut self.words),
         };
-        let report = StepReport::new(step.into(), StepResult::Held, words)
+        let report = StepReport::new(step, StepResult::Held, words)
             .took(took)
             .with_chain(std::mem::take(&mut self.chain));
         if error.is_some() || is_refusal {

@@ -137,7 +137,7 @@ impl Style {
 
     /// The lines of one step.
     pub fn step(self, step: &StepReport) -> String {
-        let (mark, name) = (self.mark(step.result), step.step.as_str());
+        let (mark, name) = (self.mark(step.result), step.step.name());
         let mut line = format!("{mark} {name:<NAME_WIDTH$}  ");
         if let Some(name) = &step.name {
             line += &format!("{name}: ");
@@ -185,17 +185,17 @@ fn short(took: Duration) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::check::step::StepName;
+    use crate::step::Step;
 
     fn report() -> Report {
         let verdict = Verdict::new("dns_failure", "no address", "look for a slip");
         Report {
             server: Some("wss://a.test".to_owned()),
             steps: vec![
-                StepReport::new(StepName::Config, StepResult::Held, "good")
+                StepReport::new(Step::Config, StepResult::Held, "good")
                     .took(Duration::from_micros(1_200)),
-                StepReport::failed(StepName::Dns, "a.test", verdict),
-                StepReport::new(StepName::Upstream, StepResult::Skipped, "not checked")
+                StepReport::failed(Step::Dns, "a.test", verdict),
+                StepReport::new(Step::Upstream, StepResult::Skipped, "not checked")
                     .named("default"),
             ],
             idle: None,
@@ -231,7 +231,7 @@ mod tests {
         let mut report = report();
         let failed = |name, advice| {
             let verdict = Verdict::new(name, "no", advice);
-            StepReport::failed(StepName::Upstream, "http://app", verdict)
+            StepReport::failed(Step::Upstream, "http://app", verdict)
         };
         report.steps.extend([
             failed("upstream_refused", "start it"),
@@ -249,7 +249,7 @@ mod tests {
 
     #[test]
     fn plain_lines_are_ascii() {
-        let step = StepReport::new(StepName::Tls, StepResult::Held, "signed by Zürich");
+        let step = StepReport::new(Step::Tls, StepResult::Held, "signed by Zürich");
         assert_eq!(
             Style::Plain.step(&step),
             "ok   tls             signed by Z?rich\n"

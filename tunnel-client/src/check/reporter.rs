@@ -1,8 +1,9 @@
 //! Where a check's steps go: into the report, and at once to the caller.
 
 use super::report::Report;
-use super::step::{StepName, StepReport};
+use super::step::{StepReport, path};
 use super::verdict::Verdict;
+use crate::step::Step;
 
 /// An event of a check in progress.
 #[derive(Debug)]
@@ -18,7 +19,7 @@ pub enum Event<'a> {
 pub(super) struct Reporter<'n> {
     pub(super) report: Report,
     /// The steps of the path to the server that are still to be reported.
-    pub(super) path: Vec<StepName>,
+    pub(super) path: Vec<Step>,
     /// The server that the steps are about, if there are several.
     server: Option<String>,
     notify: &'n mut (dyn FnMut(Event<'_>) + Send),
@@ -28,7 +29,7 @@ impl<'n> Reporter<'n> {
     pub(super) fn new(notify: &'n mut (dyn FnMut(Event<'_>) + Send)) -> Self {
         Self {
             report: Report::default(),
-            path: StepName::path(None),
+            path: path(None),
             server: None,
             notify,
         }
@@ -47,7 +48,7 @@ impl<'n> Reporter<'n> {
     }
 
     /// Reports a step that failed.
-    pub(super) fn failed(&mut self, step: StepName, words: impl Into<String>, verdict: Verdict) {
+    pub(super) fn failed(&mut self, step: Step, words: impl Into<String>, verdict: Verdict) {
         self.step(StepReport::failed(step, words, verdict));
     }
 
@@ -59,7 +60,7 @@ impl<'n> Reporter<'n> {
     }
 
     /// Reports those of these steps as not reached that have no report.
-    pub(super) fn not_reached(&mut self, steps: &[StepName]) {
+    pub(super) fn not_reached(&mut self, steps: &[Step]) {
         for step in steps {
             let is_it = |report: &StepReport| {
                 report.step == *step && (self.server.is_none() || report.name == self.server)

@@ -1,4 +1,4 @@
-//! A step of a check: its name, its result, and which steps lead to the server.
+//! A step of a check with its result, and which steps lead to the server.
 
 use std::time::Duration;
 
@@ -7,46 +7,7 @@ use serde::{Serialize, Serializer};
 use super::certificate::CertificateEvidence;
 use super::verdict::Verdict;
 use crate::config::ProxyScheme;
-use crate::dial::Step;
-
-/// A step, in the order in which they are taken.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
-#[serde(rename_all = "snake_case")]
-#[non_exhaustive]
-pub enum StepName {
-    /// Read the configuration.
-    Config,
-    /// Read the token file.
-    Token,
-    /// Read the client's certificate and key.
-    Certificate,
-    /// Resolve the proxy's name.
-    ProxyDns,
-    /// Connect to the proxy.
-    ProxyTcp,
-    /// TLS with the proxy itself.
-    ProxyTls,
-    /// Request the connection to the server from the proxy.
-    Proxy,
-    /// Resolve the server's name.
-    Dns,
-    /// Connect to the server.
-    Tcp,
-    /// TLS with the server, and its certificate.
-    Tls,
-    /// Request a session.
-    Upgrade,
-    /// The server takes the credential.
-    Authentication,
-    /// An echo through the session.
-    Echo,
-    /// Compare this clock with the server's.
-    Clock,
-    /// Connect to an upstream of a route.
-    Upstream,
-    /// Measure how long an idle connection lives.
-    Idle,
-}
+use crate::step::Step;
 
 /// How a step went.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
@@ -68,7 +29,7 @@ pub enum StepResult {
 #[non_exhaustive]
 pub struct StepReport {
     /// The step.
-    pub step: StepName,
+    pub step: Step,
     /// Of an upstream: the route that leads to it. Of a step to one of several servers: its URL.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub name: Option<String>,
@@ -92,7 +53,7 @@ pub struct StepReport {
 }
 
 impl StepReport {
-    pub(super) fn new(step: StepName, result: StepResult, words: impl Into<String>) -> Self {
+    pub(super) fn new(step: Step, result: StepResult, words: impl Into<String>) -> Self {
         Self {
             step,
             name: None,
@@ -104,14 +65,14 @@ impl StepReport {
         }
     }
 
-    pub(super) fn failed(step: StepName, words: impl Into<String>, verdict: Verdict) -> Self {
+    pub(super) fn failed(step: Step, words: impl Into<String>, verdict: Verdict) -> Self {
         Self {
             verdict: Some(verdict),
             ..Self::new(step, StepResult::Failed, words)
         }
     }
 
-    pub(super) fn not_reached(step: StepName) -> Self {
+    pub(super) fn not_reached(step: Step) -> Self {
         Self::new(step, StepResult::Skipped, "not reached")
     }
 
@@ -139,57 +100,17 @@ impl StepReport {
     }
 }
 
-impl StepName {
-    /// The name in the output for people, and in JSON.
-    pub fn as_str(self) -> &'static str {
-        match self {
-            Self::Config => "config",
-            Self::Token => "token",
-            Self::Certificate => "certificate",
-            Self::ProxyDns => "proxy_dns",
-            Self::ProxyTcp => "proxy_tcp",
-            Self::ProxyTls => "proxy_tls",
-            Self::Proxy => "proxy",
-            Self::Dns => "dns",
-            Self::Tcp => "tcp",
-            Self::Tls => "tls",
-            Self::Upgrade => "upgrade",
-            Self::Authentication => "authentication",
-            Self::Echo => "echo",
-            Self::Clock => "clock",
-            Self::Upstream => "upstream",
-            Self::Idle => "idle",
-        }
-    }
-
-    /// The steps to the server and back, by such a proxy or without one, in their order.
-    pub(super) fn path(proxy: Option<ProxyScheme>) -> Vec<Self> {
-        use StepName::{Dns, Proxy, ProxyDns, ProxyTcp, ProxyTls, Tcp};
-        let connection: &[Self] = match proxy {
-            None => &[Dns, Tcp],
-            Some(ProxyScheme::Http | ProxyScheme::Socks5h) => &[ProxyDns, ProxyTcp, Proxy],
-            Some(ProxyScheme::Https) => &[ProxyDns, ProxyTcp, ProxyTls, Proxy],
-            // The proxy is given an address.
-            Some(ProxyScheme::Socks5) => &[Dns, ProxyDns, ProxyTcp, Proxy],
-        };
-        let session = [Self::Tls, Self::Upgrade, Self::Authentication, Self::Echo];
-        [connection, &session].concat()
-    }
-}
-
-impl From<Step> for StepName {
-    fn from(step: Step) -> Self {
-        match step {
-            Step::ProxyResolve => Self::ProxyDns,
-            Step::ProxyConnect => Self::ProxyTcp,
-            Step::ProxyTls => Self::ProxyTls,
-            Step::ProxyAsk => Self::Proxy,
-            Step::Resolve => Self::Dns,
-            Step::Connect => Self::Tcp,
-            Step::Tls => Self::Tls,
-            Step::Upgrade => Self::Upgrade,
-        }
-    }
+/// The steps to the server and back, by such a proxy or without one, in their order.
+pub(super) fn path(proxy: Option<ProxyScheme>) -> Vec<Step> {
+    use Step::{Authentication, Dns, Echo, Proxy, ProxyDns, ProxyTcp, ProxyTls, Tcp, Tls, Upgrade};
+    let connection: &[Step] = match proxy {
+        None => &[Dns, Tcp],
+        Some(ProxyScheme::Http | ProxyScheme::Socks5h) => &[ProxyDns, ProxyTcp, Proxy],
+        Some(ProxyScheme::Https) => &[ProxyDns, ProxyTcp, ProxyTls, Proxy],
+        // The proxy is given an address.
+        Some(ProxyScheme::Socks5) => &[Dns, ProxyDns, ProxyTcp, Proxy],
+    };
+    [connection, &[Tls, Upgrade, Authentication, Echo]].concat()
 }
 
 // serde hands a reference over.
@@ -206,21 +127,8 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_name_is_the_same_for_people_and_scripts() {
-        for step in [
-            StepName::Config,
-            StepName::ProxyDns,
-            StepName::Authentication,
-            StepName::Idle,
-        ] {
-            let json = serde_json::to_string(&step).unwrap();
-            assert_eq!(json, format!("{:?}", step.as_str()));
-        }
-    }
-
-    #[test]
     fn json_has_only_what_there_is() {
-        let step = StepReport::new(StepName::Dns, StepResult::Held, "127.0.0.1");
+        let step = StepReport::new(Step::Dns, StepResult::Held, "127.0.0.1");
         let json = serde_json::to_string(&step.took(Duration::from_micros(1_260))).unwrap();
         assert_eq!(
             json,

@@ -20,10 +20,11 @@ use tunnel_routing::upstream::{Upstream, UpstreamShared};
 use tunnel_routing::url::{UpstreamScheme, UpstreamUrl};
 
 use super::reporter::Reporter;
-use super::step::{StepName, StepReport, StepResult};
+use super::step::{StepReport, StepResult};
 use super::text::printable;
 use super::verdict::{self, Verdict};
 use crate::config::{Config, Source};
+use crate::step::Step;
 
 /// Probes that run at once: one without an answer takes its whole time-out.
 const AT_ONCE: usize = 16;
@@ -56,7 +57,7 @@ type Probed = (String, Option<Verdict>, Duration);
 /// Probes all upstreams, and reports them in the order of the routes.
 pub(super) async fn check(source: &Source, reporter: &mut Reporter<'_>) {
     let Some(routes) = Config::routes_at_any_rate(source) else {
-        return reporter.not_reached(&[StepName::Upstream]);
+        return reporter.not_reached(&[Step::Upstream]);
     };
     let dns_servers = source.settings().dns_server.unwrap_or_default();
     let memory = MemoryAccount::new(usize::MAX);
@@ -77,11 +78,11 @@ pub(super) async fn check(source: &Source, reporter: &mut Reporter<'_>) {
             }
             Entry::Template(route, template) => {
                 let words = format!("{template}: not checked, requests fill it in");
-                let step = StepReport::new(StepName::Upstream, StepResult::Skipped, words);
+                let step = StepReport::new(Step::Upstream, StepResult::Skipped, words);
                 reporter.step(step.named(route));
             }
             Entry::Unchecked(route) => {
-                reporter.step(StepReport::not_reached(StepName::Upstream).named(route));
+                reporter.step(StepReport::not_reached(Step::Upstream).named(route));
             }
         }
     }
@@ -172,8 +173,8 @@ impl Probe<'_> {
 
 fn report((words, verdict, took): &Probed) -> StepReport {
     let step = match verdict {
-        None => StepReport::new(StepName::Upstream, StepResult::Held, words),
-        Some(verdict) => StepReport::failed(StepName::Upstream, words, verdict.clone()),
+        None => StepReport::new(Step::Upstream, StepResult::Held, words),
+        Some(verdict) => StepReport::failed(Step::Upstream, words, verdict.clone()),
     };
     step.took(*took)
 }

@@ -15,8 +15,9 @@ use tunnel_ops::connect::Attempt;
 use tunnel_ops::connect::step::{ended_within, within};
 
 use super::proxy_error::ProxyResponse;
-use super::step::{Step, StepError};
+use super::step::StepError;
 use crate::config::ProxyUrl;
+use crate::step::Step;
 
 /// Observes a dial. Each step begins, may have observations, and ends. A step may occur twice, such as the connection to
 /// a proxy that closes it after its first response.

@@ -15,8 +15,9 @@ use tunnel_ops::connect;
 use tunnel_ops::tls_files::TlsFilesError;
 
 use super::observe::{Logged, Observer, StepRunner};
-use super::step::{Step, StepError};
+use super::step::StepError;
 use super::{Dialler, tls, upgrade};
+use crate::step::Step;
 
 /// How a peer is probed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

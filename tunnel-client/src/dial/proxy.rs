@@ -26,11 +26,12 @@ use self::socks5::Target;
 use super::link::Link;
 use super::observe::{Observation, StepRunner};
 use super::proxy_error::ProxyError;
-use super::step::{Step, StepError, proxy_error};
+use super::step::{StepError, proxy_error};
 use super::tls::Tls;
 use crate::config::{
     LoginError, LoginSource, ProxyLogin, ProxyScheme, ProxySettings, ProxyUrl, read_login,
 };
+use crate::step::Step;
 
 /// Most connections to the proxy in one dial: one without a login, one with it, one more after a stale nonce. Also the
 /// most addresses of the server that are tried with `socks5`.
@@ -116,7 +117,7 @@ impl Proxy {
                 ))
             }
             ProxyScheme::Socks5 => {
-                let addresses = super::look_up(Step::Resolve, host, port, steps).await?;
+                let addresses = super::look_up(Step::Dns, host, port, steps).await?;
                 self.reach_any(&addresses, login, steps).await
             }
         }
@@ -151,8 +152,8 @@ impl Proxy {
     /// Connects to the proxy.
     async fn connect(&self, steps: &mut StepRunner<'_>) -> Result<(Link, SocketAddr), StepError> {
         let (host, port) = (self.url.host(), self.url.port());
-        let addresses = super::look_up(Step::ProxyResolve, host, port, steps).await?;
-        let (tcp, peer) = super::connect_any(Step::ProxyConnect, &addresses, steps).await?;
+        let addresses = super::look_up(Step::ProxyDns, host, port, steps).await?;
+        let (tcp, peer) = super::connect_any(Step::ProxyTcp, &addresses, steps).await?;
         let Some(tls) = &self.tls else {
             return Ok((Link::Tcp(tcp), peer));
         };
@@ -178,7 +179,7 @@ async fn connect_http(
 ) -> Result<Option<Link>, StepError> {
     let limit = steps.limit();
     let work = async { Ok(attempts.run(link, limit).await?) };
-    let connecting = steps.step_with_limit(Step::ProxyAsk, limit, work, |ended, observer| {
+    let connecting = steps.step_with_limit(Step::Proxy, limit, work, |ended, observer| {
         let response = match ended {
             Ok(ConnectOutcome::Established(_, response)) => Some(response),
             Ok(ConnectOutcome::Reconnect) => None,
@@ -205,7 +206,7 @@ async fn connect_socks(
         let connecting = timeout(limit, socks5::connect(&mut link, target, login)).await;
         Ok(connecting.map_err(|_| ProxyError::Silent)??)
     };
-    let connecting = steps.step_with_limit(Step::ProxyAsk, limit, work, |ended, observer| {
+    let connecting = steps.step_with_limit(Step::Proxy, limit, work, |ended, observer| {
         let response = match ended {
             Ok(response) => Some(response),
             Err(error) => proxy_error(error).and_then(ProxyError::response),
@@ -240,7 +241,7 @@ fn is_about_address(error: &StepError) -> bool {
 }
 
 fn failed(error: ProxyError) -> StepError {
-    StepError::Failed(Step::ProxyAsk, error.into())
+    StepError::Failed(Step::Proxy, error.into())
 }
 
 #[cfg(test)]

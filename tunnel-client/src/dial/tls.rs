@@ -18,8 +18,9 @@ use tunnel_ops::connect::tls::{handshake, server_name};
 use tunnel_ops::tls_files::{self, Identity, Roots, TlsFilesError};
 
 use super::observe::{Observation, StepRunner};
-use super::step::{Step, StepError};
+use super::step::StepError;
 use crate::config::Trust;
+use crate::step::Step;
 
 /// Upgrades and `CONNECT` need HTTP/1.1.
 pub(super) const ALPN: [&[u8]; 1] = [b"http/1.1"];

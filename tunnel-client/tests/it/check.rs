@@ -16,7 +16,7 @@ use testkit::listener::Listener;
 use testkit::scripted::ScriptedUpstream;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
-use tunnel_client::check::{Event, Options, Report, StepName, StepResult, check};
+use tunnel_client::check::{Event, Options, Report, Step, StepResult, check};
 use tunnel_client::cli::{Cli, Command};
 use tunnel_proto::control::Control;
 use tunnel_proto::handshake::Refusal;
@@ -90,14 +90,14 @@ impl Place {
 
 /// The name of the first thing that is wrong on the way to the server; nothing is known of upstreams.
 #[track_caller]
-pub(crate) fn verdict(report: &Report) -> (StepName, &'static str) {
+pub(crate) fn verdict(report: &Report) -> (Step, &'static str) {
     let failed = (report.steps.iter()).find(|step| step.result == StepResult::Failed);
     let Some(failed) = failed else {
         panic!("all held: {report:#?}");
     };
     assert!(!report.is_ok());
     // Whatever fails, each step is told, and the upstreams are asked.
-    for step in [StepName::Tls, StepName::Echo, StepName::Upstream] {
+    for step in [Step::Tls, Step::Echo, Step::Upstream] {
         assert!(
             report.steps.iter().any(|told| told.step == step),
             "{report:#?}"
@@ -107,7 +107,7 @@ pub(crate) fn verdict(report: &Report) -> (StepName, &'static str) {
 }
 
 #[track_caller]
-pub(crate) fn result(report: &Report, step: StepName) -> (StepResult, &str) {
+pub(crate) fn result(report: &Report, step: Step) -> (StepResult, &str) {
     let found = report.steps.iter().find(|found| found.step == step);
     let found = found.unwrap_or_else(|| panic!("no {step:?} in {report:#?}"));
     (found.result, &found.words)
@@ -133,21 +133,21 @@ async fn a_good_way_is_said_to_be_good_step_by_step() {
     assert_eq!(
         names,
         [
-            StepName::Config,
-            StepName::Token,
-            StepName::Dns,
-            StepName::Tcp,
-            StepName::Tls,
-            StepName::Upgrade,
-            StepName::Authentication,
-            StepName::Echo,
-            StepName::Clock,
-            StepName::Upstream,
+            Step::Config,
+            Step::Token,
+            Step::Dns,
+            Step::Tcp,
+            Step::Tls,
+            Step::Upgrade,
+            Step::Authentication,
+            Step::Echo,
+            Step::Clock,
+            Step::Upstream,
         ]
     );
-    let (_, words) = result(&report, StepName::Authentication);
+    let (_, words) = result(&report, Step::Authentication);
     assert!(words.contains("acme-prod of account acme"), "{words}");
-    let (_, words) = result(&report, StepName::Echo);
+    let (_, words) = result(&report, Step::Echo);
     assert!(words.contains("server version 9.9.9"), "{words}");
     let json = json(&report);
     assert_eq!(
@@ -166,21 +166,21 @@ async fn what_stands_on_this_machine_is_looked_at_first() {
     let report = place
         .check(server, &[&format!("--token-file={nowhere}")])
         .await;
-    assert_eq!(verdict(&report), (StepName::Token, "token_file_missing"));
+    assert_eq!(verdict(&report), (Step::Token, "token_file_missing"));
     let report = place
         .check(server, &[&format!("--ca-file={nowhere}")])
         .await;
-    assert_eq!(verdict(&report), (StepName::Config, "trust_unusable"));
+    assert_eq!(verdict(&report), (Step::Config, "trust_unusable"));
     let report = place
         .check(server, &["--redial-base=1m", "--redial-cap=1s"])
         .await;
-    assert_eq!(verdict(&report), (StepName::Config, "config_invalid"));
+    assert_eq!(verdict(&report), (Step::Config, "config_invalid"));
     let key = format!("--client-key={nowhere}");
     let cert = format!("--client-cert={nowhere}");
     let report = place.check(server, &[&cert, &key]).await;
     assert_eq!(
         verdict(&report),
-        (StepName::Certificate, "certificate_file_unusable")
+        (Step::Certificate, "certificate_file_unusable")
     );
     // As a shell makes one for `<(…)`: nobody waits for what is written into it.
     let pipe = place.path().join("pipe");
@@ -193,11 +193,11 @@ async fn what_stands_on_this_machine_is_looked_at_first() {
     );
     let flag = format!("--token-file={}", pipe.display());
     let report = place.check(server, &[&flag]).await;
-    assert_eq!(verdict(&report), (StepName::Token, "token_file_irregular"));
+    assert_eq!(verdict(&report), (Step::Token, "token_file_irregular"));
     place.write("token", " \n");
     let report = place.check(server, &[]).await;
-    assert_eq!(verdict(&report), (StepName::Token, "token_file_empty"));
-    assert_eq!(result(&report, StepName::Config).0, StepResult::Held);
+    assert_eq!(verdict(&report), (Step::Token, "token_file_empty"));
+    assert_eq!(result(&report, Step::Config).0, StepResult::Held);
 }
 
 #[tokio::test]
@@ -207,20 +207,20 @@ async fn servers_that_are_not_reached() {
     let address = closed.local_addr().unwrap();
     drop(closed);
     let report = place.check(&format!("wss://{address}"), &[]).await;
-    assert_eq!(verdict(&report), (StepName::Tcp, "connect_refused"));
-    assert_eq!(result(&report, StepName::Tls).0, StepResult::Skipped);
+    assert_eq!(verdict(&report), (Step::Tcp, "connect_refused"));
+    assert_eq!(result(&report, Step::Tls).0, StepResult::Skipped);
     let report = place.check("wss://no-such-host.invalid", &[]).await;
-    assert_eq!(verdict(&report), (StepName::Dns, "dns_failure"));
+    assert_eq!(verdict(&report), (Step::Dns, "dns_failure"));
     let silent = Listener::plain(|stream| async move {
         let _held = stream;
         std::future::pending::<()>().await;
     })
     .await;
     let report = place.check(&silent.url(), &["--dial-timeout=300ms"]).await;
-    assert_eq!(verdict(&report), (StepName::Tls, "tls_timeout"));
+    assert_eq!(verdict(&report), (Step::Tls, "tls_timeout"));
     let cutting = Listener::plain(|stream| async move { drop(stream) }).await;
     let report = place.check(&cutting.url(), &[]).await;
-    assert_eq!(verdict(&report), (StepName::Tls, "tls_cut"));
+    assert_eq!(verdict(&report), (Step::Tls, "tls_cut"));
 }
 
 #[tokio::test]
@@ -241,8 +241,8 @@ async fn proxies_that_say_no() {
         let proxy = refusing(answer).await;
         let flag = format!("--proxy=http://{}", proxy.address);
         let report = place.check("wss://tunnel.example.com", &[&flag]).await;
-        assert_eq!(verdict(&report), (StepName::Proxy, name), "{report:#?}");
-        assert_eq!(result(&report, StepName::ProxyTcp).0, StepResult::Held);
+        assert_eq!(verdict(&report), (Step::Proxy, name), "{report:#?}");
+        assert_eq!(result(&report, Step::ProxyTcp).0, StepResult::Held);
     }
     // One that wants the login on another connection.
     let again = refusing(
@@ -255,18 +255,15 @@ async fn proxies_that_say_no() {
     let flag = format!("--proxy=http://{}", again.address);
     let server = "wss://tunnel.example.com";
     let report = place.check(server, &[&flag, &login]).await;
-    assert_eq!(verdict(&report), (StepName::Proxy, "proxy_login"));
-    let (held, words) = result(&report, StepName::Proxy);
+    assert_eq!(verdict(&report), (Step::Proxy, "proxy_login"));
+    let (held, words) = result(&report, Step::Proxy);
     assert_eq!(held, StepResult::Held);
     assert!(words.contains("another connection"), "{words:?}");
     let closed = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let flag = format!("--proxy=http://{}", closed.local_addr().unwrap());
     drop(closed);
     let report = place.check("wss://tunnel.example.com", &[&flag]).await;
-    assert_eq!(
-        verdict(&report),
-        (StepName::ProxyTcp, "proxy_connect_refused")
-    );
+    assert_eq!(verdict(&report), (Step::ProxyTcp, "proxy_connect_refused"));
 }
 
 #[tokio::test]
@@ -275,7 +272,7 @@ async fn whoever_opens_tls_is_named_and_his_ca_can_be_given() {
     let corp = Authority::new("Corp Inspection CA");
     let server = network::server(&corp.issue(&["127.0.0.1"]).identity(), Some(checked())).await;
     let report = place.check(&server.url(), &[]).await;
-    assert_eq!(verdict(&report), (StepName::Tls, "tls_inspection"));
+    assert_eq!(verdict(&report), (Step::Tls, "tls_inspection"));
     let json = json(&report);
     let sentence = json["verdict"]["sentence"].as_str().unwrap();
     assert!(sentence.contains("Corp Inspection CA"), "{sentence}");
@@ -294,7 +291,7 @@ async fn whoever_opens_tls_is_named_and_his_ca_can_be_given() {
     let flag = format!("--ca-file={}", place.path().join("corp.pem").display());
     let report = place.check(&server.url(), &[&flag]).await;
     assert_eq!(
-        result(&report, StepName::Echo).0,
+        result(&report, Step::Echo).0,
         StepResult::Held,
         "{report:#?}"
     );
@@ -308,7 +305,7 @@ async fn certificates_that_are_not_good() {
     let other = authority.issue(&["other.test"]).identity();
     let server = network::answering(&other, answer).await;
     let report = place.check(&server.url(), &[]).await;
-    assert_eq!(verdict(&report), (StepName::Tls, "tls_name_mismatch"));
+    assert_eq!(verdict(&report), (Step::Tls, "tls_name_mismatch"));
 
     let old = authority
         .issue_with(&["127.0.0.1"], |params| {
@@ -318,7 +315,7 @@ async fn certificates_that_are_not_good() {
         .identity();
     let server = network::answering(&old, answer).await;
     let report = place.check(&server.url(), &[]).await;
-    assert_eq!(verdict(&report), (StepName::Tls, "tls_expired"));
+    assert_eq!(verdict(&report), (Step::Tls, "tls_expired"));
 }
 
 /// By the server's clock its certificate is good: this machine's it is that is off.
@@ -342,8 +339,8 @@ async fn a_clock_that_is_off_is_told_from_a_certificate_that_is() {
     })
     .await;
     let report = place.check(&server.url(), &[]).await;
-    assert_eq!(verdict(&report), (StepName::Tls, "clock_off"));
-    let (result, words) = result(&report, StepName::Clock);
+    assert_eq!(verdict(&report), (Step::Tls, "clock_off"));
+    let (result, words) = result(&report, Step::Clock);
     assert_eq!(result, StepResult::Failed);
     assert!(words.contains("behind"), "{words}");
 }
@@ -366,21 +363,21 @@ async fn networks_that_want_a_sign_in() {
         network::answering(&identity, html).await,
     ] {
         let report = place.check(&server.url(), &[]).await;
-        assert_eq!(verdict(&report), (StepName::Upgrade, "not_a_tunnel_server"));
+        assert_eq!(verdict(&report), (Step::Upgrade, "not_a_tunnel_server"));
     }
     let wanting = |_: &str| http("511 Network Authentication Required", "", "sign in");
     let server = network::answering(&identity, wanting).await;
     let report = place.check(&server.url(), &[]).await;
-    assert_eq!(verdict(&report), (StepName::Upgrade, "captive_portal"));
+    assert_eq!(verdict(&report), (Step::Upgrade, "captive_portal"));
     // It catches TLS as well, with a certificate of its own.
     let own = Authority::new("Portal").issue(&["portal.test"]).identity();
     let server = network::answering(&own, redirect).await;
     let report = place.check(&server.url(), &[]).await;
-    assert_eq!(verdict(&report), (StepName::Tls, "captive_portal"));
+    assert_eq!(verdict(&report), (Step::Tls, "captive_portal"));
     // It speaks no TLS at all.
     let plain = without_tls(http("302 Found", "location: http://portal.test/\r\n", "")).await;
     let report = place.check(&plain.url(), &[]).await;
-    assert_eq!(verdict(&report), (StepName::Tls, "captive_portal"));
+    assert_eq!(verdict(&report), (Step::Tls, "captive_portal"));
 }
 
 /// Answers a request so, and what is no request with a 400.
@@ -428,22 +425,22 @@ async fn a_port_that_is_not_the_tunnel_listener_s() {
     )
     .await;
     let report = place.check(&secure.url(), &[]).await;
-    assert_eq!(verdict(&report), (StepName::Upgrade, "public_listener"));
+    assert_eq!(verdict(&report), (Step::Upgrade, "public_listener"));
     let plain = without_tls(problem).await;
     let report = place.check(&plain.url(), &[]).await;
-    assert_eq!(verdict(&report), (StepName::Tls, "public_listener"));
+    assert_eq!(verdict(&report), (Step::Tls, "public_listener"));
     // The service itself, and one that speaks no HTTP.
     let app = http("200 OK", "content-type: text/html\r\n", "<html>app</html>");
     let app = without_tls(app).await;
     let report = place.check(&app.url(), &[]).await;
-    assert_eq!(verdict(&report), (StepName::Tls, "not_tls"));
+    assert_eq!(verdict(&report), (Step::Tls, "not_tls"));
     let ssh = Listener::plain(|mut stream| async move {
         let _ = stream.write_all(b"SSH-2.0-OpenSSH\r\n").await;
         end(stream).await;
     })
     .await;
     let report = place.check(&ssh.url(), &[]).await;
-    assert_eq!(verdict(&report), (StepName::Tls, "not_tls"));
+    assert_eq!(verdict(&report), (Step::Tls, "not_tls"));
 }
 
 /// What `openssl req -x509` makes.
@@ -459,7 +456,7 @@ async fn a_certificate_that_signed_itself() {
         });
         let server = network::answering(&made.identity(), |_| http("200 OK", "", "")).await;
         let report = place.check(&server.url(), &[]).await;
-        assert_eq!(verdict(&report), (StepName::Tls, "tls_self_signed"));
+        assert_eq!(verdict(&report), (Step::Tls, "tls_self_signed"));
         let told = &report.verdict().unwrap().advice;
         assert!(told.contains(advice), "{told}");
     }
@@ -473,7 +470,7 @@ async fn what_stands_before_the_server_and_passes_on_no_upgrade() {
     let removing = |_: &str| refusal("426 Upgrade Required", "", "upgrade_required");
     let server = network::answering(&identity, removing).await;
     let report = place.check(&server.url(), &[]).await;
-    assert_eq!(verdict(&report), (StepName::Upgrade, "upgrade_stripped"));
+    assert_eq!(verdict(&report), (Step::Upgrade, "upgrade_stripped"));
     // It answers such requests by itself, and passes on all others.
     for status in ["400 Bad Request", "404 Not Found", "200 OK"] {
         let server = network::answering(&identity, move |head| {
@@ -486,7 +483,7 @@ async fn what_stands_before_the_server_and_passes_on_no_upgrade() {
         let report = place.check(&server.url(), &[]).await;
         assert_eq!(
             verdict(&report),
-            (StepName::Upgrade, "upgrade_stripped"),
+            (Step::Upgrade, "upgrade_stripped"),
             "{status}"
         );
     }
@@ -499,7 +496,7 @@ async fn what_stands_before_the_server_and_passes_on_no_upgrade() {
     })
     .await;
     let report = place.check(&server.url(), &[]).await;
-    assert_eq!(verdict(&report), (StepName::Upgrade, "refused_on_the_way"));
+    assert_eq!(verdict(&report), (Step::Upgrade, "refused_on_the_way"));
     // Or says no to everything, whatever is asked for.
     let server = network::answering(&identity, |_| {
         http(
@@ -510,7 +507,7 @@ async fn what_stands_before_the_server_and_passes_on_no_upgrade() {
     })
     .await;
     let report = place.check(&server.url(), &[]).await;
-    assert_eq!(verdict(&report), (StepName::Upgrade, "refused_on_the_way"));
+    assert_eq!(verdict(&report), (Step::Upgrade, "refused_on_the_way"));
     let told = &report.verdict().unwrap().sentence;
     assert!(told.contains("No such host here"), "{told}");
 }
@@ -546,7 +543,7 @@ async fn what_is_no_tunnel_server() {
         let said = answer.clone();
         let server = network::answering(&identity, move |_| said.clone()).await;
         let report = place.check(&server.url(), &[]).await;
-        assert_eq!(verdict(&report), (StepName::Upgrade, name), "{answer}");
+        assert_eq!(verdict(&report), (Step::Upgrade, name), "{answer}");
     }
     let silent = Listener::tls(&identity, None, |stream| {
         Box::pin(async move {
@@ -556,7 +553,7 @@ async fn what_is_no_tunnel_server() {
     })
     .await;
     let report = place.check(&silent.url(), &["--dial-timeout=1s"]).await;
-    assert_eq!(verdict(&report), (StepName::Upgrade, "upgrade_timeout"));
+    assert_eq!(verdict(&report), (Step::Upgrade, "upgrade_timeout"));
 }
 
 #[tokio::test]
@@ -572,9 +569,9 @@ async fn the_server_s_own_refusals() {
         let server =
             network::answering(&identity, move |_| refusal("401 Unauthorized", "", reason)).await;
         let report = place.check(&server.url(), &[]).await;
-        assert_eq!(verdict(&report), (StepName::Authentication, name));
-        assert_eq!(result(&report, StepName::Upgrade).0, StepResult::Held);
-        assert_eq!(result(&report, StepName::Echo).0, StepResult::Skipped);
+        assert_eq!(verdict(&report), (Step::Authentication, name));
+        assert_eq!(result(&report, Step::Upgrade).0, StepResult::Held);
+        assert_eq!(result(&report, Step::Echo).0, StepResult::Skipped);
     }
     for (reason, name) in [
         ("version_unsupported", "version_unsupported"),
@@ -586,7 +583,7 @@ async fn the_server_s_own_refusals() {
         })
         .await;
         let report = place.check(&server.url(), &[]).await;
-        assert_eq!(verdict(&report), (StepName::Upgrade, name));
+        assert_eq!(verdict(&report), (Step::Upgrade, name));
     }
 }
 
@@ -609,7 +606,7 @@ async fn a_clock_that_is_far_off_does_not_hold_whatever_else_does() {
         })
         .await;
         let report = place.check(&server.url(), &[]).await;
-        assert_eq!(result(&report, StepName::Clock).0, expected);
+        assert_eq!(result(&report, Step::Clock).0, expected);
     }
     // A page that has been kept for a day is no clock.
     let old = SystemTime::now() - Duration::from_secs(24 * 3600);
@@ -617,7 +614,7 @@ async fn a_clock_that_is_far_off_does_not_hold_whatever_else_does() {
     let server = network::answering(&identity, move |_| http("404 Not Found", &date, "")).await;
     let report = place.check(&server.url(), &[]).await;
     assert_eq!(verdict(&report).1, "not_a_tunnel_server");
-    let clock = result(&report, StepName::Clock);
+    let clock = result(&report, Step::Clock);
     assert_eq!(clock, (StepResult::Skipped, "not reached"), "{report:#?}");
 }
 
@@ -628,18 +625,14 @@ async fn a_token_that_has_run_out_is_told_from_a_clock_that_is_off() {
     let hour = Duration::from_secs(3600);
     let now = SystemTime::now();
     let (before, after) = (now - hour, now + hour);
-    let refused = (StepName::Authentication, "clock_off");
+    let refused = (Step::Authentication, "clock_off");
     for (expires, theirs, expected) in [
-        (now - hour / 2, after, (StepName::Token, "token_expired")),
-        (now - hour / 2, now, (StepName::Token, "token_expired")),
-        (now - hour / 2, before, (StepName::Token, "clock_off")),
+        (now - hour / 2, after, (Step::Token, "token_expired")),
+        (now - hour / 2, now, (Step::Token, "token_expired")),
+        (now - hour / 2, before, (Step::Token, "clock_off")),
         // Good by this clock, and the server says no.
         (now + hour / 2, after, refused),
-        (
-            now + hour / 2,
-            now,
-            (StepName::Authentication, "token_expired"),
-        ),
+        (now + hour / 2, now, (Step::Authentication, "token_expired")),
     ] {
         place.write("token", &jwt(expires));
         let date = format!("date: {}\r\n", httpdate::fmt_http_date(theirs));
@@ -681,7 +674,7 @@ async fn a_client_certificate_that_the_server_does_not_take() {
     let key = format!("--client-key={}", file("client.key"));
     let report = place.check(&server.url(), &[&cert, &key]).await;
     assert_eq!(verdict(&report).1, "certificate_refused", "{report:#?}");
-    assert_eq!(result(&report, StepName::Certificate).0, StepResult::Held);
+    assert_eq!(result(&report, Step::Certificate).0, StepResult::Held);
 }
 
 #[tokio::test]
@@ -689,11 +682,8 @@ async fn sessions_that_give_no_echo() {
     let place = Place::new();
     let server = network::server(&place.authority.issue(&["127.0.0.1"]).identity(), None).await;
     let report = place.check(&server.url(), &["--dial-timeout=1s"]).await;
-    assert_eq!(verdict(&report), (StepName::Echo, "echo_failed"));
-    assert_eq!(
-        result(&report, StepName::Authentication).0,
-        StepResult::Held
-    );
+    assert_eq!(verdict(&report), (Step::Echo, "echo_failed"));
+    assert_eq!(result(&report, Step::Authentication).0, StepResult::Held);
 }
 
 #[tokio::test]
@@ -717,11 +707,8 @@ async fn a_runtime_that_another_keeps() {
     )
     .await;
     let report = place.check(&server.url(), &[]).await;
-    assert_eq!(
-        verdict(&report),
-        (StepName::Authentication, "runtime_conflict")
-    );
-    assert_eq!(result(&report, StepName::Echo).0, StepResult::Held);
+    assert_eq!(verdict(&report), (Step::Authentication, "runtime_conflict"));
+    assert_eq!(result(&report, Step::Echo).0, StepResult::Held);
 }
 
 #[tokio::test]
@@ -743,7 +730,7 @@ async fn the_idle_limit_of_the_way_is_found() {
     let near = Duration::from_secs(2)..Duration::from_secs(14);
     assert!(near.contains(&from) && near.contains(&to), "{idle:?}");
     assert!(idle.advised < from, "{idle:?}");
-    let (result, words) = result(&report, StepName::Idle);
+    let (result, words) = result(&report, Step::Idle);
     assert_eq!(result, StepResult::Warning);
     assert!(words.contains("--ping-interval="), "{words}");
 
@@ -777,7 +764,7 @@ async fn a_session_that_cannot_be_had_any_more_says_why() {
     let flag = format!("--upstream={}", upstream.url());
     let options = Options::default().with_idle_probe(Duration::from_secs(3));
     let report = place.check_with(&server.url(), &[&flag], options).await;
-    assert_eq!(verdict(&report), (StepName::Idle, "server_away"));
+    assert_eq!(verdict(&report), (Step::Idle, "server_away"));
 }
 
 #[tokio::test]

@@ -4,14 +4,14 @@ use std::process::Command as Process;
 
 use testkit::scripted::ScriptedUpstream;
 use tokio::net::TcpListener;
-use tunnel_client::check::{Report, StepName, StepResult};
+use tunnel_client::check::{Report, Step, StepResult};
 
 use crate::check::{Place, result, verdict};
 use crate::network::{self, refusal};
 use crate::program::PROGRAM;
 
 /// The steps in order, with how they went.
-fn steps(report: &Report) -> Vec<(StepName, StepResult)> {
+fn steps(report: &Report) -> Vec<(Step, StepResult)> {
     let steps = report.steps.iter();
     steps.map(|step| (step.step, step.result)).collect()
 }
@@ -29,9 +29,9 @@ async fn what_fails_first_keeps_no_upstream_from_being_asked() {
         "--redial-cap=1ms".to_owned(),
     ];
     for (flag, first) in [
-        (&token, (StepName::Token, "token_file_missing")),
-        (&ca, (StepName::Config, "trust_unusable")),
-        (&cap, (StepName::Config, "config_invalid")),
+        (&token, (Step::Token, "token_file_missing")),
+        (&ca, (Step::Config, "trust_unusable")),
+        (&cap, (Step::Config, "config_invalid")),
     ] {
         let report = place.check("wss://127.0.0.1:1", &[&upstream, flag]).await;
         assert_eq!(verdict(&report), first);
@@ -39,39 +39,39 @@ async fn what_fails_first_keeps_no_upstream_from_being_asked() {
         let bad = StepResult::Failed;
         // Without a token the way can be gone to where one is shown; that of these tests is none of the server's.
         let (config, token_result, dns, tcp) = match first.0 {
-            StepName::Token => (held, bad, held, bad),
+            Step::Token => (held, bad, held, bad),
             _ => (bad, StepResult::Warning, skipped, skipped),
         };
         assert_eq!(
             steps(&report),
             [
-                (StepName::Config, config),
-                (StepName::Token, token_result),
-                (StepName::Dns, dns),
-                (StepName::Tcp, tcp),
-                (StepName::Tls, skipped),
-                (StepName::Upgrade, skipped),
-                (StepName::Authentication, skipped),
-                (StepName::Echo, skipped),
-                (StepName::Clock, skipped),
-                (StepName::Upstream, held),
+                (Step::Config, config),
+                (Step::Token, token_result),
+                (Step::Dns, dns),
+                (Step::Tcp, tcp),
+                (Step::Tls, skipped),
+                (Step::Upgrade, skipped),
+                (Step::Authentication, skipped),
+                (Step::Echo, skipped),
+                (Step::Clock, skipped),
+                (Step::Upstream, held),
             ],
             "{flag}"
         );
-        assert_eq!(result(&report, StepName::Tls).1, "not reached");
+        assert_eq!(result(&report, Step::Tls).1, "not reached");
     }
     // Of two that fail the first is the verdict, and both are told.
     let report = place
         .check("wss://127.0.0.1:1", &[&upstream, &token, &ca])
         .await;
-    assert_eq!(verdict(&report), (StepName::Config, "trust_unusable"));
-    assert_eq!(result(&report, StepName::Token).0, StepResult::Failed);
+    assert_eq!(verdict(&report), (Step::Config, "trust_unusable"));
+    assert_eq!(result(&report, Step::Token).0, StepResult::Failed);
     let report = place
         .check("wss://127.0.0.1:1", &["--config=nowhere.toml"])
         .await;
-    assert_eq!(verdict(&report), (StepName::Config, "config_invalid"));
+    assert_eq!(verdict(&report), (Step::Config, "config_invalid"));
     assert_eq!(
-        result(&report, StepName::Upstream),
+        result(&report, Step::Upstream),
         (StepResult::Skipped, "not reached")
     );
 }
@@ -91,17 +91,17 @@ async fn without_a_token_the_way_is_gone_as_far_as_tls_and_no_session_is_asked_f
     };
     let server = network::answering(&authority.issue(&["127.0.0.1"]).identity(), answer).await;
     let report = place.check(&server.url(), &[&upstream, &token]).await;
-    assert_eq!(verdict(&report), (StepName::Token, "token_file_missing"));
+    assert_eq!(verdict(&report), (Step::Token, "token_file_missing"));
     for (step, expected) in [
-        (StepName::Tcp, StepResult::Held),
-        (StepName::Tls, StepResult::Held),
-        (StepName::Upgrade, StepResult::Skipped),
-        (StepName::Echo, StepResult::Skipped),
-        (StepName::Upstream, StepResult::Held),
+        (Step::Tcp, StepResult::Held),
+        (Step::Tls, StepResult::Held),
+        (Step::Upgrade, StepResult::Skipped),
+        (Step::Echo, StepResult::Skipped),
+        (Step::Upstream, StepResult::Held),
     ] {
         assert_eq!(result(&report, step).0, expected, "{report:#?}");
     }
-    assert_ne!(result(&report, StepName::Clock).0, StepResult::Skipped);
+    assert_ne!(result(&report, Step::Clock).0, StepResult::Skipped);
 }
 
 #[tokio::test]
@@ -121,7 +121,7 @@ async fn the_steps_of_a_proxy_are_told_as_not_reached_as_well() {
         let flag = format!("--proxy={proxy}://127.0.0.1:1");
         let report = place.check("wss://127.0.0.1:1", &[&ca, &flag]).await;
         let after_token = report.steps.iter().skip(2).take(names.len());
-        let found: Vec<_> = after_token.map(|step| step.step.as_str()).collect();
+        let found: Vec<_> = after_token.map(|step| step.step.name()).collect();
         assert_eq!(found, names);
     }
     // One that is not there: what comes after it.
@@ -129,11 +129,11 @@ async fn the_steps_of_a_proxy_are_told_as_not_reached_as_well() {
     let flag = format!("--proxy=http://{}", closed.local_addr().unwrap());
     drop(closed);
     let report = place.check("wss://127.0.0.1:1", &[&flag]).await;
-    assert_eq!(verdict(&report).0, StepName::ProxyTcp);
-    for step in [StepName::Proxy, StepName::Tls, StepName::Echo] {
+    assert_eq!(verdict(&report).0, Step::ProxyTcp);
+    for step in [Step::Proxy, Step::Tls, Step::Echo] {
         assert_eq!(result(&report, step), (StepResult::Skipped, "not reached"));
     }
-    assert!(report.steps.iter().all(|step| step.step != StepName::Dns));
+    assert!(report.steps.iter().all(|step| step.step != Step::Dns));
 }
 
 #[tokio::test]
@@ -162,7 +162,7 @@ async fn a_ca_file_that_is_mistyped_is_told_as_that() {
     assert!(!format!("{told:?}").contains("secret"), "{told:?}");
     // The way to the server needs it as little as the token.
     assert_eq!(
-        result(&report, StepName::Upstream),
+        result(&report, Step::Upstream),
         (StepResult::Skipped, "not reached")
     );
 }

@@ -281,7 +281,7 @@ async fn the_login_s_file_is_read_at_each_dial() {
         config.servers[0].proxy = Some(proxy.settings("http", LoginSource::File(path.clone())));
     });
     // Dials go on, but the wrong login is shown only once.
-    let series = "tunnel_client_dials_total{result=\"proxy_ask\"} ";
+    let series = "tunnel_client_dials_total{result=\"proxy\"} ";
     let failed = |page: &str| {
         let value = page.lines().find_map(|line| line.strip_prefix(series));
         value.map_or(0.0, |value| value.parse::<f64>().unwrap())
@@ -298,14 +298,14 @@ async fn the_login_s_file_is_read_at_each_dial() {
 #[tokio::test]
 async fn what_a_proxy_refuses_is_a_step_of_its_own() {
     let refusing = TestProxy::http(Wants::Refuses("<h1>Not for you</h1>")).await;
-    fails(refusing.settings("http", LoginSource::None), "proxy_ask").await;
+    fails(refusing.settings("http", LoginSource::None), "proxy").await;
     let wanting = TestProxy::http(BASIC).await;
-    fails(wanting.settings("http", LoginSource::None), "proxy_ask").await;
-    fails(wanting.settings("http", given("me", "wrong")), "proxy_ask").await;
+    fails(wanting.settings("http", LoginSource::None), "proxy").await;
+    fails(wanting.settings("http", given("me", "wrong")), "proxy").await;
     let gone = TestProxy::http(Wants::Nothing).await;
     let settings = gone.settings("http", LoginSource::None);
     drop(gone);
-    fails(settings, "proxy_connect").await;
+    fails(settings, "proxy_tcp").await;
 }
 
 #[tokio::test]
@@ -348,6 +348,6 @@ async fn a_socks_proxy_is_told_a_name_or_an_address() {
 async fn a_socks_proxy_is_shown_a_password() {
     let proxy = TestProxy::socks(Wants::Password("me", "secret")).await;
     comes_through(proxy.settings("socks5h", given("me", "secret")), |_, _| {}).await;
-    fails(proxy.settings("socks5h", given("me", "wrong")), "proxy_ask").await;
-    fails(proxy.settings("socks5h", LoginSource::None), "proxy_ask").await;
+    fails(proxy.settings("socks5h", given("me", "wrong")), "proxy").await;
+    fails(proxy.settings("socks5h", LoginSource::None), "proxy").await;
 }

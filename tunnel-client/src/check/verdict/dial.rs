@@ -11,7 +11,8 @@ use crate::check::evidence::Evidence;
 use crate::check::text::{listed, printable, span};
 use crate::credential::CredentialError;
 use crate::dial::proxy_error::ProxyError;
-use crate::dial::{DialError, Step, StepError, is_not_a_tunnel, proxy_error};
+use crate::dial::{DialError, StepError, is_not_a_tunnel, proxy_error};
+use crate::step::Step;
 
 /// Endings of host names that are easily mistyped, and what was meant.
 const TYPOS: [(&str, &str); 6] = [
@@ -43,15 +44,13 @@ pub(in crate::check) fn step(evidence: &Evidence, error: &StepError) -> Verdict 
     };
     let text = printable(&source.to_string());
     match error.step() {
-        step @ (Step::ProxyResolve | Step::Resolve) => unresolved(evidence, step, &text),
-        step @ (Step::ProxyConnect | Step::Connect) => {
-            unreached(evidence, step, error.attempts(), source)
-        }
-        Step::ProxyAsk => proxy(evidence, proxy_error(error), &text),
+        step @ (Step::ProxyDns | Step::Dns) => unresolved(evidence, step, &text),
+        step @ (Step::ProxyTcp | Step::Tcp) => unreached(evidence, step, error.attempts(), source),
+        Step::Proxy => proxy(evidence, proxy_error(error), &text),
         Step::ProxyTls => tls::of_proxy(evidence, error, &text),
         Step::Tls => tls::of_server(evidence, error, &text),
         Step::Upgrade if is_not_a_tunnel(error) => response::not_a_tunnel(evidence),
-        Step::Upgrade => {
+        _ => {
             tls::after_handshake(evidence, &text).unwrap_or_else(|| response::none(evidence, &text))
         }
     }
@@ -62,29 +61,29 @@ fn timed_out(evidence: &Evidence, step: Step, limit: Duration) -> Verdict {
     let (peer, within) = (peer(evidence, step), span(limit));
     let or_proxy = or_proxy(evidence);
     verdicts! { step;
-        Step::ProxyResolve | Step::Resolve =>
+        Step::ProxyDns | Step::Dns =>
             "dns_timeout" "no name server answered within {within} for the name of {peer}"
             "check whether the name servers of this machine (/etc/resolv.conf) answer, and whether a firewall or a \
              network policy allows port 53"
-        Step::ProxyConnect =>
+        Step::ProxyTcp =>
             "proxy_connect_timeout" "{peer} did not answer within {within}"
             "check the proxy's address, and whether a firewall between drops packets to it"
         Step::ProxyTls =>
             "proxy_tls" "{peer} does not speak TLS: nothing was received within {within}"
             "if the proxy itself speaks plain HTTP, its URL begins with http://"
-        Step::ProxyAsk =>
+        Step::Proxy =>
             "proxy_timeout"
             "the proxy accepted the connection, and did not answer the request for {host}:{port} within {within}"
             "the proxy cannot reach the server, or is a proxy of another kind: look at its log, and at the scheme of the \
              proxy's URL (http, https, socks5)"
-        Step::Connect =>
+        Step::Tcp =>
             "connect_timeout" "{host} does not answer on port {port} within {within}"
             "a firewall drops packets to it: have outbound TCP to {host} port {port} allowed{or_proxy}"
         Step::Tls =>
             "tls_timeout" "{peer} accepted the connection, and sent nothing of TLS within {within}"
             "a firewall that inspects TLS holds it, or a service with another protocol listens there: check the port, \
              and have the host allowed"
-        Step::Upgrade =>
+        _ =>
             "upgrade_timeout" "TLS is established, and the request for a session was not answered within {within}"
             "something on the way reads the request and does not pass it on: a proxy or load balancer that does not \
              support WebSocket, or a server that hangs; look at their logs"
@@ -93,7 +92,7 @@ fn timed_out(evidence: &Evidence, step: Step, limit: Duration) -> Verdict {
 
 fn unresolved(evidence: &Evidence, step: Step, text: &str) -> Verdict {
     let host = match step {
-        Step::ProxyResolve => &evidence.proxy_host,
+        Step::ProxyDns => &evidence.proxy_host,
         _ => &evidence.host,
     };
     // How glibc and musl report name servers that do not answer, or that cannot.
@@ -108,7 +107,7 @@ fn unresolved(evidence: &Evidence, step: Step, text: &str) -> Verdict {
         None => "; where only a proxy resolves names of the internet, name it by --proxy",
     };
     verdicts! { step;
-        Step::ProxyResolve =>
+        Step::ProxyDns =>
             "proxy_dns_failure" "the name of the proxy, {host}, has no address: {text}" "{hint}"
         _ =>
             "dns_failure" "the name of the server, {host}, has no address: {text}" "{hint}{or_proxy}"
@@ -147,20 +146,20 @@ fn unreached(evidence: &Evidence, step: Step, attempts: &[Attempt], error: &io::
     // An address that answers tells more than one without a route, which is frequent with IPv6.
     let kinds = [ErrorKind::ConnectionRefused, ErrorKind::TimedOut];
     verdicts! { (step, kinds.into_iter().find(|kind| has(*kind)));
-        (Step::ProxyConnect, Some(ErrorKind::ConnectionRefused)) =>
+        (Step::ProxyTcp, Some(ErrorKind::ConnectionRefused)) =>
             "proxy_connect_refused" "{peer} refuses connections: {all}"
             "nothing listens there: check host and port of the proxy, and whether it runs"
         (_, Some(ErrorKind::ConnectionRefused)) =>
             "connect_refused" "{peer} refuses connections: {all}"
             "nothing listens there, or a firewall rejects the connection: check host and port of --server, and whether \
              the server runs"
-        (Step::ProxyConnect, Some(_)) =>
+        (Step::ProxyTcp, Some(_)) =>
             "proxy_connect_timeout" "{peer} does not answer: {all}"
             "check the proxy's address, and whether a firewall between drops packets to it"
         (_, Some(_)) =>
             "connect_timeout" "{host} does not answer on port {port} at {all}"
             "a firewall drops packets to it: have outbound TCP to {host} port {port} allowed{or_proxy}"
-        (Step::ProxyConnect, None) =>
+        (Step::ProxyTcp, None) =>
             "proxy_unreachable" "{peer} cannot be reached: {all}"
             "check this machine's network and routes, and whether a firewall or a network policy allows that port"
         (_, None) =>
@@ -191,7 +190,7 @@ fn or_proxy(evidence: &Evidence) -> &'static str {
 
 fn proxy(evidence: &Evidence, error: Option<&ProxyError>, text: &str) -> Verdict {
     let Evidence { host, port, .. } = evidence;
-    let peer = peer(evidence, Step::ProxyAsk);
+    let peer = peer(evidence, Step::Proxy);
     let answer = error.and_then(ProxyError::response);
     let words = answer.map_or(text, |answer| &answer.text);
     let offers = match answer.map(|answer| answer.schemes.as_slice()) {

@@ -19,8 +19,9 @@ use crate::check::session::SessionFailure;
 use crate::check::token::{TokenEvidence, TokenKind};
 use crate::check::trust::{CaFileFault, TrustFailure};
 use crate::config::LoginError;
+use crate::dial::StepError;
 use crate::dial::proxy_error::{ProxyError, ProxyResponse};
-use crate::dial::{Step, StepError};
+use crate::step::Step;
 use crate::token_file::TokenFileError;
 
 const HOST: &str = "tunnel.example.com";
@@ -203,15 +204,15 @@ fn names_that_have_no_address() {
             evidence.proxy_host = host.to_owned();
         });
         for (at, name) in [
-            (Step::Resolve, "dns_failure"),
-            (Step::ProxyResolve, "proxy_dns_failure"),
+            (Step::Dns, "dns_failure"),
+            (Step::ProxyDns, "proxy_dns_failure"),
         ] {
             let verdict = check(step(&none, &failed(at, text)), name);
             assert!(verdict.advice.contains(hint), "{verdict:?}");
         }
     }
     let by_proxy = evidence(|evidence| evidence.proxy = Some("http://proxy:3128".into()));
-    let verdict = step(&by_proxy, &failed(Step::Resolve, ""));
+    let verdict = step(&by_proxy, &failed(Step::Dns, ""));
     assert!(!verdict.advice.contains("--proxy"));
 }
 
@@ -246,11 +247,11 @@ fn addresses_that_are_not_reached() {
             "proxy_connect_refused",
         ),
     ] {
-        for (at, name) in [(Step::Connect, server), (Step::ProxyConnect, proxy)] {
+        for (at, name) in [(Step::Tcp, server), (Step::ProxyTcp, proxy)] {
             check(step(&none, &unreached(at, kinds)), name);
         }
     }
-    let no_address = failed(Step::Connect, "the name has no address");
+    let no_address = failed(Step::Tcp, "the name has no address");
     check(step(&none, &no_address), "connect_unreachable");
 }
 
@@ -258,11 +259,11 @@ fn addresses_that_are_not_reached() {
 fn steps_that_take_too_long() {
     let none = evidence(|_| {});
     for (at, name) in [
-        (Step::Resolve, "dns_timeout"),
-        (Step::ProxyResolve, "dns_timeout"),
-        (Step::Connect, "connect_timeout"),
-        (Step::ProxyConnect, "proxy_connect_timeout"),
-        (Step::ProxyAsk, "proxy_timeout"),
+        (Step::Dns, "dns_timeout"),
+        (Step::ProxyDns, "dns_timeout"),
+        (Step::Tcp, "connect_timeout"),
+        (Step::ProxyTcp, "proxy_connect_timeout"),
+        (Step::Proxy, "proxy_timeout"),
         (Step::ProxyTls, "proxy_tls"),
         (Step::Tls, "tls_timeout"),
         (Step::Upgrade, "upgrade_timeout"),
@@ -294,19 +295,19 @@ fn proxies_that_refuse() {
         ),
         (ProxyError::NotAProxy("no HTTP".into()), "not_a_proxy"),
     ] {
-        let verdict = check(step(&by_proxy, &failed(Step::ProxyAsk, error)), name);
+        let verdict = check(step(&by_proxy, &failed(Step::Proxy, error)), name);
         assert!(
             verdict.sentence.contains("http://proxy:3128"),
             "{verdict:?}"
         );
     }
-    let cut = failed(Step::ProxyAsk, "connection reset");
+    let cut = failed(Step::Proxy, "connection reset");
     check(step(&by_proxy, &cut), "not_a_proxy");
-    let wanted = failed(Step::ProxyAsk, ProxyError::LoginRequired(login()));
+    let wanted = failed(Step::Proxy, ProxyError::LoginRequired(login()));
     assert!(step(&by_proxy, &wanted).sentence.contains("corp"));
     let refused = |status, words| {
         let refused = ProxyError::Refused(answer(status, words));
-        let verdict = step(&by_proxy, &failed(Step::ProxyAsk, refused));
+        let verdict = step(&by_proxy, &failed(Step::Proxy, refused));
         check(verdict, "proxy_refused")
     };
     let denied = refused(403, "403 Forbidden by policy");

@@ -10,7 +10,7 @@ use testkit::scripted::ScriptedUpstream;
 use tokio::io::AsyncWriteExt;
 use tokio::net::TcpListener;
 use tokio::sync::Barrier;
-use tunnel_client::check::{StepName, StepResult};
+use tunnel_client::check::{Step, StepResult};
 
 use super::{Place, verdict};
 
@@ -32,17 +32,14 @@ async fn upstreams_are_connected_to_whatever_the_server_says() {
         let step = report.steps.last().unwrap();
         assert_eq!(
             (step.step, step.name.as_deref()),
-            (StepName::Upstream, Some("default"))
+            (Step::Upstream, Some("default"))
         );
         assert_eq!(step.verdict.as_ref().unwrap().name, "upstream_refused");
         assert!(!report.is_ok());
     }
     let flag = "--upstream=http://no-such-host.invalid";
     let report = place.check(&server.url(), &[flag]).await;
-    assert_eq!(
-        verdict(&report),
-        (StepName::Upstream, "upstream_dns_failure")
-    );
+    assert_eq!(verdict(&report), (Step::Upstream, "upstream_dns_failure"));
     let other = Authority::new("Other");
     let wrong = Listener::tls(&other.issue(&["127.0.0.1"]).identity(), None, |_stream| {
         Box::pin(async {})
@@ -50,10 +47,7 @@ async fn upstreams_are_connected_to_whatever_the_server_says() {
     .await;
     let flag = format!("--upstream=https://{}", wrong.address);
     let report = place.check(&server.url(), &[&flag]).await;
-    assert_eq!(
-        verdict(&report),
-        (StepName::Upstream, "upstream_certificate")
-    );
+    assert_eq!(verdict(&report), (Step::Upstream, "upstream_certificate"));
 }
 
 #[tokio::test]
@@ -94,7 +88,7 @@ async fn each_upstream_of_the_routes_is_looked_at() {
     let upstream = format!("--upstream=http://{gone}");
     let report = place.check(&server.url(), &[&config, &upstream]).await;
     let upstreams: Vec<_> = (report.steps.iter())
-        .filter(|step| step.step == StepName::Upstream)
+        .filter(|step| step.step == Step::Upstream)
         .map(|step| {
             let verdict = step.verdict.as_ref().map(|verdict| verdict.name);
             (step.name.as_deref().unwrap(), step.result, verdict)
@@ -196,7 +190,7 @@ async fn an_upstream_s_certificate_and_socket_have_their_own_advice() {
         let flag = format!("--upstream={url}");
         let flags: Vec<&str> = more.iter().copied().chain([flag.as_str()]).collect();
         let report = place.check(&server.url(), &flags).await;
-        assert_eq!(verdict(&report), (StepName::Upstream, name));
+        assert_eq!(verdict(&report), (Step::Upstream, name));
         let told = &report.verdict().unwrap().advice;
         assert!(told.contains(advice), "{told}");
     }
