@@ -174,7 +174,7 @@ impl Directory {
         (is_bad || is_avoided(&nodes.node().name)) && nodes.has_other_serving(is_avoided)
     }
 
-    /// Starts the tasks of a shared directory, which end when the result is dropped. `observer` hears of changes.
+    /// Starts the tasks of a shared directory, which end when the result is dropped. `observer` gets the changes.
     pub(crate) fn start(&self, observer: Weak<dyn Observer>) -> Vec<Owned<()>> {
         let Some(shared) = self.nodes() else {
             return Vec::new();

@@ -111,7 +111,7 @@ enum Unanswered {
     Writes = 2,
 }
 
-/// Hears of changes that concern runtimes of this node.
+/// Gets the changes that concern runtimes of this node.
 pub(crate) trait Observer: Send + Sync {
     /// There is a claim that is newer than the one that this node holds the runtime by: of another instance, which
     /// supersedes, or of the instance that is here, which goes on by it.
@@ -126,7 +126,7 @@ pub(crate) struct Shared {
     client: Client,
     keys: Keys,
     node: Node,
-    /// The port that the kernel chose, where the one to be told was 0.
+    /// The port that the kernel chose, where the one to be announced was 0.
     peer_port: AtomicU16,
     /// Shards that have just started and are not linked to all other nodes yet.
     unlinked: AtomicUsize,
@@ -382,7 +382,7 @@ impl Shared {
     /// The other nodes that hold a runtime by its current claim, and that claim's epoch.
     pub(crate) fn holders(&self, label: &str) -> Option<(Epoch, Vec<Holder>)> {
         let table = self.table.read();
-        let told = || {
+        let reported = || {
             table
                 .peer_holds(label)
                 .next()
@@ -390,7 +390,7 @@ impl Shared {
         };
         let epoch = match table.claim(label) {
             Some(claim) => claim.epoch,
-            None => told()?.epoch,
+            None => reported()?.epoch,
         };
         let mut holders = table.holders(label);
         holders.retain(|holder| holder.incarnation != self.incarnation);
@@ -502,10 +502,10 @@ impl Shared {
 
     /// Where other nodes connect.
     fn peer(&self) -> Option<String> {
-        let told = self.node.peer.as_ref()?;
-        Some(match told.strip_suffix(":0") {
+        let address = self.node.peer.as_ref()?;
+        Some(match address.strip_suffix(":0") {
             Some(host) => format!("{host}:{}", self.peer_port.load(Ordering::Relaxed)),
-            None => told.clone(),
+            None => address.clone(),
         })
     }
 

@@ -109,7 +109,7 @@ async fn serve_node(
     session.account_to(shared.registry.link_memory());
     tracing::debug!(%node, "another node has linked to this one");
     let nodes = shared.registry.directory().nodes();
-    let mut hearing = nodes.map(|nodes| ReceivedReports::new(nodes.clone(), node));
+    let mut received = nodes.map(|nodes| ReceivedReports::new(nodes.clone(), node));
     let exchanges = async {
         let mut streams = JoinSet::new();
         while let Some(event) = events.next(&session).await {
@@ -122,8 +122,8 @@ async fn serve_node(
                     }));
                 }
                 SessionEvent::Control(Control::Node { report }) => {
-                    if let Some(hearing) = &mut hearing {
-                        hearing.on_report(&report);
+                    if let Some(received) = &mut received {
+                        received.on_report(&report);
                     }
                 }
                 SessionEvent::Control(_) => {}

@@ -206,7 +206,7 @@ async fn send_reports(nodes: &Shared, target: &Target, session: &Session) {
     let mut sent = SentReports::default();
     loop {
         each.tick().await;
-        nodes.tell(&target.name, target.incarnation, &mut sent, |report| {
+        nodes.report_to(&target.name, target.incarnation, &mut sent, |report| {
             session.send(Control::Node { report }).is_ok()
         });
     }

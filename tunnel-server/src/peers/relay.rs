@@ -29,7 +29,7 @@ use crate::{
 };
 
 /// How long a forwarded request waits for a session that is about to join: much longer than etcd's answer takes to come
-/// after others have heard of the claim.
+/// after others have learned of the claim.
 const JOINING: Duration = Duration::from_millis(250);
 
 /// The content of a relayed message.

@@ -113,9 +113,9 @@ impl Shared {
         let label = &runtime.label;
         let mut holds = self.holds.lock();
         let table = self.table.read();
-        let told = table.peer_holds(label.as_str()).next();
-        let told = told.map(|(_, _, hold)| hold.claim.clone());
-        let current = told.or_else(|| table.claim(label.as_str()));
+        let reported = table.peer_holds(label.as_str()).next();
+        let reported = reported.map(|(_, _, hold)| hold.claim.clone());
+        let current = reported.or_else(|| table.claim(label.as_str()));
         let is_own = current
             .as_ref()
             .is_some_and(|claim| claim.instance == *instance);

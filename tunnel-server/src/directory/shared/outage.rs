@@ -4,7 +4,7 @@
 //!   etcd has answered within the life of the lease ────────────────────▶ ok
 //!   a peer is answered, and sees this node's key no more ──────────────▶ cut off
 //!   peers are there, and are not answered, or see the key ─────────────▶ outage
-//!   there are other nodes, and none of them is heard ──────────────────▶ alone
+//!   there are other nodes, and none of them reports ───────────────────▶ alone
 //! ```
 //!
 //! Pure. In an outage nothing can be superseded anywhere, so what a node knows stays true. A node that is cut off, or
@@ -45,7 +45,7 @@ impl EtcdState {
     }
 }
 
-/// What another node has said lately.
+/// A recent report of another node.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct PeerReport {
     /// Time since etcd has answered it.
@@ -55,7 +55,7 @@ pub(super) struct PeerReport {
 }
 
 /// The state of a node that was answered last so long ago. `has_others` is whether it is linked to other nodes in general;
-/// `reports` are those that it has heard lately.
+/// `reports` are those that it has received lately.
 pub(super) fn state(
     answered: Duration,
     ttl: Duration,
@@ -65,14 +65,14 @@ pub(super) fn state(
     if answered <= ttl {
         return EtcdState::Ok;
     }
-    let mut is_heard = false;
+    let mut has_reports = false;
     for report in reports {
-        is_heard = true;
+        has_reports = true;
         if report.answered <= ttl && !report.sees_own {
             return EtcdState::CutOff;
         }
     }
-    match is_heard || !has_others {
+    match has_reports || !has_others {
         true => EtcdState::Outage,
         false => EtcdState::Alone,
     }

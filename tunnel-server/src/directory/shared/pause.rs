@@ -1,5 +1,5 @@
 //! A node that stood still, as a virtual machine that was moved does, may have lost runtimes meanwhile: before it serves by
-//! its own sessions again, it hears what has happened.
+//! its own sessions again, it learns what has happened.
 
 use std::{
     sync::atomic::{AtomicU64, Ordering},
@@ -65,7 +65,7 @@ impl Shared {
             return;
         }
         if timeout(CATCH_UP, self.newest_reached()).await.is_err() {
-            tracing::debug!("etcd has not told in time what has happened during a pause");
+            tracing::debug!("etcd has not reported in time what has happened during a pause");
         }
         self.pause.tick();
     }

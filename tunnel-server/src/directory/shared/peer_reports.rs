@@ -1,8 +1,7 @@
-//! What other nodes have told this one by their links, beside the records: that they live, and what they hold while etcd
+//! What other nodes report to this one on their links, beside the records: that they live, and what they hold while etcd
 //! cannot be written. A plain value.
 //!
-//! What a node has told is forgotten when it is not heard any more. A record in etcd that says more counts
-//! first.
+//! The reports of a node are forgotten when its links have ended. A record in etcd that says more counts first.
 
 use std::collections::HashMap;
 
@@ -13,11 +12,11 @@ use super::super::{
 use super::record::NodeRecord;
 use crate::runtimes::{AccountName, RuntimeLabel, RuntimeName};
 
-/// What is told.
+/// What is reported.
 #[derive(Debug, Default)]
 pub(super) struct PeerReports {
-    /// Nodes that are heard.
-    heard: HashMap<NodeName, Incarnation>,
+    /// Nodes that send reports.
+    reporting: HashMap<NodeName, Incarnation>,
     /// Those of them whose key is gone: their lease has ended, and they live.
     keyless: HashMap<NodeName, NodeRecord>,
     holds: HashMap<RuntimeLabel, Vec<(NodeName, UnrecordedHold)>>,
@@ -33,19 +32,23 @@ pub(super) struct UnrecordedHold {
 }
 
 impl PeerReports {
-    /// This run of a node is heard. Returns the runtimes of an earlier one.
-    pub(super) fn hear(&mut self, node: &NodeName, incarnation: Incarnation) -> Vec<RuntimeLabel> {
-        if self.heard.get(node) == Some(&incarnation) {
+    /// This run of a node has sent a report. Returns the runtimes that an earlier run has reported.
+    pub(super) fn on_report(
+        &mut self,
+        node: &NodeName,
+        incarnation: Incarnation,
+    ) -> Vec<RuntimeLabel> {
+        if self.reporting.get(node) == Some(&incarnation) {
             return Vec::new();
         }
         let earlier = self.forget(node);
-        self.heard.insert(node.clone(), incarnation);
+        self.reporting.insert(node.clone(), incarnation);
         earlier
     }
 
-    /// A node is not heard any more. Returns the runtimes that it has told of.
+    /// A node sends no more reports. Returns the runtimes that it has reported.
     pub(super) fn forget(&mut self, node: &NodeName) -> Vec<RuntimeLabel> {
-        self.heard.remove(node);
+        self.reporting.remove(node);
         self.keyless.remove(node);
         let mut changed = Vec::new();
         self.holds.retain(|label, holds| {
@@ -59,9 +62,9 @@ impl PeerReports {
         changed
     }
 
-    /// Whether this run of a node is heard.
-    pub(super) fn is_heard(&self, node: &NodeName, incarnation: Incarnation) -> bool {
-        self.heard.get(node) == Some(&incarnation)
+    /// Whether this run of a node sends reports.
+    pub(super) fn is_reporting(&self, node: &NodeName, incarnation: Incarnation) -> bool {
+        self.reporting.get(node) == Some(&incarnation)
     }
 
     /// The key of a node is gone.
@@ -71,7 +74,7 @@ impl PeerReports {
         incarnation: Incarnation,
         record: NodeRecord,
     ) {
-        if self.is_heard(node, incarnation) {
+        if self.is_reporting(node, incarnation) {
             self.keyless.insert(node.clone(), record);
         }
     }
@@ -81,13 +84,13 @@ impl PeerReports {
         self.keyless.remove(node);
     }
 
-    /// What the key of a node has said that lives without one.
+    /// The last value of the key of a node that lives without one.
     pub(super) fn keyless(&self, node: &NodeName, incarnation: Incarnation) -> Option<&NodeRecord> {
         let record = self.keyless.get(node)?;
-        self.is_heard(node, incarnation).then_some(record)
+        self.is_reporting(node, incarnation).then_some(record)
     }
 
-    /// A node that is heard holds a runtime.
+    /// A node has reported that it holds a runtime.
     pub(super) fn hold(&mut self, node: &NodeName, label: RuntimeLabel, hold: UnrecordedHold) {
         let holds = self.holds.entry(label).or_default();
         holds.retain(|(holder, _)| holder != node);
@@ -104,7 +107,7 @@ impl PeerReports {
         }
     }
 
-    /// Who holds a runtime without a record, by the newest claim that is told.
+    /// Who holds a runtime without a record, by the newest claim that is reported.
     pub(super) fn holds(
         &self,
         label: &str,
@@ -114,10 +117,10 @@ impl PeerReports {
         let of_newest = holds
             .iter()
             .filter(move |(_, hold)| Some(hold.claim.epoch) == newest);
-        of_newest.filter_map(|(node, hold)| Some((node, *self.heard.get(node)?, hold)))
+        of_newest.filter_map(|(node, hold)| Some((node, *self.reporting.get(node)?, hold)))
     }
 
-    /// The label and the names of a runtime that is told of.
+    /// The label and the names of a runtime that is reported.
     pub(super) fn runtime(&self, label: &str) -> Option<(RuntimeLabel, AccountName, RuntimeName)> {
         let (label, holds) = self.holds.get_key_value(label)?;
         let (_, hold) = holds.first()?;
@@ -144,24 +147,24 @@ mod tests {
     }
 
     #[test]
-    fn what_a_node_has_told_dies_with_it_and_the_newest_claim_counts() {
+    fn reports_of_a_node_end_with_it_and_the_newest_claim_counts() {
         let (n1, n2): (NodeName, NodeName) = ("n1".parse().unwrap(), "n2".parse().unwrap());
         let label = RuntimeLabel::parse("acme-prod").unwrap();
-        let mut told = PeerReports::default();
-        told.hear(&n1, Incarnation::new(1));
-        told.hear(&n2, Incarnation::new(2));
-        told.hold(&n1, label.clone(), hold(5));
-        told.hold(&n2, label.clone(), hold(6));
-        let nodes = |told: &PeerReports| -> Vec<String> {
-            let holds = told.holds("acme-prod");
+        let mut reports = PeerReports::default();
+        reports.on_report(&n1, Incarnation::new(1));
+        reports.on_report(&n2, Incarnation::new(2));
+        reports.hold(&n1, label.clone(), hold(5));
+        reports.hold(&n2, label.clone(), hold(6));
+        let nodes = |reports: &PeerReports| -> Vec<String> {
+            let holds = reports.holds("acme-prod");
             holds.map(|(node, ..)| node.to_string()).collect()
         };
-        assert_eq!(nodes(&told), ["n2"]);
-        // A node that starts again has told nothing.
-        let earlier = told.hear(&n2, Incarnation::new(3));
+        assert_eq!(nodes(&reports), ["n2"]);
+        // A node that starts again has reported nothing.
+        let earlier = reports.on_report(&n2, Incarnation::new(3));
         assert_eq!(earlier, std::slice::from_ref(&label));
-        assert_eq!(nodes(&told), ["n1"]);
-        told.release(&label, &n1);
-        assert!(told.runtime("acme-prod").is_none());
+        assert_eq!(nodes(&reports), ["n1"]);
+        reports.release(&label, &n1);
+        assert!(reports.runtime("acme-prod").is_none());
     }
 }

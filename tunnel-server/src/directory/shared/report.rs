@@ -1,4 +1,4 @@
-//! What nodes tell each other on their links, beside the requests that they forward.
+//! What nodes report to each other on their links, beside the requests that they forward.
 //!
 //! ```text
 //!   each half second: whether etcd answers the sender, and up to which revision it knows the records
@@ -6,7 +6,8 @@
 //!   to a node that lags behind: the claims by which runtimes were taken from it
 //! ```
 //!
-//! The node that has dialled a link tells, the other one hears. A told claim is applied as if the watch had reported it.
+//! The node that has dialled a link sends reports, the other one receives them. A reported claim is applied as if the watch had
+//! reported it.
 
 use std::{
     collections::HashMap,
@@ -47,30 +48,30 @@ const AT_ONCE: usize = 16;
 /// What this node holds without a record.
 pub(super) type Unrecorded = HashMap<RuntimeLabel, UnrecordedHold>;
 
-/// What other nodes have said last.
+/// The last report of each node.
 pub(super) type LastReports = HashMap<NodeName, LastReport>;
 
-/// What a node has said last.
+/// The last report of a node.
 #[derive(Debug)]
 pub(super) struct LastReport {
     incarnation: Incarnation,
-    /// The links on which it tells.
+    /// The links on which the node sends reports.
     links: usize,
-    heard: Instant,
+    received: Instant,
     report: PeerReport,
     revision: i64,
-    /// It has not seen what this node knew a second ago.
+    /// The node has not seen what this node knew a second ago.
     lags: bool,
 }
 
-/// What was told on one link.
+/// What was sent on one link.
 #[derive(Debug, Default)]
 pub(crate) struct SentReports {
     held: HashMap<RuntimeLabel, UnrecordedHold>,
     claims_up_to: i64,
 }
 
-/// What was heard on one link; forgotten when it is dropped.
+/// What was received on one link; forgotten when it is dropped.
 pub(crate) struct ReceivedReports {
     shared: Arc<Shared>,
     node: NodeName,
@@ -142,9 +143,9 @@ impl Shared {
         let reports = self.last_reports.lock();
         let fresh = reports
             .values()
-            .filter(|last| last.heard.elapsed() <= FRESH);
+            .filter(|last| last.received.elapsed() <= FRESH);
         let aged = fresh.map(|last| PeerReport {
-            answered: last.report.answered + last.heard.elapsed(),
+            answered: last.report.answered + last.received.elapsed(),
             ..last.report
         });
         let now = state(answered, TTL, has_others, aged);
@@ -191,12 +192,13 @@ impl Shared {
         *self.unrecorded.lock() = Arc::new(unrecorded);
     }
 
-    /// Tells another node what it is to know now. `send` says whether a report was sent; what was not is told later.
-    pub(crate) fn tell(
+    /// Sends another node the reports that it needs now. `send` returns whether a report was sent; what was not is in a later
+    /// one.
+    pub(crate) fn report_to(
         &self,
         node: &NodeName,
         incarnation: Incarnation,
-        telling: &mut SentReports,
+        sent: &mut SentReports,
         mut send: impl FnMut(String) -> bool,
     ) {
         let unrecorded = self.unrecorded.lock().clone();
@@ -204,14 +206,14 @@ impl Shared {
             let mut report = self.report(node);
             let held: Vec<(RuntimeLabel, UnrecordedHold)> = unrecorded
                 .iter()
-                .filter(|(label, hold)| telling.held.get(*label) != Some(hold))
+                .filter(|(label, hold)| sent.held.get(*label) != Some(hold))
                 .take(HOLDS_IN_ONE)
                 .map(|(label, hold)| (label.clone(), hold.clone()))
                 .collect();
-            let told = telling.held.keys();
-            let gone = told.filter(|label| !unrecorded.contains_key(*label));
+            let gone = sent.held.keys();
+            let gone = gone.filter(|label| !unrecorded.contains_key(*label));
             let released: Vec<RuntimeLabel> = gone.take(HOLDS_IN_ONE).cloned().collect();
-            let claims = self.claims_for(node, incarnation, telling.claims_up_to);
+            let claims = self.claims_for(node, incarnation, sent.claims_up_to);
             let last = claims.last().map(|claim| claim.revision);
             report.held = held.iter().map(ReportedHold::of).collect();
             report.released = released.iter().map(ToString::to_string).collect();
@@ -225,11 +227,11 @@ impl Shared {
             if !send(text) {
                 return;
             }
-            telling.held.extend(held);
+            sent.held.extend(held);
             for label in released {
-                telling.held.remove(&label);
+                sent.held.remove(&label);
             }
-            telling.claims_up_to = last.unwrap_or(telling.claims_up_to);
+            sent.claims_up_to = last.unwrap_or(sent.claims_up_to);
         }
     }
 
@@ -248,12 +250,12 @@ impl Shared {
         }
     }
 
-    /// The next claims that a node has to be told, which lags behind.
+    /// The next claims to report to a node that lags behind: those after the revision `sent`.
     fn claims_for(
         &self,
         node: &NodeName,
         incarnation: Incarnation,
-        told: i64,
+        sent: i64,
     ) -> Vec<ReportedClaim> {
         let reports = self.last_reports.lock();
         let Some(revision) = reports
@@ -264,7 +266,7 @@ impl Shared {
             return Vec::new();
         };
         drop(reports);
-        let after = revision.max(told);
+        let after = revision.max(sent);
         let table = self.table.read();
         let taken = table.superseded_at(node, incarnation, after, CLAIMS_IN_ONE);
         let claims = taken
@@ -277,11 +279,11 @@ impl Shared {
         claims.collect()
     }
 
-    /// Applies what a node has told.
+    /// Applies a report of a node.
     fn apply(&self, node: &NodeName, incarnation: Incarnation, report: Report) {
         let mut table = self.table.write();
-        let is_new = !table.peer_reports.is_heard(node, incarnation);
-        let mut changed = table.peer_reports.hear(node, incarnation);
+        let is_new = !table.peer_reports.is_reporting(node, incarnation);
+        let mut changed = table.peer_reports.on_report(node, incarnation);
         for held in report.held {
             if let Some((label, hold)) = held.read() {
                 table.peer_reports.hold(node, label.clone(), hold);
@@ -328,7 +330,7 @@ impl ReportedHold {
         }
     }
 
-    /// What it says, if it can be read.
+    /// The hold, if it can be read.
     fn read(self) -> Option<(RuntimeLabel, UnrecordedHold)> {
         let label = RuntimeLabel::parse(&self.label).ok()?;
         let hold = UnrecordedHold {
@@ -345,7 +347,7 @@ impl ReportedHold {
 }
 
 impl ReceivedReports {
-    /// Nothing was heard of a node yet.
+    /// Nothing was received from a node yet.
     pub(crate) fn new(shared: Arc<Shared>, node: NodeName) -> Self {
         Self {
             shared,
@@ -373,15 +375,15 @@ impl ReceivedReports {
         let known = reports.get(&self.node);
         let known = known.filter(|known| known.incarnation == incarnation);
         let links = known.map_or(0, |known| known.links) + usize::from(is_first);
-        let said = LastReport {
+        let last = LastReport {
             incarnation,
             links,
-            heard: Instant::now(),
+            received: Instant::now(),
             report: latest,
             revision: report.revision,
             lags,
         };
-        reports.insert(self.node.clone(), said);
+        reports.insert(self.node.clone(), last);
         drop(reports);
         self.shared.apply(&self.node, incarnation, report);
     }

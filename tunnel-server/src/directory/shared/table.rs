@@ -47,7 +47,7 @@ pub(super) struct Table {
     free_since: HashMap<RuntimeLabel, Instant>,
     /// The run of the last record that was applied, which many have in common.
     last_run: Option<Arc<NodeRun>>,
-    /// What other nodes have told beside the records.
+    /// What other nodes have reported beside the records.
     pub(super) peer_reports: PeerReports,
     /// The number of the listing that is being read, or was last.
     round: u32,
@@ -367,11 +367,11 @@ impl Table {
             seen_in == round || changed > revision && seen_in >= restored_in
         };
         let mut effects = Vec::new();
-        let told = &mut self.peer_reports;
+        let reports = &mut self.peer_reports;
         self.nodes.retain(|name, node| {
             let stays = stays(node.round, node.revision);
             if !stays {
-                told.on_key_gone(name, node.incarnation, node.record.clone());
+                reports.on_key_gone(name, node.incarnation, node.record.clone());
                 effects.push(Effect::Node(name.clone()));
             }
             stays

@@ -1,5 +1,5 @@
 //! Nodes over a store that is simulated: the rules of the shared directory are those of the one in memory, and tables
-//! agree in whatever order they hear of changes.
+//! agree in whatever order they learn of changes.
 
 use std::collections::BTreeMap;
 
@@ -140,11 +140,11 @@ fn node(number: usize) -> Arc<Shared> {
     Shared::new(client, "/t/", node, number as u64 + 1, metrics)
 }
 
-/// Nodes that share a store, and hear of every change at once.
+/// Nodes that share a store, and learn of every change at once.
 struct Nodes {
     store: Store,
     nodes: Vec<Arc<Shared>>,
-    /// A node that hears of nothing.
+    /// A node that learns of nothing.
     cut_off: Option<usize>,
 }
 
@@ -457,16 +457,16 @@ async fn a_claim_from_before_a_restore_is_made_again_for_the_next_session() {
     assert_eq!(held.claim, *next.claim(), "one claim for both sessions");
 }
 
-/// What one node tells another on their link.
-fn tell(from: &Shared, to: &Shared, telling: &mut SentReports, hearing: &mut ReceivedReports) {
-    from.tell(&to.node.name, to.incarnation, telling, |report| {
-        hearing.on_report(&report);
+/// Sends the reports of one node to another, as on their link.
+fn report(from: &Shared, to: &Shared, sent: &mut SentReports, received: &mut ReceivedReports) {
+    from.report_to(&to.node.name, to.incarnation, sent, |report| {
+        received.on_report(&report);
         true
     });
 }
 
 #[tokio::test]
-async fn a_node_that_is_cut_off_hears_from_the_others_what_it_has_lost() {
+async fn a_node_that_is_cut_off_learns_from_the_others_what_it_has_lost() {
     let mut nodes = Nodes::new(2);
     let (one, two) = (nodes.nodes[0].clone(), nodes.nodes[1].clone());
     let _older = nodes.claim(0, &instance(1), OnConflict::Supersede).unwrap();
@@ -475,17 +475,17 @@ async fn a_node_that_is_cut_off_hears_from_the_others_what_it_has_lost() {
     let newer = nodes.claim(1, &instance(2), OnConflict::Supersede).unwrap();
     two.position.store(nodes.store.revision, Ordering::Relaxed);
     let label = entry().label.clone();
-    let mut tellings = (SentReports::default(), SentReports::default());
+    let mut sent = (SentReports::default(), SentReports::default());
     let mut at_one = ReceivedReports::new(one.clone(), two.node.name.clone());
     let mut at_two = ReceivedReports::new(two.clone(), one.node.name.clone());
     let mut both = || {
-        tell(&one, &two, &mut tellings.0, &mut at_two);
-        tell(&two, &one, &mut tellings.1, &mut at_one);
+        report(&one, &two, &mut sent.0, &mut at_two);
+        report(&two, &one, &mut sent.1, &mut at_one);
     };
     both();
     assert!(
         one.holds.lock().get(&label).is_some(),
-        "it may be about to hear it"
+        "it may be about to learn it"
     );
     two.past_position
         .store(nodes.store.revision, Ordering::Relaxed);
@@ -497,7 +497,7 @@ async fn a_node_that_is_cut_off_hears_from_the_others_what_it_has_lost() {
 }
 
 #[tokio::test]
-async fn what_is_held_while_etcd_is_away_is_told_and_dies_with_the_link() {
+async fn what_is_held_while_etcd_is_away_is_reported_and_dies_with_the_link() {
     let nodes = Nodes::new(2);
     let (one, two) = (nodes.nodes[0].clone(), nodes.nodes[1].clone());
     let label = entry().label.clone();
@@ -507,9 +507,9 @@ async fn what_is_held_while_etcd_is_away_is_told_and_dies_with_the_link() {
         node.on_unanswered(Unanswered::Writes, &error);
     }
     one.update_unrecorded();
-    let mut telling = SentReports::default();
-    let mut hearing = ReceivedReports::new(two.clone(), one.node.name.clone());
-    tell(&one, &two, &mut telling, &mut hearing);
+    let mut sent = SentReports::default();
+    let mut received = ReceivedReports::new(two.clone(), one.node.name.clone());
+    report(&one, &two, &mut sent, &mut received);
     let (epoch, holders) = two.holders(label.as_str()).unwrap();
     assert_eq!((epoch, holders.len()), (held.claim().epoch, 1));
     assert!(two.runtime(label.as_str()).is_some());
@@ -525,20 +525,20 @@ async fn what_is_held_while_etcd_is_away_is_told_and_dies_with_the_link() {
         .write()
         .delete(two.keys.node(&one.node.name).as_bytes(), i64::MAX);
     assert!(two.holders(label.as_str()).is_some());
-    drop(hearing);
+    drop(received);
     assert!(two.holders(label.as_str()).is_none());
     // A new link begins anew, and says as well what is held no more.
-    let mut telling = SentReports::default();
-    let mut hearing = ReceivedReports::new(two.clone(), one.node.name.clone());
+    let mut sent = SentReports::default();
+    let mut received = ReceivedReports::new(two.clone(), one.node.name.clone());
     drop(held);
     one.update_unrecorded();
-    tell(&one, &two, &mut telling, &mut hearing);
+    report(&one, &two, &mut sent, &mut received);
     assert!(two.holders(label.as_str()).is_none());
 }
 
 /// A node that stood for another is gone while etcd is away: its runtimes are free for new instances, which keep them.
 #[tokio::test]
-async fn what_a_node_held_that_is_not_heard_is_free_while_etcd_is_away() {
+async fn what_a_node_held_that_does_not_report_is_free_while_etcd_is_away() {
     let mut nodes = Nodes::new(3);
     let _dead = nodes.claim(0, &instance(1), OnConflict::Supersede).unwrap();
     let (one, two, three) = (
@@ -550,15 +550,15 @@ async fn what_a_node_held_that_is_not_heard_is_free_while_etcd_is_away() {
     // Renewals of the lease say nothing of writes.
     two.on_answered(Unanswered::Renewals);
     let newer = || two.precheck(&entry().label, &instance(2), OnConflict::Supersede);
-    let hear = |from: &Arc<Shared>| {
-        let mut hearing = ReceivedReports::new(two.clone(), from.node.name.clone());
-        tell(from, &two, &mut SentReports::default(), &mut hearing);
-        hearing
+    let receive = |from: &Arc<Shared>| {
+        let mut received = ReceivedReports::new(two.clone(), from.node.name.clone());
+        report(from, &two, &mut SentReports::default(), &mut received);
+        received
     };
-    assert!(newer().is_err(), "no other node is heard");
-    let _third = hear(&three);
+    assert!(newer().is_err(), "no other node reports");
+    let _third = receive(&three);
     assert!(newer().is_ok());
-    let first = hear(&one);
+    let first = receive(&one);
     assert!(newer().is_err());
     drop(first);
     let _newer = two.claim_alone(&entry(), &instance(2)).unwrap();
@@ -573,20 +573,20 @@ async fn what_a_node_held_that_is_not_heard_is_free_while_etcd_is_away() {
 
 /// The link was away, not the node: what was given to a new instance meanwhile is its own again.
 #[tokio::test]
-async fn a_holder_that_is_heard_again_keeps_its_runtimes() {
+async fn a_holder_that_reports_again_keeps_its_runtimes() {
     let mut nodes = Nodes::new(3);
     let _older = nodes.claim(0, &instance(1), OnConflict::Supersede).unwrap();
     let two = nodes.nodes[1].clone();
-    let hear = |from: usize| {
+    let receive = |from: usize| {
         let from = &nodes.nodes[from];
-        let mut hearing = ReceivedReports::new(two.clone(), from.node.name.clone());
-        tell(from, &two, &mut SentReports::default(), &mut hearing);
-        hearing
+        let mut received = ReceivedReports::new(two.clone(), from.node.name.clone());
+        report(from, &two, &mut SentReports::default(), &mut received);
+        received
     };
-    let _third = hear(2);
+    let _third = receive(2);
     two.on_unanswered(Unanswered::Writes, &EtcdError::LeaseEnded);
     let _newer = two.claim_alone(&entry(), &instance(2)).unwrap();
-    let _first = hear(0);
+    let _first = receive(0);
     assert!(two.holds.lock().get(&entry().label).is_none());
 }
 

@@ -1,4 +1,4 @@
-//! Which nodes hold a runtime, by the records and by what nodes have told.
+//! Which nodes hold a runtime, by the records and by what nodes have reported.
 
 use super::{
     super::{
@@ -46,19 +46,23 @@ impl Table {
     }
 
     /// Whether a node other than this one may hold the runtime, as far as can be known without etcd: by the records, and by
-    /// which nodes are heard. A node that is not heard is dead, unless none is heard, or it has no link.
+    /// which nodes send reports. A node that sends none is dead, unless no node sends any, or it has no link.
     pub(in super::super) fn is_held_elsewhere(&self, label: &str, own: Incarnation) -> bool {
         let mut holders = self.holders(label);
         holders.retain(|holder| holder.incarnation != own);
-        let is_heard = |name: &NodeName, run: Incarnation| self.peer_reports.is_heard(name, run);
+        let reports = &self.peer_reports;
         let has_link = |name: &NodeName| {
             let node = self.node(name);
             node.is_none_or(|(_, record)| record.peer.is_some())
         };
-        let is_isolated = !self.nodes().any(|(name, run, _)| is_heard(name, run));
+        let is_isolated = !self
+            .nodes()
+            .any(|(name, run, _)| reports.is_reporting(name, run));
         let mut holders = holders.iter();
         holders.any(|holder| {
-            is_isolated || !has_link(&holder.node) || is_heard(&holder.node, holder.incarnation)
+            is_isolated
+                || !has_link(&holder.node)
+                || reports.is_reporting(&holder.node, holder.incarnation)
         })
     }
 
@@ -76,7 +80,7 @@ impl Table {
         })
     }
 
-    /// What this run of a node says of itself; its key may be gone while the node is heard.
+    /// What this run of a node says of itself; its key may be gone while the node reports.
     pub(super) fn node_of(&self, run: &NodeRun) -> Option<&NodeRecord> {
         let node = self.nodes.get(&run.node);
         let node = node.filter(|node| node.incarnation == run.incarnation);
