@@ -105,10 +105,7 @@ impl Head {
         values.first().copied()
     }
 
-    /// All fields.
-    ///
-    /// # Panics
-    /// When one is not valid.
+    /// All fields, which have to be valid.
     pub fn headers(&self) -> HeaderMap {
         let fields = self.fields.iter();
         let fields = fields.map(|(name, value)| (name.parse().unwrap(), value.parse().unwrap()));

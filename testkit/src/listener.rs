@@ -29,9 +29,6 @@ impl Listener {
     }
 
     /// Listens on this address, and runs `serve` for each connection.
-    ///
-    /// # Panics
-    /// When the address is taken.
     pub async fn at<F>(
         address: SocketAddr,
         mut serve: impl FnMut(TcpStream) -> F + Send + 'static,
@@ -56,9 +53,6 @@ impl Listener {
     }
 
     /// Listens on a free port, and runs `serve` for each connection on which a TLS handshake has succeeded.
-    ///
-    /// # Panics
-    /// When the certificate cannot be used.
     pub async fn tls<F>(
         identity: &Identity,
         client_auth: Option<&ClientAuth>,

@@ -1,6 +1,6 @@
 //! Fake ends of a tunnel, which speak the real wire: a [`client::FakeClient`] for tests of the server, a
 //! [`server::FakeServer`] for tests of the client. Each does only what its test tells it to. A [`wire::Wire`] breaks the
-//! protocol, in either role.
+//! protocol, in either role. What is awaited and does not come in time ends the test.
 
 pub mod body;
 pub mod client;
@@ -61,17 +61,11 @@ impl FakeEnd {
     }
 
     /// Sends a control message.
-    ///
-    /// # Panics
-    /// When the session has ended.
     pub fn send(&self, control: Control) {
         self.session.send(control).unwrap();
     }
 
     /// The next control message.
-    ///
-    /// # Panics
-    /// When there is none in time, or a stream is opened instead.
     pub async fn receive(&mut self) -> Control {
         match soon("a control message", self.events.next(&self.session)).await {
             Some(SessionEvent::Control(control)) => control,
@@ -81,9 +75,6 @@ impl FakeEnd {
     }
 
     /// The next control message that is neither the hello nor about routes.
-    ///
-    /// # Panics
-    /// As [`FakeEnd::receive`].
     pub async fn notice(&mut self) -> Control {
         loop {
             match self.receive().await {
@@ -99,9 +90,6 @@ impl FakeEnd {
     }
 
     /// How the session ended.
-    ///
-    /// # Panics
-    /// When it does not end in time.
     pub async fn ended(&mut self) -> SessionEnd {
         soon("the session's end", &mut self.driver).await.unwrap()
     }
@@ -112,9 +100,6 @@ impl FakeEnd {
     }
 
     /// One exchange, up to the head of its response, or the problem by which it failed.
-    ///
-    /// # Panics
-    /// When there is no response in time, or the exchange cannot begin.
     pub async fn ask<B>(&self, request: Request<B>) -> Result<Response<RecvBody>, Problem>
     where
         B: Body<Data = Bytes> + Send + 'static,
@@ -124,9 +109,6 @@ impl FakeEnd {
     }
 
     /// As [`FakeEnd::ask`], with a function that gets the informational responses.
-    ///
-    /// # Panics
-    /// As [`FakeEnd::ask`].
     pub async fn ask_with<B>(
         &self,
         request: Request<B>,
@@ -145,9 +127,6 @@ impl FakeEnd {
     }
 
     /// One exchange that succeeds, with the whole content of its response.
-    ///
-    /// # Panics
-    /// When it fails.
     pub async fn fetch<B>(&self, request: Request<B>) -> Response<String>
     where
         B: Body<Data = Bytes> + Send + 'static,
@@ -157,9 +136,6 @@ impl FakeEnd {
     }
 
     /// The reason why an exchange fails.
-    ///
-    /// # Panics
-    /// When it succeeds.
     pub async fn failure<B>(&self, request: Request<B>) -> Reason
     where
         B: Body<Data = Bytes> + Send + 'static,
@@ -170,9 +146,6 @@ impl FakeEnd {
 }
 
 /// A response with all of its content.
-///
-/// # Panics
-/// When the content is cut, or is no text.
 pub async fn whole(response: Response<RecvBody>) -> Response<String> {
     let (head, body) = response.into_parts();
     let body = soon("a content", body.collect()).await.unwrap().to_bytes();

@@ -52,9 +52,6 @@ pub fn data(content: impl Into<Bytes>) -> Result<Frame<Bytes>, Failure> {
 }
 
 /// A response with nothing but a status and a body.
-///
-/// # Panics
-/// When the status is none.
 pub fn status(status: u16, body: AnyBody) -> Response<AnyBody> {
     let mut response = Response::new(body);
     *response.status_mut() = StatusCode::from_u16(status).unwrap();

@@ -56,18 +56,12 @@ impl ReceivedRequest {
     }
 
     /// The lines of a field, in their order.
-    ///
-    /// # Panics
-    /// When one is no text.
     pub fn values(&self, name: &str) -> Vec<&str> {
         let lines = self.headers.get_all(name).iter();
         lines.map(|value| value.to_str().unwrap()).collect()
     }
 
     /// The path and query.
-    ///
-    /// # Panics
-    /// When there is none.
     pub fn path(&self) -> &str {
         self.uri.path_and_query().unwrap().as_str()
     }
@@ -106,9 +100,6 @@ pub trait ServerUnderTest {
 
 impl FakeClient {
     /// A client of `runtime` that answers every request with 200 and a line about it.
-    ///
-    /// # Panics
-    /// As [`FakeClient::on`].
     pub async fn describing(server: &impl ServerUnderTest, runtime: &'static str) -> Self {
         Self::new(server, runtime, move |request| async move {
             let path = request.uri().path_and_query().unwrap().clone();
@@ -121,9 +112,6 @@ impl FakeClient {
     }
 
     /// A client of `runtime` with a handler.
-    ///
-    /// # Panics
-    /// As [`FakeClient::on`].
     pub async fn new<H, F>(server: &impl ServerUnderTest, runtime: &str, handler: H) -> Self
     where
         H: Fn(Request<RecvBody>) -> F + Send + Sync + 'static,
@@ -133,9 +121,6 @@ impl FakeClient {
     }
 
     /// A client of `runtime` that is this instance.
-    ///
-    /// # Panics
-    /// As [`FakeClient::on`].
     pub async fn of_instance<H, F>(
         server: &impl ServerUnderTest,
         runtime: &str,
@@ -151,9 +136,6 @@ impl FakeClient {
     }
 
     /// An accepted client. The handler finds [`Informational`] in the request's extensions.
-    ///
-    /// # Panics
-    /// When it was not accepted, or is not welcomed in time.
     pub async fn on<H, F>(connected: Connected, handler: H) -> Self
     where
         H: Fn(Request<RecvBody>) -> F + Send + Sync + 'static,
@@ -163,9 +145,6 @@ impl FakeClient {
     }
 
     /// As [`FakeClient::on`], with these settings of its session.
-    ///
-    /// # Panics
-    /// As [`FakeClient::on`].
     pub async fn with<H, F>(connected: Connected, settings: SessionSettings, handler: H) -> Self
     where
         H: Fn(Request<RecvBody>) -> F + Send + Sync + 'static,
@@ -211,9 +190,6 @@ impl FakeClient {
     }
 
     /// Waits for the request number `count`, counted from 1.
-    ///
-    /// # Panics
-    /// When it does not come in time.
     pub async fn request(&self, count: usize) -> ReceivedRequest {
         let mut requests = self.requests.clone();
         let requests = requests.wait_for(|requests| requests.len() >= count);
@@ -226,9 +202,6 @@ impl FakeClient {
     }
 
     /// Waits for a control message.
-    ///
-    /// # Panics
-    /// When it does not come in time.
     pub async fn control(&self, wanted: impl Fn(&Control) -> bool) -> Control {
         let mut controls = self.controls.clone();
         let controls = controls.wait_for(|controls| controls.iter().any(&wanted));
@@ -238,9 +211,6 @@ impl FakeClient {
     }
 
     /// Waits until no exchange is open.
-    ///
-    /// # Panics
-    /// When one is still open after a while.
     pub async fn rests(&self) {
         eventually(SOON, "the exchanges' end", async || {
             (self.session.outstanding() == 0).then_some(())
@@ -249,9 +219,6 @@ impl FakeClient {
     }
 
     /// Waits for the end of the session.
-    ///
-    /// # Panics
-    /// When it does not end in time.
     pub async fn ended(&mut self) -> SessionEnd {
         soon("the session's end", &mut self.driver).await.unwrap()
     }
@@ -263,9 +230,6 @@ impl FakeClient {
 }
 
 /// The request for a session, as the real client sends it.
-///
-/// # Panics
-/// When the token is not fit for a field.
 pub fn session_request(token: &str, instance: InstanceSecret) -> Request<()> {
     let greeting = Greeting {
         instance,
@@ -283,17 +247,11 @@ pub fn session_request(token: &str, instance: InstanceSecret) -> Request<()> {
 }
 
 /// Sends a request for a session to the tunnel listener.
-///
-/// # Panics
-/// When there is no answer in time.
 pub async fn dial(server: &impl ServerUnderTest, request: &Request<()>) -> Connected {
     dial_over(server.connect().await, request).await
 }
 
 /// Sends a request for a session on a connection to a tunnel listener.
-///
-/// # Panics
-/// When there is no answer in time.
 pub async fn dial_over(io: impl Duplex + 'static, request: &Request<()>) -> Connected {
     let mut text = format!("{} {} HTTP/1.1\r\n", request.method(), request.uri());
     for (name, value) in request.headers() {
@@ -313,9 +271,6 @@ pub async fn dial_over(io: impl Duplex + 'static, request: &Request<()>) -> Conn
 }
 
 /// The secret of an instance that no other client has.
-///
-/// # Panics
-/// When the system has no random numbers.
 pub fn random_instance() -> InstanceSecret {
     let mut bytes = [0; 16];
     getrandom::fill(&mut bytes).unwrap();

@@ -58,9 +58,6 @@ pub struct ServerSession {
 
 impl SessionRequest {
     /// Reads the request on a new connection; `None` if the connection ends first.
-    ///
-    /// # Panics
-    /// When it is not as a tunnel client makes it.
     pub async fn read(io: &mut impl Duplex) -> Option<Self> {
         let mut reader = MessageReader::new(io);
         let head = reader.read_head().await.ok()?;
@@ -164,17 +161,11 @@ impl FakeServer {
     }
 
     /// The connection of the next session.
-    ///
-    /// # Panics
-    /// When no client dials in time.
     pub async fn accept_bytes(&mut self) -> Box<dyn Duplex> {
         self.granted().await.1
     }
 
     /// The next session, not welcomed yet.
-    ///
-    /// # Panics
-    /// When no client dials in time.
     pub async fn accept(&mut self) -> ServerSession {
         let (request, io) = self.granted().await;
         let settings = SessionSettings::default();
@@ -185,9 +176,6 @@ impl FakeServer {
     }
 
     /// The next session, welcomed.
-    ///
-    /// # Panics
-    /// When no client dials in time.
     pub async fn welcome(&mut self) -> ServerSession {
         let session = self.accept().await;
         session.welcome();
@@ -232,9 +220,6 @@ impl DerefMut for ServerSession {
 }
 
 /// A refusal as a tunnel server gives it.
-///
-/// # Panics
-/// When the status is none.
 pub fn refusal(status: u16, reason: &str, fatal: bool) -> Response<String> {
     let detail = format!("the test says {reason}");
     let body = format!(r#"{{"reason":"{reason}","detail":"{detail}","fatal":{fatal}}}"#);

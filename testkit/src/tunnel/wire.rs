@@ -80,9 +80,6 @@ impl Wire {
     }
 
     /// A client that was accepted, and has not returned the server's echo.
-    ///
-    /// # Panics
-    /// When it was not accepted.
     pub async fn mute(
         server: &impl ServerUnderTest,
         runtime: &str,
