@@ -6,6 +6,8 @@
 //!                    other nodes ──┴── way to its peer listener
 //! ```
 
+mod agreement;
+
 use std::{
     net::SocketAddr,
     path::{Path, PathBuf},
@@ -28,10 +30,15 @@ use crate::{
     upstream::Upstream,
 };
 
-/// The label of the first runtime, and of a second one.
+/// The label of the first runtime, and of two more.
 pub const APP: &str = "demo-app";
 /// See [`APP`].
 pub const OTHER: &str = "demo-other";
+/// See [`APP`].
+pub const THIRD: &str = "demo-third";
+
+/// The prefix of all keys of the directory.
+const PREFIX: &str = "/tunnel/v1/";
 
 /// Most nodes of a cluster; their certificates are made at once.
 const MOST: usize = 3;
@@ -43,7 +50,7 @@ pub struct Nodes {
     etcd: Etcd,
     files: ServerFiles,
     ca: Ca,
-    tokens: [(&'static str, PathBuf); 2],
+    tokens: [(&'static str, PathBuf); 3],
     directory: TempDir,
 }
 
@@ -66,7 +73,7 @@ impl Nodes {
         let directory = tempfile::tempdir().unwrap();
         let ca = Ca::new(directory.path());
         let files = ServerFiles::new(directory.path(), &ca, "tunnels.localhost", &[]);
-        let tokens = [(APP, "app"), (OTHER, "other")];
+        let tokens = [(APP, "app"), (OTHER, "other"), (THIRD, "third")];
         let tokens = tokens.map(|(label, name)| (label, files.create_token("demo", name)));
         let mut command = Command::new(built("tunnel-server"));
         command
@@ -322,7 +329,7 @@ impl Nodes {
 
     /// The keys of the directory below a prefix.
     pub async fn keys(&self, below: &str) -> Vec<String> {
-        let prefix = format!("/tunnel/v1/{below}");
+        let prefix = format!("{PREFIX}{below}");
         let text = self
             .etcd
             .ctl(&["get", "--prefix", "--keys-only", &prefix])
@@ -333,7 +340,7 @@ impl Nodes {
 
     /// The value of the claim of a runtime.
     pub async fn claim(&self, label: &str) -> String {
-        let key = format!("/tunnel/v1/claim/{label}");
+        let key = format!("{PREFIX}claim/{label}");
         self.etcd.ctl(&["get", &key, "--print-value-only"]).await
     }
 }

@@ -33,12 +33,26 @@ const READY_LINE: &str = "ready to serve client requests";
 /// Names a directory with `etcd` and `etcdctl`, instead of those of `PATH`.
 const DIRECTORY: &str = "E2E_ETCD";
 
+/// What a member is started with that its part of a restored snapshot has to know.
+const OF_RESTORED: [&str; 4] = [
+    "--name",
+    "--data-dir",
+    "--initial-advertise-peer-urls",
+    "--initial-cluster",
+];
+
 /// A command of etcd's.
 fn program(name: &str) -> Command {
     match env::var_os(DIRECTORY) {
         Some(directory) => Command::new(Path::new(&directory).join(name)),
         None => Command::new(name),
     }
+}
+
+/// Whether there is `etcdutl`, which version 3.5 has brought.
+pub fn has_etcdutl() -> bool {
+    let version = program("etcdutl").arg("version").output();
+    version.is_ok_and(|output| output.status.success())
 }
 
 /// A running cluster.
@@ -150,10 +164,14 @@ impl Etcd {
     /// # Panics
     /// When it fails.
     pub async fn ctl(&self, arguments: &[&str]) -> String {
+        self.ctl_at(&self.urls(), arguments).await
+    }
+
+    async fn ctl_at(&self, urls: &[String], arguments: &[&str]) -> String {
         let mut command = program("etcdctl");
         command
             .env("ETCDCTL_API", "3")
-            .args(["--endpoints", &self.urls().join(",")])
+            .args(["--endpoints", &urls.join(",")])
             .args(arguments);
         if let Some(files) = &self.tls {
             let flags = [
@@ -244,6 +262,46 @@ impl Etcd {
             }
         }
         panic!("the ports of an etcd member were taken in {ATTEMPTS} attempts");
+    }
+
+    /// Saves a snapshot of all that is stored, and returns its file, which goes when this is dropped.
+    ///
+    /// # Panics
+    /// When etcd does not answer.
+    pub async fn snapshot(&self) -> PathBuf {
+        let file = self.directory.path().join("snapshot.db");
+        let save = ["snapshot", "save", file.to_str().unwrap()];
+        self.ctl_at(&self.urls()[..1], &save).await;
+        file
+    }
+
+    /// Ends all members as a crash would, restores them from this snapshot by a command with these further flags, and waits
+    /// until each answers.
+    ///
+    /// # Panics
+    /// When the command fails, or a member does not answer in time.
+    pub async fn restore(&mut self, snapshot: &Path, flags: &[&str]) {
+        for member in 0..self.members.len() {
+            self.wipe(member);
+        }
+        for member in &self.members {
+            // Version 3.6 has removed it from etcdctl.
+            let mut command = match has_etcdutl() {
+                true => program("etcdutl"),
+                false => program("etcdctl"),
+            };
+            command.env("ETCDCTL_API", "3");
+            command.args(["snapshot", "restore"]).arg(snapshot);
+            let given = member.arguments.chunks(2);
+            let given = given.filter(|given| OF_RESTORED.contains(&given[0].as_str()));
+            command.args(given.flatten()).args(flags);
+            let ended = run("a restore of etcd", command, SOON).await;
+            assert_eq!(ended.code, Some(0), "{}", ended.err);
+        }
+        for member in 0..self.members.len() {
+            self.launch(member);
+        }
+        assert!(self.is_ready().await, "a port of etcd was taken");
     }
 
     fn launch(&mut self, member: usize) {

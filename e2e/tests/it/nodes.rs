@@ -6,6 +6,7 @@
 mod death;
 mod etcd;
 mod links;
+mod restore;
 mod slow;
 
 use std::time::Duration;

@@ -72,7 +72,7 @@ impl Loaded {
 }
 
 /// Waits until a client knows that another one has its runtime.
-async fn is_superseded(older: &Client) {
+pub(super) async fn is_superseded(older: &Client) {
     older.program().wait_for_line("has taken over", SOON).await;
 }
 
