@@ -40,6 +40,7 @@ pub mod payload;
 pub mod peers;
 pub mod platform;
 pub mod program;
+pub mod random;
 pub mod raw;
 pub mod relay;
 pub mod served;

@@ -8,9 +8,9 @@
 
 use std::{
     collections::{BTreeMap, VecDeque},
-    env, fs,
+    fs,
     path::Path,
-    time::{Duration, SystemTime, UNIX_EPOCH},
+    time::Duration,
 };
 
 use e2e::{
@@ -21,6 +21,7 @@ use e2e::{
     inside::InsideClient,
     platform::PlatformClient,
     program::Signal,
+    random::Random,
     raw::RawClient,
     scripted::ScriptedUpstream,
     system::{ADMIN_TOKEN, Options, System},
@@ -78,27 +79,6 @@ const CONVERSATION: Duration = Duration::from_secs(10);
 const NOT_HELD: [&str; 7] = [
     "version", "time", "expiry", "reload", "memory", "cpu", "limit",
 ];
-
-/// Numbers that follow from a seed (the generator is "splitmix64").
-struct Random(u64);
-
-impl Random {
-    fn next(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9E37_79B9_7F4A_7C15);
-        let mut mixed = self.0;
-        mixed = (mixed ^ (mixed >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
-        mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
-        mixed ^ (mixed >> 31)
-    }
-
-    fn below(&mut self, bound: usize) -> usize {
-        usize::try_from(self.next() % u64::try_from(bound).unwrap()).unwrap()
-    }
-
-    fn pick<T: Copy>(&mut self, from: &[T]) -> T {
-        from[self.below(from.len())]
-    }
-}
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Step {
@@ -247,7 +227,7 @@ fn replace(path: &Path, text: &str) {
 }
 
 impl Life {
-    async fn start(upstreams: &[Upstream; 2], seed: u64) -> Self {
+    async fn start(upstreams: &[Upstream; 2], random: Random) -> Self {
         let [plain, h2c] = [upstreams[0].url(), upstreams[1].h2c_url()];
         let answer = r#"{"account":"demo","runtime":"asked","id":"platform-1"}"#;
         let platform = ScriptedUpstream::answering(format!(
@@ -282,7 +262,7 @@ impl Life {
             extra: format!("[[runtime]]{extra}"),
             system,
             steady,
-            random: Random(seed),
+            random,
             clients: BTreeMap::new(),
             superseded: VecDeque::new(),
             held: VecDeque::new(),
@@ -617,24 +597,11 @@ fn limited(text: &str, runtime: &str, limits: &str) -> String {
     lines.join("\n") + "\n"
 }
 
-fn number(variable: &str) -> Option<u64> {
-    let text = env::var(variable).ok()?;
-    Some(
-        text.parse()
-            .unwrap_or_else(|_| panic!("{variable}={text} is no number")),
-    )
-}
-
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn after_any_number_of_random_steps_nothing_is_left_behind() {
-    let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap();
-    let drawn = u64::from(now.subsec_nanos()) ^ now.as_secs();
-    let seed = number("E2E_LIFE_SEED").unwrap_or(drawn);
-    let steps = number("E2E_LIFE_STEPS").map_or(STEPS, |steps| usize::try_from(steps).unwrap());
-    eprintln!("{steps} steps, E2E_LIFE_SEED={seed}");
-
+    let (steps, random) = Random::of_test("LIFE", STEPS);
     let upstreams = [Upstream::start().await, Upstream::start().await];
-    let mut life = Life::start(&upstreams, seed).await;
+    let mut life = Life::start(&upstreams, random).await;
     // Once through everything, so that what is made at first use is there before it is counted.
     for runtime in ALL {
         for step in LOTS.iter().chain(&RARE) {

@@ -8,6 +8,7 @@ mod etcd;
 mod links;
 mod restore;
 mod slow;
+mod walk;
 
 use std::time::Duration;
 
