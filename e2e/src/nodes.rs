@@ -9,6 +9,7 @@
 mod agreement;
 
 use std::{
+    collections::BTreeMap,
     net::SocketAddr,
     path::{Path, PathBuf},
     process::Command,
@@ -50,7 +51,7 @@ pub struct Nodes {
     etcd: Etcd,
     files: ServerFiles,
     ca: Ca,
-    tokens: [(&'static str, PathBuf); 3],
+    tokens: BTreeMap<String, PathBuf>,
     directory: TempDir,
 }
 
@@ -73,8 +74,6 @@ impl Nodes {
         let directory = tempfile::tempdir().unwrap();
         let ca = Ca::new(directory.path());
         let files = ServerFiles::new(directory.path(), &ca, "tunnels.localhost", &[]);
-        let tokens = [(APP, "app"), (OTHER, "other"), (THIRD, "third")];
-        let tokens = tokens.map(|(label, name)| (label, files.create_token("demo", name)));
         let mut command = Command::new(built("tunnel-server"));
         command
             .arg("certs")
@@ -84,14 +83,36 @@ impl Nodes {
             command.args(["--peer", &name(number)]);
         }
         assert!(command.output().unwrap().status.success());
-        Self {
+        let mut nodes = Self {
             nodes: Vec::new(),
             etcd,
             files,
             ca,
-            tokens,
+            tokens: BTreeMap::new(),
             directory,
+        };
+        for label in [APP, OTHER, THIRD] {
+            nodes.add_runtime(label);
         }
+        nodes
+    }
+
+    /// Adds a runtime of the account `demo`, which nodes know that are started later.
+    ///
+    /// # Panics
+    /// When that is not the account of this label.
+    pub fn add_runtime(&mut self, label: &str) {
+        let name = label.strip_prefix("demo-").unwrap();
+        let token = self.files.create_token("demo", name);
+        self.tokens.insert(label.to_owned(), token);
+    }
+
+    /// The file with the token of a runtime.
+    ///
+    /// # Panics
+    /// When there is none.
+    pub fn token(&self, label: &str) -> &Path {
+        &self.tokens[label]
     }
 
     /// So many nodes on an etcd of three members, all linked to each other.
@@ -239,6 +260,11 @@ impl Nodes {
         Entry::plain(self.server(number).public_address(), &host)
     }
 
+    /// Where tunnel clients connect to at a node, for a [`crate::stranger::Stranger`].
+    pub fn tunnel_entry(&self, number: Number) -> Entry {
+        Entry::tls(self.server(number).tunnel_address(), "localhost", &self.ca)
+    }
+
     /// Starts a load of requests for [`APP`] at a node.
     pub fn load(&self, number: Number, plan: &Plan) -> Load {
         Load::start(self.entry(number, APP), plan)
@@ -260,12 +286,11 @@ impl Nodes {
         server: SocketAddr,
         upstream: &Upstream,
     ) -> ClientOptions {
-        let token = self.tokens.iter().find(|(its, _)| *its == label);
         let quick = ["--redial-base", "100ms", "--redial-cap", "500ms"];
         ClientOptions {
             server,
             server_name: None,
-            token: token.unwrap().1.clone(),
+            token: self.token(label).to_owned(),
             ca: self.ca.file(),
             upstream: upstream.h2c_url(),
             flags: quick.map(str::to_owned).to_vec(),

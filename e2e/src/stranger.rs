@@ -160,7 +160,15 @@ impl Stranger {
     /// # Panics
     /// When the session ends first.
     pub async fn wait_control(&mut self, kind: &str) -> Value {
-        within(SOON, &format!("a control message {kind}"), async {
+        self.wait_control_within(SOON, kind).await
+    }
+
+    /// As [`Stranger::wait_control`], for so long.
+    ///
+    /// # Panics
+    /// As [`Stranger::wait_control`].
+    pub async fn wait_control_within(&mut self, limit: Duration, kind: &str) -> Value {
+        within(limit, &format!("a control message {kind}"), async {
             loop {
                 while let Some(message) = self.controls.pop_front() {
                     if message["type"] == kind {

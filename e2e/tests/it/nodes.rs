@@ -3,6 +3,7 @@
 //!
 //! What takes minutes is ignored, and run by `e2e/run-cluster`.
 
+mod balance;
 mod death;
 mod etcd;
 mod links;

@@ -25,10 +25,16 @@ const SLACK: u64 = 50;
 /// The part of the clients that a stopping node moves each second, by which load is evened out.
 const PART: u32 = 10;
 
+/// How old the figures of other nodes may be: a node writes its own each 10 s at most, when it renews its lease.
+const FIGURES: Duration = Duration::from_secs(20);
+
 /// The load of all nodes, and since when they are the same ones.
 struct Balance {
     members: Vec<Incarnation>,
     since: Instant,
+    /// What this node keeps while it gives its surplus away, and until when that holds. The figures of the others do not
+    /// show at once what they have got, so that a mean of the meantime would be too low.
+    kept: Option<(u64, Instant)>,
 }
 
 impl Balance {
@@ -36,6 +42,7 @@ impl Balance {
         Self {
             members: Vec::new(),
             since: now,
+            kept: None,
         }
     }
 
@@ -45,14 +52,22 @@ impl Balance {
         let mut members: Vec<Incarnation> = nodes.iter().map(|(node, _)| *node).collect();
         members.sort_unstable();
         if members != self.members {
-            (self.members, self.since) = (members, now);
+            self.members = members;
+            self.disturb(now);
         }
         if nodes.is_empty() || now < self.since + CALM {
             return 0;
         }
+        if let Some((kept, until)) = self.kept
+            && now < until
+        {
+            return own.saturating_sub(kept);
+        }
         let all = nodes.iter().map(|(_, held)| held).sum::<u64>();
         let mean = all / nodes.len() as u64;
-        match own > mean + mean / 5 + SLACK {
+        let is_far_above = own > mean + mean / 5 + SLACK;
+        self.kept = is_far_above.then_some((mean, now + FIGURES));
+        match is_far_above {
             true => own - mean,
             false => 0,
         }
@@ -60,7 +75,7 @@ impl Balance {
 
     /// The nodes are changing.
     fn disturb(&mut self, now: Instant) {
-        self.since = now;
+        (self.since, self.kept) = (now, None);
     }
 }
 
@@ -137,6 +152,12 @@ mod tests {
         assert_eq!(balance.surplus(900, &full, start), 0);
         assert_eq!(balance.surplus(900, &full, start + CALM / 2), 0);
         assert_eq!(balance.surplus(900, &full, start + CALM), 600);
+        // What was given away is not shown by the others yet.
+        let second = start + CALM + CHECK_INTERVAL;
+        assert_eq!(balance.surplus(700, &nodes([700, 0, 0]), second), 400);
+        assert_eq!(balance.surplus(300, &nodes([300, 0, 0]), second), 0);
+        let shown = start + CALM + FIGURES;
+        assert_eq!(balance.surplus(300, &nodes([300, 310, 290]), shown), 0);
         // Another node is there: it may be filled by itself.
         let mut more = full.clone();
         more.push((Incarnation::new(9), 0));

@@ -161,17 +161,28 @@ impl Walk {
     }
 
     async fn step(&mut self) {
-        let step = self.random.pick(&LOTS);
-        let number = self.random.below(COUNT);
-        let start = Instant::now();
-        let is_done = timeout(3 * SOON, self.take(step, number)).await;
-        let is_done = is_done.unwrap_or_else(|_| panic!("{step:?} of {number} does not end"));
-        if is_done {
-            eprintln!("{step:?} {number}: {:?}", start.elapsed());
-            *self.taken.entry(format!("{step:?}")).or_default() += 1;
-            let pause = self.random.below(300);
-            sleep(Duration::from_millis(pause.try_into().unwrap())).await;
+        loop {
+            let step = self.random.pick(&LOTS);
+            let number = self.random.below(COUNT);
+            let start = Instant::now();
+            let is_done = timeout(3 * SOON, self.take(step, number)).await;
+            if is_done.unwrap_or_else(|_| panic!("{step:?} of {number} does not end")) {
+                eprintln!("{step:?} {number}: {:?}", start.elapsed());
+                *self.taken.entry(format!("{step:?}")).or_default() += 1;
+                return self.pause().await;
+            }
         }
+    }
+
+    /// Mostly short, so that faults meet; at times long enough for sessions and links to be given up, or for leases to end.
+    async fn pause(&mut self) {
+        let (least, range) = match self.random.below(60) {
+            0 => (22_000, 1_000),
+            1..=5 => (2_000, 4_000),
+            _ => (0, 300),
+        };
+        let pause = least + self.random.below(range);
+        sleep(Duration::from_millis(pause.try_into().unwrap())).await;
     }
 
     /// Takes a step, if it fits to what is.
