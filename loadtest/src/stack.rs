@@ -228,7 +228,7 @@ pub async fn start_upstream(
 ///
 /// # Errors
 /// It does not start.
-async fn start_relay(to: SocketAddr, link: Link) -> anyhow::Result<Running> {
+pub(crate) async fn start_relay(to: SocketAddr, link: Link) -> anyhow::Result<Running> {
     let mut flags = vec![
         "relay".to_owned(),
         format!("--to={to}"),

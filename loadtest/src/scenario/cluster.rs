@@ -43,6 +43,9 @@ use crate::{
 /// How long `--fault stop` stops a node.
 const STOPPED: Duration = Duration::from_secs(5);
 
+/// How long `--fault partition` lasts: until the node's lease has ended, its clients have moved, and some more.
+const PARTED: Duration = Duration::from_secs(30);
+
 /// Longest time until all runtimes are served after a fault.
 const SERVED_LIMIT: Duration = Duration::from_secs(60);
 
@@ -89,6 +92,8 @@ pub enum Fault {
     Kill,
     /// SIGSTOP, and SIGCONT 5 s later
     Stop,
+    /// Silence for 30 s between it and etcd, and on the links by which others reach it; its own links go on
+    Partition,
     /// SIGTERM and a new start, of all nodes one after another
     Restart,
 }
@@ -103,7 +108,8 @@ pub async fn run(args: Args, progress: &Progress) -> anyhow::Result<Report> {
     let title = format!("{runtimes} runtimes at {nodes} server nodes");
     let mut report = Report::new("cluster", title);
     progress.message("starting etcd and the server nodes");
-    let mut nodes = Box::pin(Nodes::start(&crowd, args.nodes.into())).await?;
+    let is_relayed = args.fault == Fault::Partition;
+    let mut nodes = Box::pin(Nodes::start(&crowd, args.nodes.into(), is_relayed)).await?;
     let mut clients = Box::pin(Clients::start(&args, &crowd, &nodes)).await?;
     let addresses = nodes.addresses();
     let balancer = Balancer::new(&addresses, crowd.hosts()?, args.load.timeout).await?;
@@ -310,12 +316,16 @@ async fn inflict(
             nodes.kill(last);
             served().await
         }
-        Fault::Stop => {
+        Fault::Stop | Fault::Partition => {
+            let (time, signal): (_, &dyn Fn(Signal) -> anyhow::Result<()>) = match fault {
+                Fault::Stop => (STOPPED, &|signal| nodes.signal(last, signal)),
+                _ => (PARTED, &|signal| nodes.signal_relays(signal)),
+            };
             balancer.lose(last);
-            nodes.signal(last, Signal::STOP)?;
+            signal(Signal::STOP)?;
             let goes_on = async {
-                sleep(STOPPED).await;
-                nodes.signal(last, Signal::CONT)?;
+                sleep(time).await;
+                signal(Signal::CONT)?;
                 balancer.regain(last, nodes.wait_ready(last).await?).await
             };
             let (served, back) = join(served(), goes_on).await;

@@ -16,10 +16,11 @@ use crate::{
     client::template::within,
     fleet::watch::Crowd,
     measure::usage::{Cpu, Roles, resident},
+    relay::Link,
     report::{Usage, tables::TUNNEL_SERVER},
     scenario::cluster::balance::NodeAddresses,
     serve::FREE_PORT,
-    stack::{self, START_LIMIT, Server, child::Child},
+    stack::{self, Running, START_LIMIT, Server, child::Child},
     target::Target,
 };
 
@@ -48,8 +49,9 @@ const METRICS_BYTES: usize = 16 << 20;
 pub(super) struct Nodes<'a> {
     // Dropped in this order: the nodes before what they use.
     nodes: Vec<Node>,
+    relays: Option<Relays>,
     etcd: Child,
-    etcd_url: String,
+    etcd_at: SocketAddr,
     crowd: &'a Crowd<'a>,
 }
 
@@ -59,28 +61,66 @@ struct Node {
     is_restarted: bool,
 }
 
+/// The network of one node.
+struct Relays {
+    to_etcd: Running,
+    /// Before its listener for other nodes, which is at `peer_listen`.
+    from_peers: Running,
+    peer_listen: SocketAddr,
+}
+
+impl Relays {
+    async fn start(etcd: SocketAddr) -> anyhow::Result<Self> {
+        // Nodes are told of the relay before the listener is there.
+        let peer_listen = TcpListener::bind(FREE_PORT)?.local_addr()?;
+        Ok(Self {
+            to_etcd: stack::start_relay(etcd, Link::default()).await?,
+            from_peers: stack::start_relay(peer_listen, Link::default()).await?,
+            peer_listen,
+        })
+    }
+}
+
 impl<'a> Nodes<'a> {
-    /// Starts etcd and so many nodes for the runtimes of this crowd, and waits until all are ready.
+    /// Starts etcd and so many nodes for the runtimes of this crowd, the last of them behind relays if wanted, and waits
+    /// until all are ready.
     ///
     /// # Errors
     /// There is no etcd, or a program does not start.
-    pub(super) async fn start(crowd: &'a Crowd<'a>, count: usize) -> anyhow::Result<Self> {
+    pub(super) async fn start(
+        crowd: &'a Crowd<'a>,
+        count: usize,
+        is_relayed: bool,
+    ) -> anyhow::Result<Self> {
         create_certificates(crowd, count)?;
-        let (etcd, etcd_url) = start_etcd(crowd).await?;
+        let (etcd, etcd_at) = start_etcd(crowd).await?;
+        let relays = match is_relayed {
+            true => Some(Relays::start(etcd_at).await?),
+            false => None,
+        };
         let mut nodes = Self {
             nodes: Vec::new(),
+            relays,
             etcd,
-            etcd_url,
+            etcd_at,
             crowd,
         };
-        let starting = (0..count).map(|number| nodes.launch(number, None));
+        let relays = |number| nodes.relays.as_ref().filter(|_| number + 1 == count);
+        let starting = (0..count).map(|number| nodes.launch(number, None, relays(number)));
         nodes.nodes = try_join_all(starting).await?;
         Ok(nodes)
     }
 
-    /// Starts the node with this number, for tunnels at `tunnel` if given, and waits until it is ready.
-    async fn launch(&self, number: usize, tunnel: Option<SocketAddr>) -> anyhow::Result<Node> {
+    /// Starts the node with this number, for tunnels at `tunnel` and behind relays if given, and waits until it is ready.
+    async fn launch(
+        &self,
+        number: usize,
+        tunnel: Option<SocketAddr>,
+        relays: Option<&Relays>,
+    ) -> anyhow::Result<Node> {
         let name = name(number);
+        let etcd = relays.map_or(self.etcd_at, |relays| relays.to_etcd.address);
+        let peer_listen = relays.map_or(FREE_PORT, |relays| relays.peer_listen);
         let file = |file: String| {
             self.crowd
                 .files
@@ -90,9 +130,9 @@ impl<'a> Nodes<'a> {
                 .to_string()
         };
         let flags = [
-            format!("--etcd={}", self.etcd_url),
+            format!("--etcd=http://{etcd}"),
             format!("--node={name}"),
-            format!("--peer-listen={FREE_PORT}"),
+            format!("--peer-listen={peer_listen}"),
             format!("--peer-ca={}", file("peer-ca.pem".to_owned())),
             format!("--peer-cert={}", file(format!("peer-{name}.pem"))),
             format!("--peer-key={}", file(format!("peer-{name}.key"))),
@@ -103,6 +143,9 @@ impl<'a> Nodes<'a> {
             programs.server_flags.push(DRAIN_DELAY.to_owned());
         }
         programs.server_flags.extend(flags);
+        let advertised = relays.map(|relays| relays.from_peers.address);
+        let advertised = advertised.map(|address| format!("--peer-advertise={address}"));
+        programs.server_flags.extend(advertised);
         let server = stack::start_server(&programs, &self.crowd.files, tunnel).await?;
         let admin = server.child.wait_listening("admin", START_LIMIT).await?;
         server.child.wait_ready(admin, START_LIMIT).await?;
@@ -130,6 +173,16 @@ impl<'a> Nodes<'a> {
             roles.add(TUNNEL_SERVER, node.server.child.id());
         }
         roles.add(ETCD, self.etcd.id());
+        if let Some(Relays {
+            to_etcd,
+            from_peers,
+            ..
+        }) = &self.relays
+        {
+            for Running { child, .. } in [to_etcd, from_peers] {
+                roles.add(child.role(), child.id());
+            }
+        }
         roles
     }
 
@@ -160,6 +213,16 @@ impl<'a> Nodes<'a> {
         node.server.child.signal(signal)
     }
 
+    /// Sends a signal to the relays of the last node.
+    ///
+    /// # Errors
+    /// There are none, or one has ended.
+    pub(super) fn signal_relays(&self, signal: Signal) -> anyhow::Result<()> {
+        let relays = self.relays.as_ref().context("no relays")?;
+        relays.to_etcd.child.signal(signal)?;
+        relays.from_peers.child.signal(signal)
+    }
+
     /// Waits until a node is ready, and gives its addresses.
     ///
     /// # Errors
@@ -182,7 +245,7 @@ impl<'a> Nodes<'a> {
         node.server.child.signal(Signal::TERM)?;
         node.server.child.wait_end(END_LIMIT).await?;
         let tunnel = node.server.tunnel;
-        let launched = self.launch(number, Some(tunnel)).await?;
+        let launched = self.launch(number, Some(tunnel), None).await?;
         let addresses = launched.addresses();
         self.nodes[number] = launched;
         Ok(addresses)
@@ -229,10 +292,11 @@ fn create_certificates(crowd: &Crowd<'_>, count: usize) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Starts the etcd of `PATH` with one member, and waits until it answers. Gives its URL, too.
-async fn start_etcd(crowd: &Crowd<'_>) -> anyhow::Result<(Child, String)> {
+/// Starts the etcd of `PATH` with one member, and waits until it answers. Gives its address, too.
+async fn start_etcd(crowd: &Crowd<'_>) -> anyhow::Result<(Child, SocketAddr)> {
     for attempt in 0..ATTEMPTS {
-        let (client, peer) = free_urls().context("cannot find free ports for etcd")?;
+        let (address, peer) = free_addresses().context("cannot find free ports for etcd")?;
+        let (client, peer) = (format!("http://{address}"), format!("http://{peer}"));
         let mut command = Command::new(ETCD);
         command
             .args(["--name", "loadtest", "--unsafe-no-fsync"])
@@ -256,7 +320,7 @@ async fn start_etcd(crowd: &Crowd<'_>) -> anyhow::Result<(Child, String)> {
             .wait_line("that it answers", START_LIMIT, is_ready)
             .await;
         match ready {
-            Ok(()) => return Ok((child, client)),
+            Ok(()) => return Ok((child, address)),
             Err(error) if attempt + 1 == ATTEMPTS => return Err(error),
             // One of its ports was taken meanwhile.
             Err(_) => {}
@@ -265,12 +329,11 @@ async fn start_etcd(crowd: &Crowd<'_>) -> anyhow::Result<(Child, String)> {
     bail!("etcd was not started")
 }
 
-/// Two URLs on ports that are free now.
-fn free_urls() -> io::Result<(String, String)> {
+/// Two addresses on ports that are free now.
+fn free_addresses() -> io::Result<(SocketAddr, SocketAddr)> {
     // Both at once, so that they differ.
-    let (client, peer) = (TcpListener::bind(FREE_PORT)?, TcpListener::bind(FREE_PORT)?);
-    let (client, peer) = (client.local_addr()?, peer.local_addr()?);
-    Ok((format!("http://{client}"), format!("http://{peer}")))
+    let (one, other) = (TcpListener::bind(FREE_PORT)?, TcpListener::bind(FREE_PORT)?);
+    Ok((one.local_addr()?, other.local_addr()?))
 }
 
 async fn metric(admin: SocketAddr, name: &str) -> anyhow::Result<f64> {
