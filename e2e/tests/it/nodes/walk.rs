@@ -389,7 +389,11 @@ impl Walk {
         }
         self.nodes.wait_agreement(QUIET).await;
         for label in LABELS {
-            self.assert_one_serves(label, None).await;
+            self.keep_one(label).await;
+        }
+        self.nodes.wait_agreement(SOON).await;
+        for label in LABELS {
+            self.assert_one_serves(label).await;
         }
         eprintln!("well after {:?}", start.elapsed());
         self.snapshot = Some(self.nodes.etcd().snapshot().await);
