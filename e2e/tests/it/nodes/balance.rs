@@ -61,12 +61,35 @@ async fn moved(nodes: &Nodes, number: Number) -> f64 {
         .await
 }
 
+fn label(number: usize) -> String {
+    format!("demo-r{number}")
+}
+
+/// Requests for each runtime that serves, through both nodes.
+async fn loads(nodes: &Nodes) -> Vec<Load> {
+    let kinds = [
+        ExchangeKind::Get,
+        ExchangeKind::Post,
+        ExchangeKind::WebSocket,
+    ];
+    let plan = Plan::only(&kinds, 1).paced(Duration::from_millis(50));
+    let mut loads = Vec::new();
+    for number in 0..SERVING {
+        for node in [0, 1] {
+            loads.push(Load::start(nodes.entry(node, &label(number)), &plan));
+        }
+    }
+    for load in &loads {
+        load.wait_progress(5).await;
+    }
+    loads
+}
+
 /// All clients are at one node when another one comes, as after a rollout.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 #[ignore = "waits until nodes are calm: e2e/run-cluster runs it"]
 async fn clients_move_to_a_node_that_has_few_without_loss() {
     let mut nodes = Nodes::on(Etcd::start(1).await);
-    let label = |number: usize| format!("demo-r{number}");
     for number in 0..IDLE + SERVING {
         nodes.add_runtime(&label(number));
     }
@@ -96,21 +119,7 @@ async fn clients_move_to_a_node_that_has_few_without_loss() {
     assert_eq!(runtimes(&nodes, 1).await, 0);
     balancer.lead_to_each(&[0, 1].map(|number| nodes.server(number).tunnel_address()));
     let calm = Instant::now();
-    let kinds = [
-        ExchangeKind::Get,
-        ExchangeKind::Post,
-        ExchangeKind::WebSocket,
-    ];
-    let plan = Plan::only(&kinds, 1).paced(Duration::from_millis(50));
-    let mut loads = Vec::new();
-    for number in 0..SERVING {
-        for node in [0, 1] {
-            loads.push(Load::start(nodes.entry(node, &label(number)), &plan));
-        }
-    }
-    for load in &loads {
-        load.wait_progress(5).await;
-    }
+    let loads = loads(&nodes).await;
     let all = IDLE + SERVING;
     let (mean, most) = (all / 2, all / 2 + all / 10 + 50);
     eventually(BALANCED, "the nodes to be even", async || {
@@ -139,7 +148,6 @@ async fn clients_move_to_a_node_that_has_few_without_loss() {
     for load in loads {
         load.finish().await.assert_none_failed();
     }
-    while let Some(ended) = idle.try_join_next() {
-        panic!("a client has ended: {ended:?}");
-    }
+    let ended = idle.try_join_next();
+    assert!(ended.is_none(), "a client has ended: {ended:?}");
 }
