@@ -38,9 +38,6 @@ use crate::{
 /// How long after its last session a runtime is expected to come back, so that requests wait for it.
 const RETURN_WINDOW: Duration = Duration::from_secs(60);
 
-/// How long the series of a runtime stay after its last request that was forwarded to another node: several scrapes.
-const FORWARDED_SERIES: Duration = Duration::from_secs(300);
-
 /// How often a claim is made again because a later one has joined first.
 const CLAIM_ROUNDS: u32 = 16;
 
@@ -452,22 +449,6 @@ impl Slot {
         &self.label
     }
 
-    /// The series of the runtime for a request that is forwarded to another node.
-    pub(crate) fn forwarded_series(&self, metrics: &Arc<Metrics>) -> Arc<RuntimeMetrics> {
-        let now = Instant::now();
-        let mut forwarded = self.forwarded.lock();
-        let (series, last) = forwarded.get_or_insert_with(|| (metrics.runtime(&self.label), now));
-        *last = now;
-        series.clone()
-    }
-
-    /// Whether a request was forwarded to another node lately; if not, the series go.
-    fn has_forwarded_lately(&self, now: Instant) -> bool {
-        let mut forwarded = self.forwarded.lock();
-        forwarded.take_if(|(_, last)| *last + FORWARDED_SERIES < now);
-        forwarded.is_some()
-    }
-
     /// The runtime's current entry.
     #[must_use]
     pub fn entry(&self) -> Guard<Arc<RuntimeEntry>> {
@@ -866,7 +847,7 @@ mod tests {
         registry.sweep();
         assert!(registry.slot("acme-prod").is_some(), "listed");
         assert_eq!(Arc::strong_count(&forwarded), 2, "its series stay, too");
-        tokio::time::sleep(FORWARDED_SERIES).await;
+        tokio::time::sleep(nodes::FORWARDED_SERIES).await;
         registry.sweep();
         assert_eq!(Arc::strong_count(&forwarded), 1);
         registry.keep_listed(|_| false);

@@ -1,15 +1,19 @@
 //! What a registry does because there are other server nodes.
 
-use std::sync::Arc;
+use std::{sync::Arc, time::Duration};
 
-use tokio::sync::Notify;
+use tokio::{sync::Notify, time::Instant};
 use tunnel_proto::memory::MemoryAccount;
 
 use super::{Registry, Slot};
 use crate::{
+    metrics::{Metrics, RuntimeMetrics},
     runtimes::{RuntimeEntry, RuntimeLimits},
     tunnel::Directive,
 };
+
+/// How long the series of a runtime stay after its last request that was forwarded to another node: several scrapes.
+pub(super) const FORWARDED_SERIES: Duration = Duration::from_secs(300);
 
 impl Registry {
     /// The slot of a runtime that this node knows, or another one.
@@ -69,5 +73,23 @@ impl Registry {
             None => 1,
         };
         slot.budget.share(holders);
+    }
+}
+
+impl Slot {
+    /// The series of the runtime for a request that is forwarded to another node.
+    pub(crate) fn forwarded_series(&self, metrics: &Arc<Metrics>) -> Arc<RuntimeMetrics> {
+        let now = Instant::now();
+        let mut forwarded = self.forwarded.lock();
+        let (series, last) = forwarded.get_or_insert_with(|| (metrics.runtime(&self.label), now));
+        *last = now;
+        series.clone()
+    }
+
+    /// Whether a request was forwarded to another node lately; if not, the series go.
+    pub(super) fn has_forwarded_lately(&self, now: Instant) -> bool {
+        let mut forwarded = self.forwarded.lock();
+        forwarded.take_if(|(_, last)| *last + FORWARDED_SERIES < now);
+        forwarded.is_some()
     }
 }
