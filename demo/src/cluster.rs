@@ -186,7 +186,9 @@ impl<'a> Cluster<'a> {
                 started = self.plan.start(name.clone()) => self.nodes[number] = Some(started?),
             }
             self.balance();
-            display.announce(&format!("node {name} is back"));
+            let back = self.nodes[number].as_ref();
+            let at = back.map(|node| format!(" at http://{}", node.addresses.public));
+            display.announce(&format!("node {name} is back{}", at.unwrap_or_default()));
         }
         Ok(())
     }

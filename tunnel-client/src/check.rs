@@ -179,6 +179,7 @@ impl Server {
                 session_number: 1,
                 allow_from: networks(config.settings.allow_from.as_deref().unwrap_or_default()),
                 is_check: true,
+                stands_by: false,
                 placement: None,
             },
             limit: config.settings.dial_timeout,

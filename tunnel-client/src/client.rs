@@ -62,7 +62,7 @@ pub enum ClientError {
     #[error(transparent)]
     Admin(#[from] AdminBindError),
     /// The admin listener, for no known reason.
-    #[error("cannot listen on {0} for the operator at once")]
+    #[error("cannot listen on {0} (--admin-listen) at once")]
     AdminNotBound(SocketAddr),
     /// The instance id.
     #[error("the system gives no random numbers: {0}")]

@@ -458,6 +458,7 @@ mod tests {
             session_number: 1,
             allow_from: None,
             is_check: false,
+            stands_by: false,
             placement: None,
         }
     }

@@ -161,7 +161,7 @@ impl Tunnel {
             let wait = match shared.keep_sessions(sessions, &wall, shutdown).await {
                 EndReason::Shutdown => return Ok(()),
                 EndReason::Superseded => {
-                    let wait = standby.after_superseded(shared.dialling.held_for(), random());
+                    let wait = standby.after_superseded(shared.dialling.on_superseded(), random());
                     tracing::warn!(
                         ?wait,
                         "another instance of this runtime has taken over: a runtime has one tunnel client, stop one \

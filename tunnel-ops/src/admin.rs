@@ -107,7 +107,7 @@ pub struct AdminListener {
 
 /// The listener cannot be bound.
 #[derive(Debug, thiserror::Error)]
-#[error("cannot listen on {address} for the operator: {source}")]
+#[error("cannot listen on {address} (--admin-listen): {source}")]
 pub struct AdminBindError {
     address: SocketAddr,
     source: io::Error,

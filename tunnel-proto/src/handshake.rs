@@ -48,6 +48,10 @@ pub const AVOID: HeaderName = HeaderName::from_static("tunnel-avoid");
 /// does not know that refusal, and gets none.
 pub const ATTEMPT: HeaderName = HeaderName::from_static("tunnel-attempt");
 
+/// Present if the client has lost its runtime to another instance since it held it: this dial does not take the runtime
+/// from an instance that holds it. The value is `1`.
+pub const STANDBY: HeaderName = HeaderName::from_static("tunnel-standby");
+
 /// Longest list of networks in [`ALLOW_FROM`], in bytes: about 200 networks.
 const ALLOW_FROM_BYTES: usize = 4096;
 
@@ -225,6 +229,8 @@ pub struct Greeting {
     pub allow_from: Option<String>,
     /// Whether the session is only a check, see [`CHECK_SUBPROTOCOL`].
     pub is_check: bool,
+    /// Whether the instance stands by, see [`STANDBY`].
+    pub stands_by: bool,
     /// On which server node the session should be; `None` if the client does not know the refusal `elsewhere`.
     pub placement: Option<Placement>,
 }
@@ -291,11 +297,11 @@ pub enum NotASession {
     /// Not the subprotocol of this server.
     #[error("this server speaks {SUBPROTOCOL}: install a tunnel client of a matching version")]
     Subprotocol,
-    /// Instance secret, version or session number is missing or malformed, or [`ALLOW_FROM`], [`ATTEMPT`] or [`AVOID`] is
-    /// malformed.
+    /// Instance secret, version or session number is missing or malformed, or [`ALLOW_FROM`], [`ATTEMPT`], [`AVOID`] or
+    /// [`STANDBY`] is malformed.
     #[error(
         "the fields tunnel-instance, tunnel-client-version and tunnel-session must be valid, and \
-         tunnel-allow-from, tunnel-attempt and tunnel-avoid where they are given"
+         tunnel-allow-from, tunnel-attempt, tunnel-avoid and tunnel-standby where they are given"
     )]
     Greeting,
 }
@@ -335,6 +341,10 @@ pub fn request(greeting: &Greeting, key: &str) -> http::request::Builder {
     let request = match &greeting.allow_from {
         Some(networks) => request.header(ALLOW_FROM, networks),
         None => request,
+    };
+    let request = match greeting.stands_by {
+        true => request.header(STANDBY, "1"),
+        false => request,
     };
     let Some(placement) = &greeting.placement else {
         return request;
@@ -399,12 +409,18 @@ fn greeting(headers: &HeaderMap, is_check: bool) -> Option<Greeting> {
         None => None,
         Some(_) => Some(text(ALLOW_FROM).filter(|list| list.len() <= ALLOW_FROM_BYTES)?),
     };
+    let stands_by = match headers.get(STANDBY) {
+        None => false,
+        Some(value) if value == "1" => true,
+        Some(_) => return None,
+    };
     Some(Greeting {
         instance: InstanceSecret::parse(text(INSTANCE)?).ok()?,
         version: version.to_owned(),
         session_number,
         allow_from: allow_from.map(str::to_owned),
         is_check,
+        stands_by,
         placement: placement(headers)?,
     })
 }
@@ -466,6 +482,7 @@ mod tests {
             session_number: 1,
             allow_from: Some("10.0.0.0/8, 2001:db8::/32".into()),
             is_check: false,
+            stands_by: false,
             placement: Some(Placement::avoiding(vec!["n1".into(), "n2".into()])),
         }
     }
@@ -517,6 +534,20 @@ mod tests {
                 Err(NotASession::Greeting)
             );
         }
+    }
+
+    #[test]
+    fn an_instance_stands_by_or_does_not() {
+        let standing_by = Greeting {
+            stands_by: true,
+            ..greeting()
+        };
+        let request = request(&standing_by, &new_key()).uri(CONNECT_PATH).body(());
+        let mut request = request.unwrap();
+        assert_eq!(check_request(&request), Ok(standing_by));
+        let other = HeaderValue::from_static("0");
+        request.headers_mut().insert(STANDBY, other);
+        assert_eq!(check_request(&request), Err(NotASession::Greeting));
     }
 
     #[test]

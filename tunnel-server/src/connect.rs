@@ -416,7 +416,7 @@ async fn may_begin(
     let precheck = shared.registry.precheck(
         &runtime.label,
         greeting.instance.id(),
-        shared.config.load().settings.on_conflict,
+        shared.on_conflict(greeting),
     );
     let Err(refusal) = precheck.await else {
         go_elsewhere(shared, greeting)?;

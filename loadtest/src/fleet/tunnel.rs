@@ -108,6 +108,7 @@ pub(super) async fn run(fleet: Rc<FleetThread>, token: Option<Box<str>>) {
         session_number: 0,
         allow_from: None,
         is_check: false,
+        stands_by: false,
         placement: None,
     };
     // The semaphore is never closed.
@@ -416,6 +417,7 @@ mod tests {
                 session_number: 3,
                 allow_from: None,
                 is_check: false,
+                stands_by: false,
                 placement: None,
             };
             upgrade(Stream::Left(stream), &greeting, "tnlrt_x").await

@@ -237,6 +237,7 @@ pub fn session_request(token: &str, instance: InstanceSecret) -> Request<()> {
         session_number: 1,
         allow_from: None,
         is_check: false,
+        stands_by: false,
         placement: None,
     };
     let request = handshake::request(&greeting, &handshake::new_key())

@@ -206,6 +206,7 @@ mod tests {
             session_number: 3,
             allow_from: None,
             is_check: false,
+            stands_by: false,
             placement: None,
         }
     }

@@ -54,6 +54,8 @@ pub(super) struct Dialling {
     refusals: Mutex<Refusals>,
     /// Since when this client holds the runtime: the first welcome since the slots began.
     held_since: Mutex<Option<Instant>>,
+    /// Another instance has taken the runtime over, and no server has welcomed this one since.
+    stands_by: AtomicBool,
     /// Whether the hint at `check` was logged.
     has_hinted: AtomicBool,
 }
@@ -89,6 +91,7 @@ impl Dialling {
             locations: Arc::default(),
             refusals: Mutex::new(Refusals::new(parts.refusal_wait)),
             held_since: Mutex::default(),
+            stands_by: AtomicBool::new(false),
             has_hinted: AtomicBool::new(false),
             parts,
         }
@@ -139,8 +142,10 @@ impl Dialling {
         *self.held_since.lock() = None;
     }
 
-    /// For how long the runtime has been held since [`Self::begin`]; `None` if it was not.
-    pub(super) fn held_for(&self) -> Option<Duration> {
+    /// Another instance has taken the runtime over: dials take it back from nobody. Returns for how long it was held since
+    /// [`Self::begin`]; `None` if it was not.
+    pub(super) fn on_superseded(&self) -> Option<Duration> {
+        self.stands_by.store(true, Ordering::Relaxed);
         self.held_since.lock().map(|since| since.elapsed())
     }
 
@@ -278,6 +283,7 @@ impl Dialling {
             session_number: state.number,
             allow_from: self.parts.allow_from.clone(),
             is_check: false,
+            stands_by: self.stands_by.load(Ordering::Relaxed),
             placement: Some(self.locations.placement(own, search)),
         };
         self.servers.lock().on_dial(server);
@@ -302,6 +308,7 @@ impl Dialling {
     fn on_welcome(&self, session: &Session, server: usize, number: u32) {
         self.parts.sessions.metrics.on_dial("accepted");
         self.refusals.lock().start_over();
+        self.stands_by.store(false, Ordering::Relaxed);
         self.held_since.lock().get_or_insert_with(Instant::now);
         let welcome = session.welcome();
         tracing::info!(
@@ -380,7 +387,7 @@ impl Dialling {
                 why,
                 ?wait,
                 "the credential is refused, dialling again: a server that has not read its list yet will accept it; \
-                 if not, put a valid one into its file, or have the server's list corrected"
+                 if not, put a valid one into its file, or have the runtimes file of the server corrected"
             );
         }
         Ok(wait)

@@ -311,6 +311,8 @@ async fn a_superseded_tunnel_comes_back_with_all_sessions_each_time() {
         two.second.send(superseded());
         (two.first, two.second) = (two.server.welcome().await, two.server.welcome().await);
         assert!(told.elapsed() >= wait / 2);
+        let stand_by = [&two.first, &two.second].map(|session| session.request.greeting.stands_by);
+        assert_eq!(stand_by, [true, false], "it holds the runtime by the first");
         two.client.wait_metric("sessions", 2.0).await;
     }
 }

@@ -62,6 +62,7 @@ fn greeting(version: &str, allow_from: Option<&str>) -> Greeting {
         session_number: 1,
         allow_from: allow_from.map(str::to_owned),
         is_check: false,
+        stands_by: false,
         placement: None,
     }
 }
@@ -575,6 +576,7 @@ proptest! {
             session_number,
             allow_from,
             is_check: false,
+            stands_by: false,
             placement: None,
         };
         let mut other = token.expose().to_owned();

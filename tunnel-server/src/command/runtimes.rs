@@ -198,7 +198,11 @@ fn runtime_page(view: &RuntimeView) -> String {
 fn routes_table(routes: &[RouteView]) -> Table {
     let mut table = Table::titled(&["ROUTE", "MATCHES", "TO", "STATE"], &[]);
     for route in routes {
-        table.row([&route.name, &route.matches, &route.to, &route.state].map(Clone::clone));
+        let to = match route.to.is_empty() {
+            true => NOTHING,
+            false => &route.to,
+        };
+        table.row([&route.name, &route.matches, to, &route.state].map(str::to_owned));
     }
     table
 }

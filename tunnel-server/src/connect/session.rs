@@ -30,7 +30,7 @@ use super::{Admitted, TunnelListener, TunnelStream, checks::CheckPermit};
 use crate::{
     allowance::Allowance,
     config::Config,
-    directory::ClaimRefusal,
+    directory::{ClaimRefusal, OnConflict},
     events::{Event, EventKind},
     registry::{JoinRefusal, JoinRequest, Membership},
     runtimes::RuntimeLabel,
@@ -57,6 +57,16 @@ pub(super) struct LiveSession {
     peer: SocketAddr,
     /// The permit of a session that only checks the path.
     check: Option<CheckPermit>,
+}
+
+impl TunnelListener {
+    /// What happens when another instance holds the runtime of a session: one that stands by takes it from nobody.
+    pub(super) fn on_conflict(&self, greeting: &Greeting) -> OnConflict {
+        match greeting.stands_by {
+            true => OnConflict::Reject,
+            false => self.config.load().settings.on_conflict,
+        }
+    }
 }
 
 impl LiveSession {
@@ -166,7 +176,7 @@ impl LiveSession {
                 routes: Mutex::default(),
             },
             allow_from: self.allow_from.clone(),
-            on_conflict: shared.config.load().settings.on_conflict,
+            on_conflict: shared.on_conflict(&self.greeting),
         };
         let membership = match shared.registry.join(request).await {
             Ok(membership) => membership,

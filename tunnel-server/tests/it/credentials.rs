@@ -70,6 +70,7 @@ pub(crate) async fn show(authenticator: &Authenticator, token: &str) -> Result<G
         session_number: 2,
         allow_from: None,
         is_check: false,
+        stands_by: false,
         placement: None,
     };
     let peer: SocketAddr = "192.0.2.7:4000".parse().unwrap();

@@ -372,6 +372,26 @@ async fn an_instance_id_does_not_admit_to_its_tunnel() {
     assert_eq!((code, why.reason.as_str()), (409, "runtime_held"));
 }
 
+/// A client that was superseded has been forgotten when the runtime was free for a moment.
+#[tokio::test]
+async fn a_client_that_stands_by_takes_the_runtime_from_nobody() {
+    let rig = Rig::start().await;
+    let (holder, _feeds) = answering(&rig, random_instance()).await;
+    let stand_by = |request: &mut Request<()>| {
+        let fields = request.headers_mut();
+        fields.insert("tunnel-standby", HeaderValue::from_static("1"));
+    };
+    let (code, why) = refusal(&rig, stand_by).await;
+    assert_eq!((code, why.reason.as_str()), (409, "runtime_held"));
+    holder.die();
+    let mut request = session_request(rig.token(PROD), random_instance());
+    stand_by(&mut request);
+    eventually(SOON, "the free runtime", async || {
+        (dial(&rig, &request).await.status == 101).then_some(())
+    })
+    .await;
+}
+
 #[tokio::test]
 async fn a_superseded_session_that_does_not_finish_is_closed_after_the_grace_period() {
     let rig = Rig::with(|config| config.settings.grace_period = Duration::from_millis(200)).await;

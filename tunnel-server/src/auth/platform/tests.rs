@@ -31,6 +31,7 @@ fn query(token: &str) -> Arc<PlatformQuery> {
         session_number: 1,
         allow_from: None,
         is_check: false,
+        stands_by: false,
         placement: None,
     };
     let peer = "192.0.2.7:4000".parse().unwrap();

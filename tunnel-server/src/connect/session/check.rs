@@ -65,7 +65,7 @@ impl LiveSession {
         let label = &grant.runtime.label;
         let (instance, on_conflict) = (
             self.greeting.instance.id(),
-            shared.config.load().settings.on_conflict,
+            shared.on_conflict(&self.greeting),
         );
         let precheck = shared.registry.precheck(label, instance, on_conflict).await;
         let expires_in = grant.expires.map(|end| {
