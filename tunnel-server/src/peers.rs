@@ -44,8 +44,8 @@ use crate::{
     runtimes::RuntimeLabel,
 };
 
-/// The status by which a node says that it has a session for a forwarded request with content, and asks for that. No upstream
-/// can send it: nodes remove it from what a tunnel client answers.
+/// The status by which a node says that it has a session for a forwarded request with content, and asks for that. No
+/// upstream can send it: nodes remove it from what a tunnel client answers.
 pub(crate) const HELD: u16 = 199;
 
 /// Most nodes that one request is forwarded to, one after another.

@@ -22,8 +22,8 @@ pub(crate) struct Note {
 }
 
 impl Note {
-    /// The text of a note. `address` is that of the platform client. Made without the formatting machinery, which costs ten
-    /// times as much for each forwarded request.
+    /// The text of a note. `address` is that of the platform client. Made without the formatting machinery, since each
+    /// forwarded request needs one.
     pub(crate) fn text(label: &RuntimeLabel, epoch: Epoch, address: &str) -> String {
         let epoch = epoch.number();
         [

@@ -103,7 +103,7 @@ pub(super) fn has_gone_back(shared: &Shared, revision: i64, cluster: &[u8]) -> b
 }
 
 /// Why this version cannot use a directory with this record of the cluster.
-fn unusable(shared: &Shared, cluster: &[u8]) -> Option<DirectoryError> {
+pub(super) fn unusable(shared: &Shared, cluster: &[u8]) -> Option<DirectoryError> {
     let known = FORMAT;
     match decode(cluster) {
         None => Some(DirectoryError::Foreign(shared.keys.cluster())),

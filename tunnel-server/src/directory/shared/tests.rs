@@ -465,6 +465,25 @@ fn report(from: &Shared, to: &Shared, sent: &mut SentReports, received: &mut Rec
     });
 }
 
+/// A record of another program, and one of a later version, end the start.
+#[tokio::test]
+async fn a_record_of_the_cluster_that_this_version_cannot_use_is_named() {
+    let nodes = Nodes::new(1);
+    let of = |record: &[u8]| feed::unusable(&nodes.nodes[0], record);
+    let own = nodes.store.keys.get(&b"/t/cluster"[..]).unwrap();
+    assert_eq!(of(&own.value), None);
+    assert_eq!(of(b"x"), Some(DirectoryError::Foreign("/t/cluster".into())));
+    let later = ClusterRecord {
+        id: String::new(),
+        format: record::FORMAT + 1,
+        generation: 0,
+    };
+    assert!(matches!(
+        of(&encode(&later)),
+        Some(DirectoryError::Format { .. })
+    ));
+}
+
 #[tokio::test]
 async fn a_node_that_is_cut_off_learns_from_the_others_what_it_has_lost() {
     let mut nodes = Nodes::new(2);
