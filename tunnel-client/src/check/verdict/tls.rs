@@ -176,7 +176,8 @@ fn certificate(evidence: &Evidence, error: &CertificateError) -> Verdict {
         CertificateError::BadSignature =>
             "tls_ca_replaced"
             "the certificate for {name} is signed by {issuer}: a CA of that name is trusted here, but with another key"
-            "the CA was replaced, or it is another server's: get the current certificate of this one's, and give it by --ca-file"
+            "the CA was replaced, or --ca-file has the CA of another server: give the current certificate of this server's \
+             CA by --ca-file"
         CertificateError::Revoked =>
             "tls_revoked" "the certificate of {name} was revoked by its issuer"
             "the operator of the server has to get a new one; do not go on with this one"
