@@ -7,6 +7,7 @@
 
 mod entries;
 mod holders;
+mod runtimes;
 
 use std::{
     collections::{HashMap, HashSet, VecDeque},
@@ -17,7 +18,10 @@ use std::{
 use tokio::time::Instant;
 use tunnel_proto::handshake::InstanceId;
 
-use self::entries::{ClaimEntry, HeldEntry, NodeRun, RuntimeRecords};
+use self::{
+    entries::{ClaimEntry, HeldEntry, NodeRun},
+    runtimes::Runtimes,
+};
 use super::super::{
     Claim, ClaimRefusal, Epoch, OnConflict,
     node::{Incarnation, NodeName},
@@ -42,7 +46,7 @@ pub(super) struct Table {
     cluster: Vec<u8>,
     cluster_revision: i64,
     nodes: HashMap<NodeName, NodeEntry>,
-    runtimes: HashMap<RuntimeLabel, Box<RuntimeRecords>>,
+    runtimes: Runtimes,
     /// When it was first seen of a runtime that no node holds it.
     free_since: HashMap<RuntimeLabel, Instant>,
     /// The run of the last record that was applied, which many have in common.
@@ -144,7 +148,7 @@ impl Table {
             cluster: Vec::new(),
             cluster_revision: 0,
             nodes: HashMap::new(),
-            runtimes: HashMap::new(),
+            runtimes: Runtimes::default(),
             free_since: HashMap::new(),
             last_run: None,
             peer_reports: PeerReports::default(),
@@ -232,7 +236,7 @@ impl Table {
         moment: Moment,
     ) -> Option<Effect> {
         let (round, restored_in) = (self.round, self.restored_in);
-        let records = self.records_mut(&label);
+        let records = self.runtimes.get_or_insert(&label);
         if let Some(known) = &mut records.claim
             && known.revision >= revision
             && known.round >= restored_in
@@ -273,7 +277,7 @@ impl Table {
 
     fn put_held(&mut self, label: RuntimeLabel, held: HeldEntry, moment: Moment) -> Option<Effect> {
         let restored_in = self.restored_in;
-        let records = self.records_mut(&label);
+        let records = self.runtimes.get_or_insert(&label);
         match records.held.iter_mut().find(|known| known.run == held.run) {
             Some(known)
                 if known.revision >= held.revision
@@ -287,11 +291,6 @@ impl Table {
             None => records.held.push(held),
         }
         Some(Effect::Runtime(label))
-    }
-
-    /// The records of a runtime, which are made if there are none.
-    fn records_mut(&mut self, label: &RuntimeLabel) -> &mut RuntimeRecords {
-        self.runtimes.entry(label.clone()).or_default()
     }
 
     /// A run of a node, which its records have in common.
@@ -318,33 +317,23 @@ impl Table {
                 Some(Effect::Node(name))
             }
             Key::Claim(label) => {
-                let records = self.runtimes.get_mut(&label)?;
+                let records = self.runtimes.get_mut(label.as_str())?;
                 records.claim.take_if(|claim| claim.revision < revision)?;
-                self.forget_empty(&label);
+                self.runtimes.forget_empty(label.as_str());
                 Some(Effect::Runtime(label))
             }
             Key::Held(node, incarnation, label) => {
-                let records = self.runtimes.get_mut(&label)?;
+                let records = self.runtimes.get_mut(label.as_str())?;
                 let (count, run) = (records.held.len(), NodeRun { node, incarnation });
                 records
                     .held
                     .retain(|held| *held.run != run || held.revision >= revision);
                 let is_changed = records.held.len() < count;
-                self.forget_empty(&label);
+                self.runtimes.forget_empty(label.as_str());
                 is_changed.then_some(Effect::Runtime(label))
             }
             Key::Cluster => Some(Effect::Restored),
             Key::Challenge(_) => None,
-        }
-    }
-
-    fn forget_empty(&mut self, label: &RuntimeLabel) {
-        if self
-            .runtimes
-            .get(label)
-            .is_some_and(|records| records.is_empty())
-        {
-            self.runtimes.remove(label);
         }
     }
 
@@ -376,7 +365,7 @@ impl Table {
             }
             stays
         });
-        self.runtimes.retain(|label, records| {
+        self.runtimes.update_all(|label, records| {
             let count = records.held.len();
             records.held.retain(|held| stays(held.round, held.revision));
             let claim = records
@@ -385,7 +374,6 @@ impl Table {
             if claim.is_some() || records.held.len() < count {
                 effects.push(Effect::Runtime(label.clone()));
             }
-            !records.is_empty()
         });
         effects
     }
@@ -512,7 +500,7 @@ impl Table {
         node: &NodeName,
         incarnation: Incarnation,
     ) -> Option<(Epoch, HeldState)> {
-        let held = self.runtimes.get(label)?.held.iter();
+        let held = self.runtimes.get(label.as_str())?.held.iter();
         let mut own =
             held.filter(|held| held.run.node == *node && held.run.incarnation == incarnation);
         own.next().map(|held| (self.epoch(held.epoch), held.state))
