@@ -53,6 +53,20 @@ fn runtimes_of_a_killed_node_are_served_at_the_others() {
 }
 
 #[test]
+#[ignore = "takes a minute: e2e/run-cluster runs it"]
+fn a_node_that_is_parted_from_the_others_costs_no_request_elsewhere() {
+    let options = "--runtimes 3 --connections 4 --warm-up 200ms --duration 60s";
+    let measured = crowd(&format!(
+        "cluster {options} --fault partition --real-client"
+    ));
+    assert_eq!(measured.code, 0, "{measured:#?}");
+    let after = table(&measured, "After the fault");
+    assert_eq!(after["requests that failed"], "0", "{measured:#?}");
+    let served = &after["until each other node had served each runtime"];
+    assert!(served.ends_with('s'), "{measured:#?}");
+}
+
+#[test]
 fn without_etcd_it_is_told_what_to_install() {
     let output = Command::new(PROGRAM)
         .args(["cluster", "--programs"])
