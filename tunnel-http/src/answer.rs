@@ -9,7 +9,7 @@ use http::{HeaderMap, HeaderName, HeaderValue, Method, StatusCode, header, respo
 
 use tunnel_proto::{
     fields,
-    problem::{Fault, Hop, Problem, Reason},
+    problem::{Fault, Problem, Reason},
 };
 
 pub use self::body::ResponseBody;
@@ -177,21 +177,6 @@ pub fn grpc_problem(problem: &Problem) -> OwnResponse {
     }
 }
 
-/// The problem of a request that the guard of HTTP/1 has refused with this status.
-#[must_use]
-pub fn refusal(hop: Hop, status: u16, what: &'static str) -> Problem {
-    let reason = match status {
-        405 => Reason::MethodNotAllowed,
-        408 => Reason::RequestTimeout,
-        414 => Reason::UriTooLong,
-        431 => Reason::HeadTooLarge,
-        501 => Reason::CodingUnsupported,
-        505 => Reason::VersionUnsupported,
-        _ => Reason::RequestMalformed,
-    };
-    Problem::new(hop, reason, what)
-}
-
 /// A response of the program itself as bytes of HTTP/1.1, after which the connection closes.
 #[must_use]
 pub fn http1_message(answer: &OwnResponse, date: &str) -> BytesMut {
@@ -226,6 +211,8 @@ pub fn http1_head(status: StatusCode, headers: &HeaderMap) -> BytesMut {
 
 #[cfg(test)]
 mod tests {
+    use tunnel_proto::problem::Hop;
+
     use super::*;
 
     #[test]

@@ -28,7 +28,7 @@ use tokio_rustls::TlsAcceptor;
 use tunnel_ops::signals::Shutdown;
 use tunnel_proto::problem::{Hop, Problem};
 
-use crate::answer::{http1_message, problem, refusal};
+use crate::answer::{http1_message, problem};
 use crate::connection::{self, Bounds, Http1, Reset, close, send_last};
 use crate::detect::{self, DetectError, Protocol};
 use crate::http1::{GuardHandle, InFlight, Refusal};
@@ -278,16 +278,16 @@ impl<G: Gateway> Connection<G> {
         let granted = self.granted.lock().take();
         if let Some(granted) = granted {
             self.gateway.join(io, granted, None).await;
-        } else if let Some(violation) = self.guard.as_ref().and_then(GuardHandle::violation) {
-            self.refuse(violation, io).await;
+        } else if let Some(refusal) = self.guard.as_ref().and_then(GuardHandle::violation) {
+            self.refuse(refusal, io).await;
         } else {
             close(io).await;
         }
     }
 
     /// Writes the answer to a request that the guard has refused.
-    async fn refuse<IO: AsyncWrite + AsyncRead + Unpin>(&self, violation: Refusal, io: IO) {
-        let refused = refusal(G::HOP, violation.status(), violation.reason());
+    async fn refuse<IO: AsyncWrite + AsyncRead + Unpin>(&self, refusal: Refusal, io: IO) {
+        let refused = Problem::new(G::HOP, refusal.reason(), refusal.detail());
         self.gateway.on_unread(self.client.address, &refused);
         let date = httpdate::fmt_http_date(SystemTime::now());
         send_last(io, &http1_message(&problem(&refused, true), &date)).await;

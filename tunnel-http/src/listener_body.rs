@@ -216,7 +216,7 @@ impl ReceivedContent {
     fn failed(&self, error: &ReceiveError) -> Problem {
         let violation = self.guard.as_ref().and_then(GuardHandle::body_violation);
         match violation {
-            Some(violation) => Problem::new(self.hop, Reason::RequestMalformed, violation.reason()),
+            Some(violation) => Problem::new(self.hop, violation.reason(), violation.detail()),
             None if error.is_timed_out() => self.stopped(),
             None => incomplete(self.hop, "the body did not arrive whole"),
         }

@@ -11,6 +11,7 @@ use std::task::{Context, Waker};
 
 use bytes::{Bytes, BytesMut};
 use parking_lot::Mutex;
+use tunnel_proto::problem::Reason;
 
 use super::violation::Violation;
 
@@ -27,20 +28,20 @@ pub enum Refusal {
 }
 
 impl Refusal {
-    /// The status of the response, after which the connection closes.
+    /// The reason of the response, after which the connection closes.
     #[must_use]
-    pub const fn status(self) -> u16 {
+    pub const fn reason(self) -> Reason {
         match self {
-            Self::Violation(violation) => violation.status(),
-            Self::HeadTimeout => 408,
+            Self::Violation(violation) => violation.reason(),
+            Self::HeadTimeout => Reason::RequestTimeout,
         }
     }
 
     /// The description: part of a sentence.
     #[must_use]
-    pub const fn reason(self) -> &'static str {
+    pub const fn detail(self) -> &'static str {
         match self {
-            Self::Violation(violation) => violation.reason(),
+            Self::Violation(violation) => violation.detail(),
             Self::HeadTimeout => "head of the request did not come in time",
         }
     }

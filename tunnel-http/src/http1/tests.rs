@@ -152,7 +152,11 @@ where
         guard.write_all(&read).await.unwrap();
         guard.write_all(b"after half-close").await.unwrap();
     } else if let Some(refusal) = own_handle.violation() {
-        let answer = format!("REFUSED {} {}\n", refusal.status(), refusal.reason());
+        let answer = format!(
+            "REFUSED {} {}\n",
+            refusal.reason().status().as_u16(),
+            refusal.detail()
+        );
         guard.write_all(answer.as_bytes()).await.unwrap();
     }
     guard.into_inner().0.shutdown().await.unwrap();

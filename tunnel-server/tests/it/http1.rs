@@ -55,6 +55,7 @@ async fn all_refused(cases: impl IntoIterator<Item = (String, u16)>) {
         "method_not_allowed",
         "uri_too_long",
         "head_too_large",
+        "method_unsupported",
         "coding_unsupported",
         "version_unsupported",
         "expectation_failed",
