@@ -1,4 +1,4 @@
-//! Calls of the members, one at a time.
+//! Calls, each at one member.
 
 use std::{
     fmt,
@@ -34,7 +34,7 @@ use crate::{
     watch::Watch,
 };
 
-/// Largest answer, in bytes: several times a page of a listing of 20,000 keys.
+/// Largest answer, in bytes: several times a page of 20,000 keys.
 const ANSWER_BYTES: usize = 16 << 20;
 
 /// Time for one read of a range. etcd counts all keys of the range for each page: a million take it some 300 ms.
@@ -176,8 +176,7 @@ impl Client {
     pub async fn keep_alive(&self, lease: i64) -> Result<Duration, EtcdError> {
         let index = self.preferred();
         let member = self.member(index);
-        let renewed = async {
-            let (mut grpc, _connection) = self.grpc(member).await?;
+        let renew = |mut grpc: Grpc<Connection>, _: Connection| async move {
             let path = PathAndQuery::from_static("/etcdserverpb.Lease/LeaseKeepAlive");
             let request = self.request(stream::iter([LeaseRequest { id: lease }]));
             let answers = grpc.streaming(request, path, ProstCodec::default()).await;
@@ -189,9 +188,7 @@ impl Client {
                 .await
                 .map_err(|status| self.failed(member, &status))?;
             match answer {
-                Some(LeaseKeepAliveResponse { ttl: 1.. }) => {
-                    Ok(answer.map_or(Duration::ZERO, |answer| seconds_of(answer.ttl)))
-                }
+                Some(LeaseKeepAliveResponse { ttl }) if ttl > 0 => Ok(seconds_of(ttl)),
                 // etcd answers so for a lease that has ended.
                 Some(_) => Err(EtcdError::LeaseEnded),
                 None => Err(EtcdError::Unreachable {
@@ -201,7 +198,7 @@ impl Client {
             }
         };
         let timeout = self.shared.timeout;
-        self.bounded(index, timeout, Box::pin(renewed)).await
+        self.bounded(index, timeout, renew).await
     }
 
     /// The state of one member.
@@ -227,8 +224,7 @@ impl Client {
         start_revision: i64,
     ) -> Result<Watch, EtcdError> {
         let member = self.member(index);
-        let watch = async {
-            let (mut grpc, connection) = self.grpc(member).await?;
+        let watch = |mut grpc: Grpc<Connection>, connection| async move {
             let (requests, stream) = Watch::requests(key, range_end, start_revision);
             let mut request = self.request(stream);
             let yes = MetadataValue::from_static("true");
@@ -245,7 +241,7 @@ impl Client {
             ))
         };
         let timeout = self.shared.timeout;
-        self.bounded(index, timeout, Box::pin(watch)).await
+        self.bounded(index, timeout, watch).await
     }
 
     /// Calls the preferred member.
@@ -271,13 +267,11 @@ impl Client {
         A: Message + Default + 'static,
     {
         let member = self.member(index);
-        let called = async {
-            let (mut grpc, _connection) = self.grpc(member).await?;
+        let call = |mut grpc: Grpc<Connection>, _: Connection| async move {
             self.unary(member, &mut grpc, path, self.request(request))
                 .await
         };
-        // Boxed, since the future of a call is large.
-        self.bounded(index, timeout, Box::pin(called)).await
+        self.bounded(index, timeout, call).await
     }
 
     async fn unary<Q, A>(
@@ -298,9 +292,12 @@ impl Client {
             .map_err(|status| self.failed(member, &status))
     }
 
-    /// A client of the member's connection that is ready for a call, after the login if a user is given.
-    async fn grpc(&self, member: &Member) -> Result<(Grpc<Connection>, Connection), EtcdError> {
-        let (mut grpc, connection) = member.grpc().await?;
+    /// Waits until a client of the member's connection is ready for a call, and logs in if a user is given.
+    async fn ready(
+        &self,
+        member: &Member,
+        mut grpc: Grpc<Connection>,
+    ) -> Result<Grpc<Connection>, EtcdError> {
         let unready = |error: hyper::Error| EtcdError::Unreachable {
             member: member.name().to_owned(),
             reason: error.to_string(),
@@ -321,7 +318,7 @@ impl Client {
             *self.shared.token.lock() = token;
             grpc.ready().await.map_err(unready)?;
         }
-        Ok((grpc, connection))
+        Ok(grpc)
     }
 
     /// A request with the user's token.
@@ -340,19 +337,34 @@ impl Client {
         EtcdError::of_status(member.name(), status)
     }
 
-    /// Bounds a call. If the member is at fault, the next call goes to the next one.
-    async fn bounded<T>(
+    /// Makes a call on the connection to a member within `time`, which includes a dial and a login. If the member is at
+    /// fault, the next call goes to the next one.
+    async fn bounded<T, F>(
         &self,
         index: usize,
         time: Duration,
-        call: impl Future<Output = Result<T, EtcdError>>,
-    ) -> Result<T, EtcdError> {
+        call: impl FnOnce(Grpc<Connection>, Connection) -> F,
+    ) -> Result<T, EtcdError>
+    where
+        F: Future<Output = Result<T, EtcdError>>,
+    {
         let member = self.member(index);
-        let result = match timeout(time, call).await {
+        let mut used = None;
+        // Boxed, since the future of a call is large.
+        let called = Box::pin(async {
+            let (grpc, connection) = member.grpc().await?;
+            used = Some(connection.clone());
+            let grpc = self.ready(member, grpc).await?;
+            call(grpc, connection).await
+        });
+        let ended = timeout(time, called).await;
+        let result = match ended {
             Ok(result) => result,
             Err(_) => {
                 // A connection may be lost without a sign.
-                member.drop_connection().await;
+                if let Some(connection) = &used {
+                    member.drop_connection(connection);
+                }
                 Err(EtcdError::TimedOut {
                     member: member.name().to_owned(),
                 })

@@ -1,8 +1,8 @@
 //! A thin client of etcd's version 3 interface.
 //!
 //! ```text
-//!   Client ─ one call at a time ─▶ the member that answered last ─ failed ─▶ the next one, for the next call
-//!          ─ watch ────────────▶ a member that the caller chooses
+//!   Client ─ each call ─▶ the member that answered last ─ failed ─▶ the next one, for the next call
+//!          ─ watch ─────▶ a member that the caller chooses
 //! ```
 //!
 //! [`Client`] holds one connection to each member and never spreads calls over them: a call goes to one member, has a

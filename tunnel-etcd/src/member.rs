@@ -33,7 +33,7 @@ use tunnel_ops::connect::tls;
 
 use crate::error::EtcdError;
 
-/// Time between pings of an open connection. etcd ends a connection that is pinged more often than each 5 s.
+/// Time between pings of an open connection. etcd ends a connection that is pinged more often than every 5 s.
 const PING_INTERVAL: Duration = Duration::from_secs(10);
 
 /// Time for the answer to a ping.
@@ -103,7 +103,9 @@ pub(crate) struct Member {
     url: MemberUrl,
     /// Shared by all members.
     tls: Arc<Mutex<Arc<ClientConfig>>>,
-    connection: tokio::sync::Mutex<Option<Connection>>,
+    connection: Mutex<Option<Connection>>,
+    /// Held while dialling, so that one call dials for all that wait.
+    dialling: tokio::sync::Mutex<()>,
 }
 
 /// An open connection. It ends when its last clone is dropped.
@@ -118,7 +120,8 @@ impl Member {
         Self {
             url,
             tls,
-            connection: tokio::sync::Mutex::default(),
+            connection: Mutex::default(),
+            dialling: tokio::sync::Mutex::default(),
         }
     }
 
@@ -129,14 +132,11 @@ impl Member {
 
     /// A client of its connection, which is made if there is none.
     pub(crate) async fn grpc(&self) -> Result<(Grpc<Connection>, Connection), EtcdError> {
-        let mut current = self.connection.lock().await;
-        let open = current.take().filter(|open| !open.sender.is_closed());
-        let connection = match open {
+        let connection = match self.open_connection() {
             Some(connection) => connection,
             // Boxed, since most calls find a connection.
-            None => Box::pin(self.dial()).await?,
+            None => Box::pin(self.new_connection()).await?,
         };
-        *current = Some(connection.clone());
         let scheme = if self.url.is_tls { "https" } else { "http" };
         let origin = Uri::builder()
             .scheme(scheme)
@@ -148,9 +148,28 @@ impl Member {
         Ok((grpc, connection))
     }
 
-    /// Makes the next call dial anew. Calls and watches that run on the old connection keep it.
-    pub(crate) async fn drop_connection(&self) {
-        *self.connection.lock().await = None;
+    /// Makes the next call dial anew, unless a newer connection has already replaced `lost`. Calls and watches that run
+    /// on the lost one keep it.
+    pub(crate) fn drop_connection(&self, lost: &Connection) {
+        self.connection
+            .lock()
+            .take_if(|current| current.is_same(lost));
+    }
+
+    fn open_connection(&self) -> Option<Connection> {
+        let current = self.connection.lock().clone();
+        current.filter(|current| !current.sender.is_closed())
+    }
+
+    async fn new_connection(&self) -> Result<Connection, EtcdError> {
+        let _dialling = self.dialling.lock().await;
+        // The call before may have made one.
+        if let Some(connection) = self.open_connection() {
+            return Ok(connection);
+        }
+        let connection = self.dial().await?;
+        *self.connection.lock() = Some(connection.clone());
+        Ok(connection)
     }
 
     fn authority(&self) -> String {
@@ -206,6 +225,12 @@ impl Member {
     }
 }
 
+impl Connection {
+    fn is_same(&self, other: &Self) -> bool {
+        Arc::ptr_eq(&self.tasks, &other.tasks)
+    }
+}
+
 impl fmt::Debug for Member {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Member")
@@ -255,7 +280,30 @@ where
 
 #[cfg(test)]
 mod tests {
+    use tokio::net::TcpListener;
+    use tunnel_ops::tls_files::{Roots, client_config};
+
     use super::*;
+
+    #[tokio::test]
+    async fn only_the_lost_connection_is_dropped() {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let url = format!("http://{}", listener.local_addr().unwrap());
+        let tls = client_config(&Roots::none(), None, &[b"h2"]).unwrap();
+        let member = Member::new(url.parse().unwrap(), Arc::new(Mutex::new(tls)));
+        let (_, first) = member.grpc().await.unwrap();
+        let (_, shared) = member.grpc().await.unwrap();
+        assert!(shared.is_same(&first));
+
+        member.drop_connection(&first);
+        let (_, second) = member.grpc().await.unwrap();
+        assert!(!second.is_same(&first));
+
+        // Another call that was on the first one times out later.
+        member.drop_connection(&first);
+        let (_, third) = member.grpc().await.unwrap();
+        assert!(third.is_same(&second));
+    }
 
     #[test]
     fn urls_of_members() {

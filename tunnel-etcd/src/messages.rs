@@ -280,7 +280,7 @@ pub(crate) struct WatchCreate {
     pub(crate) fragment: bool,
 }
 
-/// Requests the revision up to which the member has sent events.
+/// The progress request: the member answers it with its revision.
 #[derive(Clone, Copy, PartialEq, Eq, Message)]
 pub(crate) struct WatchProgress {}
 

@@ -13,7 +13,7 @@ use crate::{
     messages::{Event, WatchCommand, WatchCreate, WatchProgress, WatchRequest, WatchResponse},
 };
 
-/// Requests for progress that may wait, one of which is enough.
+/// Progress requests that may wait, one of which is enough.
 const REQUESTS: usize = 4;
 
 /// A watch. It ends when this is dropped.
@@ -89,7 +89,8 @@ impl Watch {
         }
     }
 
-    /// Requests a [`WatchReport::Alive`] from the member.
+    /// Sends etcd's progress request. The member answers it with a [`WatchReport::Alive`], not with a
+    /// [`WatchReport::Progress`].
     pub fn request_progress(&self) {
         let progress = WatchCommand::Progress(WatchProgress {});
         // A full queue holds such a request already.
@@ -123,6 +124,7 @@ impl Watch {
             return Err(self.ended(&answer.cancel_reason));
         }
         let revision = answer.header.map_or(0, |header| header.revision);
+        // The answer to a progress request has the watch id -1.
         if answer.watch_id < 0 {
             return Ok(Some(WatchReport::Alive { revision }));
         }
