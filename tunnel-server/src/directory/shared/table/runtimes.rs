@@ -44,8 +44,9 @@ impl Runtimes {
 
     pub(super) fn get_mut(&mut self, label: &str) -> Option<&mut RuntimeRecords> {
         let hash = self.hasher.hash_one(label);
-        let is_it = |entry: &Box<Entry>| entry.label.as_str() == label;
-        let entry = self.entries.find_mut(hash, is_it)?;
+        let entry = self
+            .entries
+            .find_mut(hash, |entry| entry.label.as_str() == label)?;
         Some(&mut entry.records)
     }
 
@@ -69,9 +70,10 @@ impl Runtimes {
     /// Removes the entry of a runtime if it has no record.
     pub(super) fn forget_empty(&mut self, label: &str) {
         let hash = self.hasher.hash_one(label);
-        let is_empty =
-            |entry: &Box<Entry>| entry.label.as_str() == label && entry.records.is_empty();
-        if let Ok(entry) = self.entries.find_entry(hash, is_empty) {
+        let found = self.entries.find_entry(hash, |entry| {
+            entry.label.as_str() == label && entry.records.is_empty()
+        });
+        if let Ok(entry) = found {
             entry.remove();
         }
     }
