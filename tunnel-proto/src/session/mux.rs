@@ -19,6 +19,7 @@ mod stream;
 mod streams;
 #[cfg(test)]
 mod tests;
+mod window;
 
 use std::{
     collections::VecDeque,

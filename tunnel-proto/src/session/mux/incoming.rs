@@ -1,11 +1,10 @@
-//! Received bytes of one stream that were not read yet, and the stream's receive window.
+//! Received bytes of one stream that were not read yet.
 
-use std::{collections::VecDeque, time::Duration};
+use std::collections::VecDeque;
 
 use bytes::{Bytes, BytesMut};
-use tokio::time::Instant;
 
-use crate::{limits, session::websocket};
+use crate::session::websocket;
 
 /// Pieces shorter than this are gathered while the reader is behind: each alone would cost more than it
 /// holds, and would keep its whole read buffer alive.
@@ -30,12 +29,12 @@ pub(super) struct Unread {
 
 impl Unread {
     pub(super) fn push(&mut self, piece: Bytes) {
-        let is_read = self.bytes == 0;
+        let was_empty = self.bytes == 0;
         let has_backlog = self.bytes >= BACKLOG_BYTES;
         self.bytes += piece.len();
         let is_copied = match has_backlog {
             true => piece.len() < BUFFER_BYTES / 4 * 3,
-            false => piece.len() < SHORT_BYTES && !is_read,
+            false => piece.len() < SHORT_BYTES && !was_empty,
         };
         if is_copied {
             if self.tail.len() + piece.len() > BUFFER_BYTES {
@@ -102,86 +101,6 @@ fn held(bytes: usize) -> usize {
     }
 }
 
-/// The receive window of one stream. It grows while the window, and not the reader, is what limits the
-/// sender.
-pub(super) struct Window {
-    /// Most bytes that may be in flight or unread.
-    size: usize,
-    /// Bytes that the other end may still send.
-    left: usize,
-    /// When the last window update was sent.
-    last_update: Option<Instant>,
-}
-
-impl Window {
-    pub(super) fn new() -> Self {
-        Self {
-            size: limits::STREAM_WINDOW_BYTES,
-            left: limits::STREAM_WINDOW_BYTES,
-            last_update: None,
-        }
-    }
-
-    /// Whether the window allows this many bytes.
-    pub(super) fn allows(&self, bytes: usize) -> bool {
-        bytes <= self.left
-    }
-
-    /// Counts received bytes, which [`Self::allows`] has to allow.
-    pub(super) fn take(&mut self, bytes: usize) {
-        self.left -= bytes;
-    }
-
-    /// Computes the window update to send after a read that has left `unread` bytes; zero until it is at
-    /// least half a window. `growth` is the number of bytes by which all windows of the session may still
-    /// grow. While `is_pressed`, because memory is short, the window does not grow, and shrinks to its
-    /// initial size.
-    pub(super) fn update(
-        &mut self,
-        unread: usize,
-        round_trip: Duration,
-        growth: &mut usize,
-        is_pressed: impl FnOnce() -> bool,
-    ) -> usize {
-        let used = self.left + unread;
-        if self.size.saturating_sub(used) < self.size / 2 {
-            return 0;
-        }
-        if is_pressed() {
-            *growth += self.growth();
-            self.size = limits::STREAM_WINDOW_BYTES;
-            // As above: no update of less than half a window.
-            let more = self.size.saturating_sub(used);
-            let more = if more < self.size / 2 { 0 } else { more };
-            self.left += more;
-            return more;
-        }
-        let now = Instant::now();
-        // Half a window was used in less than two round trips: the window limits the sender.
-        let is_limiting = self
-            .last_update
-            .is_some_and(|last| now - last < 2 * round_trip);
-        if is_limiting && *growth >= self.size && self.size < limits::STREAM_WINDOW_MAX_BYTES {
-            *growth -= self.size;
-            self.size *= 2;
-        }
-        self.last_update = Some(now);
-        let more = self.size - used;
-        self.left += more;
-        more
-    }
-
-    /// Bytes that the other end may still send.
-    pub(super) fn left(&self) -> usize {
-        self.left
-    }
-
-    /// Bytes by which the window has grown, to be given back when the stream ends.
-    pub(super) fn growth(&self) -> usize {
-        self.size - limits::STREAM_WINDOW_BYTES
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -232,54 +151,5 @@ mod tests {
         assert!(unread.held() < 2 * unread.bytes);
         while unread.pop().is_some() {}
         assert_eq!((unread.held(), unread.len()), (0, 0));
-    }
-
-    #[test]
-    fn windows_are_updated_by_halves_and_never_exceeded() {
-        let (mut window, mut growth) = (Window::new(), 0);
-        let half = limits::STREAM_WINDOW_BYTES / 2;
-        window.take(half - 1);
-        assert_eq!(window.update(0, Duration::ZERO, &mut growth, || false), 0);
-        assert!(window.allows(half + 1) && !window.allows(half + 2));
-        let mut window = Window::new();
-        window.take(2 * half);
-        assert_eq!(
-            window.update(half + 1, Duration::ZERO, &mut growth, || false),
-            0
-        );
-        assert_eq!(
-            window.update(half, Duration::ZERO, &mut growth, || false),
-            half
-        );
-        assert_eq!(
-            window.update(0, Duration::ZERO, &mut growth, || false),
-            half
-        );
-    }
-
-    #[tokio::test(start_paused = true)]
-    async fn a_window_that_limits_the_sender_grows_up_to_the_bound() {
-        let round_trip = Duration::from_millis(100);
-        let mut growth = limits::WINDOW_GROWTH_BYTES;
-        let (mut slow, mut fast) = (Window::new(), Window::new());
-        for _ in 0..20 {
-            for (window, pause) in [(&mut slow, 250), (&mut fast, 100)] {
-                tokio::time::advance(Duration::from_millis(pause)).await;
-                let left = window.left;
-                window.take(left);
-                window.update(0, round_trip, &mut growth, || false);
-            }
-        }
-        // The pauses of both windows count for either.
-        assert_eq!(slow.growth(), 0);
-        assert_eq!(fast.growth(), 0);
-        for _ in 0..20 {
-            tokio::time::advance(round_trip).await;
-            let left = fast.left;
-            fast.take(left);
-            fast.update(0, round_trip, &mut growth, || false);
-        }
-        assert_eq!(fast.size, limits::STREAM_WINDOW_MAX_BYTES);
-        assert_eq!(growth + fast.growth(), limits::WINDOW_GROWTH_BYTES);
     }
 }

@@ -6,7 +6,8 @@ use tokio::time::Instant;
 
 use super::{
     frame::{ACK, FrameKind, Header, SYN},
-    incoming::{Unread, Window},
+    incoming::Unread,
+    window::Window,
 };
 use crate::limits;
 

@@ -56,7 +56,7 @@ pub(super) struct Streams {
     /// Streams that may write a frame and have not yet.
     granted: usize,
     /// Bytes by which the receive windows may still grow.
-    growth: usize,
+    growth_left: usize,
     round_trip: Duration,
     /// Bytes of memory that unread bytes occupy, and how many of them were reported to the account.
     held: usize,
@@ -85,7 +85,7 @@ impl Streams {
             output: Output::default(),
             waiting: VecDeque::new(),
             granted: 0,
-            growth: limits::WINDOW_GROWTH_BYTES,
+            growth_left: limits::WINDOW_GROWTH_BYTES,
             round_trip: Duration::ZERO,
             held: 0,
             reported: 0,
@@ -307,10 +307,10 @@ impl Streams {
             self.held -= before - stream.unread.held();
             stream.unread_since = (!stream.unread.is_empty()).then(Instant::now);
             if !stream.has_ended {
-                let is_pressed = || account.is_some_and(MemoryAccount::is_pressed);
-                let (unread, growth) = (stream.unread.len(), &mut self.growth);
+                let is_memory_short = || account.is_some_and(MemoryAccount::is_short);
+                let (unread, left) = (stream.unread.len(), &mut self.growth_left);
                 let receive = &mut stream.receive;
-                let more = receive.update(unread, self.round_trip, growth, is_pressed);
+                let more = receive.update(unread, self.round_trip, left, is_memory_short);
                 if more > 0 {
                     let header = stream.header(FrameKind::WindowUpdate, 0, id, more);
                     self.output.push(header);
@@ -421,7 +421,7 @@ impl Streams {
         let Some(mut stream) = self.table.remove(&id) else {
             return;
         };
-        self.growth += stream.receive.growth();
+        self.growth_left += stream.receive.growth();
         self.held -= stream.unread.held();
         if !stream.has_ended || stream.is_shed {
             self.stray_bytes = self.stray_bytes.saturating_add(stream.receive.left());
