@@ -59,6 +59,10 @@ pub enum Side {
     Client,
 }
 
+/// Time between pings of a session, unless configured otherwise: a quarter of 60 s, the usual idle limit of proxies and
+/// load balancers.
+pub const DEFAULT_PING_INTERVAL: Duration = Duration::from_secs(15);
+
 /// What each end can configure for a session.
 #[derive(Debug, Clone, Copy)]
 pub struct SessionSettings {
@@ -74,7 +78,7 @@ pub struct SessionSettings {
 impl Default for SessionSettings {
     fn default() -> Self {
         Self {
-            ping_interval: Duration::from_secs(15),
+            ping_interval: DEFAULT_PING_INTERVAL,
             exchanges: limits::EXCHANGES,
             silence: SilenceLimits::ANY_PATH,
         }

@@ -16,7 +16,7 @@ use tokio::task::JoinSet;
 use tokio::time::{Instant, sleep, timeout};
 use tunnel_proto::close::CloseReason;
 use tunnel_proto::control::millis;
-use tunnel_proto::session::Session;
+use tunnel_proto::session::{DEFAULT_PING_INTERVAL, Session};
 
 use super::session::CheckSession;
 use super::text::span;
@@ -30,9 +30,6 @@ const SESSIONS: usize = 7;
 /// The longest idle time that can be requested; a server ends a check after an hour.
 pub(super) const LONGEST: Duration = Duration::from_secs(50 * 60);
 
-/// The ping interval that is advised unless the limit requires less: the default of sessions.
-const DEFAULT_INTERVAL: Duration = Duration::from_secs(15);
-
 /// The result of an idle probe.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 #[non_exhaustive]
@@ -43,7 +40,7 @@ pub struct IdleReport {
     /// The longest idle time after which a session still worked.
     #[serde(rename = "proven_ms", serialize_with = "as_ms")]
     pub proven: Duration,
-    /// The advised time between pings.
+    /// The advised time between pings: the default, or less if the limit requires it.
     #[serde(rename = "advised_ping_interval_ms", serialize_with = "as_ms")]
     pub advised: Duration,
 }
@@ -142,8 +139,10 @@ impl IdleLimitEstimate {
     pub(super) fn report(&self) -> IdleReport {
         // Two pings within the shortest time that may be too long, so that one may be late.
         let advised = match self.limit {
-            Some((at_least, _)) => (at_least / 2).clamp(Duration::from_secs(1), DEFAULT_INTERVAL),
-            None => DEFAULT_INTERVAL,
+            Some((at_least, _)) => {
+                (at_least / 2).clamp(Duration::from_secs(1), DEFAULT_PING_INTERVAL)
+            }
+            None => DEFAULT_PING_INTERVAL,
         };
         IdleReport {
             limit: self.limit,
@@ -171,11 +170,11 @@ impl IdleReport {
         };
         let advice = match self.is_too_slow(ping_interval) {
             true => format!(
-                "; a ping each {} is too late: set --ping-interval={}s at most, here or at the server",
+                "; a ping every {} is too late: set --ping-interval={}s at most, here or at the server",
                 span(ping_interval),
                 self.advised.as_secs()
             ),
-            false => format!("; a ping each {} is enough", span(ping_interval)),
+            false => format!("; a ping every {} is enough", span(ping_interval)),
         };
         found + &advice
     }

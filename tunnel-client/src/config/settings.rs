@@ -17,6 +17,7 @@ use tunnel_ops::config_value::{
 };
 use tunnel_ops::settings::{self, OneOrMore, OneOrMorePaths};
 use tunnel_ops::telemetry::{AccessLogTarget, LogFilter, LogFormat};
+use tunnel_proto::session::DEFAULT_PING_INTERVAL;
 use tunnel_routing::config::{CONNECT_TIMEOUT, HEAD_TIMEOUT, RawRoute};
 use tunnel_routing::url::UpstreamUrl;
 
@@ -123,7 +124,7 @@ tunnel_ops::settings! {
         refusal_wait: PositiveDuration = Duration::from_secs(5 * 60), "TIME", Restart;
         // A session that is silent for two of them is dead.
         /// Time between pings on a session
-        ping_interval: DurationFrom<100> = Duration::from_secs(15), "TIME", Restart;
+        ping_interval: DurationFrom<100> = DEFAULT_PING_INTERVAL, "TIME", Restart;
     }
     "Upstreams" {
         /// The local service that answers what no route takes: http://, https:// or h2c:// with host and

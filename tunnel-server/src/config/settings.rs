@@ -14,6 +14,7 @@ use tunnel_ops::config_value::{
 };
 use tunnel_ops::settings;
 use tunnel_ops::telemetry::{AccessLogTarget, LogFilter, LogFormat};
+use tunnel_proto::session::DEFAULT_PING_INTERVAL;
 
 use super::credentials::{HttpUrl, JwksSource};
 use super::nodes::{EtcdUrl, KeyPrefix};
@@ -115,7 +116,7 @@ settings! {
         max_tunnel_connections_per_address: Count<1, 10_000_000> = 1_000, "NUMBER", AtOnce;
         // A session that is silent for two of them is dead.
         /// Time between pings on a session
-        ping_interval: DurationFrom<100> = Duration::from_secs(15), "TIME", AtOnce;
+        ping_interval: DurationFrom<100> = DEFAULT_PING_INTERVAL, "TIME", AtOnce;
         /// Exchanges open at once on one session
         max_exchanges: Count<1, 4096> = 1_024, "NUMBER", AtOnce;
     }

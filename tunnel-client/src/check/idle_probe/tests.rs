@@ -84,7 +84,7 @@ fn pings_that_come_too_seldom_are_named() {
         line.contains("after 10s") && line.contains("--ping-interval=5s"),
         "{line}"
     );
-    assert!(report.line(secs(5)).contains("a ping each 5s is enough"));
+    assert!(report.line(secs(5)).contains("a ping every 5s is enough"));
     let json = serde_json::to_string(&report).unwrap();
     assert_eq!(
         json,
