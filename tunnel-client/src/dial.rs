@@ -8,7 +8,6 @@
 //! One time-out applies to each step. The error of a failed step names it (step.rs); an observer gets more details
 //! (observe.rs). A dial is never repeated here: the tunnel decides when to dial again.
 
-mod link;
 pub(crate) mod observe;
 pub(crate) mod page_text;
 pub(crate) mod probe;
@@ -17,6 +16,7 @@ pub(crate) mod proxy_error;
 pub(crate) mod resolve;
 mod step;
 pub(crate) mod tls;
+mod transport;
 mod upgrade;
 
 use std::fmt;
@@ -37,11 +37,11 @@ use tunnel_proto::handshake::{Greeting, Refusal};
 use tunnel_proto::limits;
 use tunnel_proto::refusal::Finality;
 
-use self::link::Link;
 use self::observe::{Logged, Observation, Observer, StepRunner};
 use self::proxy::Proxy;
 pub(crate) use self::step::{StepError, is_not_a_tunnel, proxy_error};
 use self::tls::Tls;
+use self::transport::Transport;
 pub(crate) use self::upgrade::RefusalResponse;
 use self::upgrade::UpgradeOutcome;
 use crate::config::{Config, ProxyUrl, ServerPath, ServerUrl, dialled};
@@ -119,7 +119,7 @@ pub(crate) struct Dialler {
 }
 
 /// A connection to the server under TLS.
-type TunnelStream = TlsStream<ReadAhead<Link>>;
+type TunnelStream = TlsStream<ReadAhead<Transport>>;
 
 /// A connection that has been upgraded to a session.
 pub(crate) struct Connected {
@@ -210,8 +210,8 @@ impl Dialler {
         let mut steps = StepRunner::new(self.limit, observer);
         // Boxed, since the state of each is large, and a dial is rare.
         let reached = Box::pin(self.reach(last, &mut steps)).await;
-        let (link, peer) = reached.map_err(failed)?;
-        let io = Box::pin(self.secure(link, &credential, &mut steps))
+        let (transport, peer) = reached.map_err(failed)?;
+        let io = Box::pin(self.secure(transport, &credential, &mut steps))
             .await
             .map_err(failed)?;
         let outcome = Box::pin(self.upgrade(io, greeting, &credential, &mut steps))
@@ -238,7 +238,7 @@ impl Dialler {
         &self,
         last: &[SocketAddr],
         steps: &mut StepRunner<'_>,
-    ) -> Result<(Link, SocketAddr), StepError> {
+    ) -> Result<(Transport, SocketAddr), StepError> {
         let (host, port) = (self.host.as_str(), self.port);
         let proxy = self.proxy();
         steps.observe(Observation::Target { host, port, proxy });
@@ -249,7 +249,7 @@ impl Dialler {
                 // Stable: the resolver's order counts among the others.
                 addresses.sort_by_key(|address| last.contains(address));
                 let (tcp, peer) = connect_any(Step::Tcp, &addresses, steps).await?;
-                Ok((Link::Tcp(tcp), peer))
+                Ok((Transport::Tcp(tcp), peer))
             }
         }
     }
@@ -257,15 +257,15 @@ impl Dialler {
     /// Performs the TLS handshake with the server, also through a proxy.
     async fn secure(
         &self,
-        link: Link,
+        transport: Transport,
         credential: &Credential,
         steps: &mut StepRunner<'_>,
     ) -> Result<TunnelStream, StepError> {
-        set_options(link.tcp()).map_err(|error| StepError::Failed(Step::Tls, error))?;
+        set_options(transport.tcp()).map_err(|error| StepError::Failed(Step::Tls, error))?;
         let name = &self.server_name;
         let identity = credential.identity();
-        let link = ReadAhead::new(link);
-        let secured = self.tls.secure(steps, Step::Tls, link, name, identity);
+        let transport = ReadAhead::new(transport);
+        let secured = self.tls.secure(steps, Step::Tls, transport, name, identity);
         let mut io = secured.await?;
         io.get_mut().1.set_buffer_limit(Some(limits::TLS_BYTES));
         Ok(io)

@@ -1,5 +1,5 @@
-//! Probes what answers in place of the server: a request on the path of a dial, without a credential and for no session,
-//! whose response helps to explain why a dial failed.
+//! Probes what answers in place of the server: a request on the path of a dial, without a credential, that asks for no
+//! session, and whose response helps to explain why a dial failed.
 //!
 //! A peer whose certificate is not valid is probed as well: neither token nor certificate of the client is sent, and the
 //! response is only shown to a person.
@@ -11,6 +11,7 @@ use bytes::Bytes;
 use http::{HeaderMap, StatusCode};
 use rustls::ClientConfig;
 use rustls::client::Resumption;
+use tokio::io::{AsyncRead, AsyncWrite};
 use tunnel_ops::connect;
 use tunnel_ops::tls_files::TlsFilesError;
 
@@ -52,30 +53,35 @@ impl Dialler {
         observer: &mut dyn Observer,
     ) -> Result<ProbeResponse, StepError> {
         let mut steps = StepRunner::new(self.limit, observer);
-        let (link, _) = Box::pin(self.reach(&[], &mut steps)).await?;
-        let (name, limit) = (&self.server_name, steps.limit());
+        let (transport, _) = Box::pin(self.reach(&[], &mut steps)).await?;
+        let name = &self.server_name;
         let io = match mode {
-            ProbeMode::Plain => {
-                let asking = Box::pin(upgrade::probe(link, &self.host_field, limit));
-                let probing = steps.step_with_limit(Step::Upgrade, limit, asking, |_, _| {});
-                return probing.await;
-            }
+            ProbeMode::Plain => return self.ask(transport, &mut steps).await,
             ProbeMode::Verified => {
                 self.tls
-                    .secure(&mut steps, Step::Tls, link, name, None)
+                    .secure(&mut steps, Step::Tls, transport, name, None)
                     .await?
             }
             ProbeMode::Unverified => {
                 let handshake = async {
                     let config = unverified_config().map_err(io::Error::other)?;
-                    connect::tls::handshake(link, &config, connect::tls::server_name(name)?).await
+                    connect::tls::handshake(transport, &config, connect::tls::server_name(name)?)
+                        .await
                 };
                 steps.step(Step::Tls, handshake, |_, _| {}).await?
             }
         };
+        self.ask(io, &mut steps).await
+    }
+
+    async fn ask<IO>(&self, io: IO, steps: &mut StepRunner<'_>) -> Result<ProbeResponse, StepError>
+    where
+        IO: AsyncRead + AsyncWrite + Unpin,
+    {
+        let limit = steps.limit();
         let asking = Box::pin(upgrade::probe(io, &self.host_field, limit));
-        let probing = steps.step_with_limit(Step::Upgrade, limit, asking, |_, _| {});
-        probing.await
+        let step = steps.step_with_limit(Step::Upgrade, limit, asking, |_, _| {});
+        step.await
     }
 }
 

@@ -2,7 +2,7 @@
 //!
 //! ```text
 //!   proxy's name ─▶ addresses ─▶ TCP ─▶ (TLS, https) ─▶ CONNECT, or SOCKS5
-//!   └ ProxyResolve ┘└ ProxyConnect ┘  └   ProxyTls   ┘  └    ProxyAsk     ┘
+//!   └   ProxyDns   ┘└   ProxyTcp   ┘  └   ProxyTls   ┘  └      Proxy      ┘
 //! ```
 //!
 //! With `socks5` the client resolves the server's name first, and requests each of its addresses in turn; any other proxy
@@ -14,6 +14,7 @@ mod http;
 mod refused_login;
 mod socks5;
 
+use std::io;
 use std::net::SocketAddr;
 use std::time::Duration;
 
@@ -23,19 +24,19 @@ use tunnel_ops::tls_files::TlsFilesError;
 use self::http::{ConnectAttempts, ConnectOutcome};
 use self::refused_login::RefusedLogin;
 use self::socks5::Target;
-use super::link::Link;
 use super::observe::{Observation, StepRunner};
 use super::proxy_error::ProxyError;
 use super::step::{StepError, proxy_error};
 use super::tls::Tls;
+use super::transport::Transport;
 use crate::config::{
     LoginError, LoginSource, ProxyLogin, ProxyScheme, ProxySettings, ProxyUrl, read_login,
 };
 use crate::step::Step;
 
-/// Most connections to the proxy in one dial: one without a login, one with it, one more after a stale nonce. Also the
-/// most addresses of the server that are tried with `socks5`.
-const CONNECTIONS: usize = 4;
+/// Most addresses of the server that are tried with `socks5`: each is a connection to the proxy, and gets at least a
+/// quarter of the time-out of a step.
+const SOCKS5_ADDRESSES: usize = 4;
 
 /// A proxy, and the login for it.
 #[derive(Debug)]
@@ -75,7 +76,7 @@ impl Proxy {
         host: &str,
         port: u16,
         steps: &mut StepRunner<'_>,
-    ) -> Result<(Link, SocketAddr), StepError> {
+    ) -> Result<(Transport, SocketAddr), StepError> {
         let login = self.login().map_err(|error| failed(error.into()))?;
         let login = login.as_ref();
         self.refused.check(login).map_err(failed)?;
@@ -94,25 +95,25 @@ impl Proxy {
         host: &str,
         port: u16,
         steps: &mut StepRunner<'_>,
-    ) -> Result<(Link, SocketAddr), StepError> {
+    ) -> Result<(Transport, SocketAddr), StepError> {
         match self.url.scheme() {
             ProxyScheme::Http | ProxyScheme::Https => {
                 let authority = authority(host, port);
                 let mut attempts = ConnectAttempts::new(&authority, login);
-                for _ in 0..CONNECTIONS {
-                    let (link, peer) = self.connect(steps).await?;
-                    if let Some(link) = connect_http(&mut attempts, link, steps).await? {
-                        return Ok((link, peer));
+                // It ends: each connection uses at least one of the attempts, whose number is limited.
+                loop {
+                    let (transport, peer) = self.connect(steps).await?;
+                    if let Some(transport) = connect_http(&mut attempts, transport, steps).await? {
+                        return Ok((transport, peer));
                     }
                 }
-                Err(failed(ProxyError::ClosesAfterChallenge))
             }
             ProxyScheme::Socks5h => {
-                let (link, peer) = self.connect(steps).await?;
+                let (transport, peer) = self.connect(steps).await?;
                 let target = Target::Host(host, port);
                 let limit = steps.limit();
                 Ok((
-                    connect_socks(link, target, login, limit, steps).await?,
+                    connect_socks(transport, target, login, limit, steps).await?,
                     peer,
                 ))
             }
@@ -130,17 +131,18 @@ impl Proxy {
         addresses: &[SocketAddr],
         login: Option<&ProxyLogin>,
         steps: &mut StepRunner<'_>,
-    ) -> Result<(Link, SocketAddr), StepError> {
-        let mut last = failed(ProxyError::ClosesAfterChallenge);
+    ) -> Result<(Transport, SocketAddr), StepError> {
+        // Returned only if there is no address.
+        let mut last = StepError::Failed(Step::Dns, io::ErrorKind::NotFound.into());
         let mut left = steps.limit();
-        let count = addresses.len().min(CONNECTIONS);
+        let count = addresses.len().min(SOCKS5_ADDRESSES);
         for (address, remaining) in addresses.iter().zip((1..=count).rev()) {
-            let (link, peer) = self.connect(steps).await?;
+            let (transport, peer) = self.connect(steps).await?;
             let began = Instant::now();
             let part = left / u32::try_from(remaining).unwrap_or(1);
             let target = Target::Address(*address);
-            match connect_socks(link, target, login, part, steps).await {
-                Ok(link) => return Ok((link, peer)),
+            match connect_socks(transport, target, login, part, steps).await {
+                Ok(transport) => return Ok((transport, peer)),
                 Err(error) if is_about_address(&error) => last = error,
                 Err(error) => return Err(error),
             }
@@ -150,15 +152,18 @@ impl Proxy {
     }
 
     /// Connects to the proxy.
-    async fn connect(&self, steps: &mut StepRunner<'_>) -> Result<(Link, SocketAddr), StepError> {
+    async fn connect(
+        &self,
+        steps: &mut StepRunner<'_>,
+    ) -> Result<(Transport, SocketAddr), StepError> {
         let (host, port) = (self.url.host(), self.url.port());
         let addresses = super::look_up(Step::ProxyDns, host, port, steps).await?;
         let (tcp, peer) = super::connect_any(Step::ProxyTcp, &addresses, steps).await?;
         let Some(tls) = &self.tls else {
-            return Ok((Link::Tcp(tcp), peer));
+            return Ok((Transport::Tcp(tcp), peer));
         };
         let secured = tls.secure(steps, Step::ProxyTls, tcp, host, None).await?;
-        Ok((Link::Tls(Box::new(secured)), peer))
+        Ok((Transport::Tls(Box::new(secured)), peer))
     }
 
     /// The login; a file is read at each dial.
@@ -174,11 +179,11 @@ impl Proxy {
 /// Requests the connection. Returns `None` if the proxy needs a request on a new connection.
 async fn connect_http(
     attempts: &mut ConnectAttempts<'_>,
-    link: Link,
+    transport: Transport,
     steps: &mut StepRunner<'_>,
-) -> Result<Option<Link>, StepError> {
+) -> Result<Option<Transport>, StepError> {
     let limit = steps.limit();
-    let work = async { Ok(attempts.run(link, limit).await?) };
+    let work = async { Ok(attempts.run(transport, limit).await?) };
     let connecting = steps.step_with_limit(Step::Proxy, limit, work, |ended, observer| {
         let response = match ended {
             Ok(ConnectOutcome::Established(_, response)) => Some(response),
@@ -190,20 +195,20 @@ async fn connect_http(
             .for_each(|response| observer.observe(Observation::ProxyResponse(response)));
     });
     match connecting.await? {
-        ConnectOutcome::Established(link, _) => Ok(Some(link)),
+        ConnectOutcome::Established(transport, _) => Ok(Some(transport)),
         ConnectOutcome::Reconnect => Ok(None),
     }
 }
 
 async fn connect_socks(
-    mut link: Link,
+    mut transport: Transport,
     target: Target<'_>,
     login: Option<&ProxyLogin>,
     limit: Duration,
     steps: &mut StepRunner<'_>,
-) -> Result<Link, StepError> {
+) -> Result<Transport, StepError> {
     let work = async {
-        let connecting = timeout(limit, socks5::connect(&mut link, target, login)).await;
+        let connecting = timeout(limit, socks5::connect(&mut transport, target, login)).await;
         Ok(connecting.map_err(|_| ProxyError::Silent)??)
     };
     let connecting = steps.step_with_limit(Step::Proxy, limit, work, |ended, observer| {
@@ -216,7 +221,7 @@ async fn connect_socks(
             .for_each(|response| observer.observe(Observation::ProxyResponse(response)));
     });
     connecting.await?;
-    Ok(link)
+    Ok(transport)
 }
 
 /// Host and port in the authority form of `CONNECT`: always with a port, IPv6 in brackets, without a final dot.

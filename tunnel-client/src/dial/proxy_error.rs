@@ -53,9 +53,6 @@ pub(crate) enum ProxyError {
     /// The login cannot be read.
     #[error(transparent)]
     Login(#[from] LoginError),
-    /// It closes each connection after a challenge.
-    #[error("the proxy closes every connection after its challenge")]
-    ClosesAfterChallenge,
     /// A name or login that is too long for SOCKS.
     #[error("the {0} is too long for SOCKS5: at most 255 bytes")]
     TooLong(&'static str),

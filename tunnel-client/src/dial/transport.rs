@@ -9,14 +9,14 @@ use tokio::net::TcpStream;
 use tokio_rustls::client::TlsStream;
 
 /// A connection to the server, or to the proxy.
-pub(crate) enum Link {
+pub(crate) enum Transport {
     /// TCP to the server, or to a proxy without TLS.
     Tcp(TcpStream),
     /// TLS to a proxy; boxed, since its state is large.
     Tls(Box<TlsStream<TcpStream>>),
 }
 
-impl Link {
+impl Transport {
     /// The TCP connection.
     pub(super) fn tcp(&self) -> &TcpStream {
         match self {
@@ -27,8 +27,8 @@ impl Link {
 }
 
 macro_rules! either {
-    ($link:expr, $stream:ident => $poll:expr) => {
-        match $link.get_mut() {
+    ($transport:expr, $stream:ident => $poll:expr) => {
+        match $transport.get_mut() {
             Self::Tcp(stream) => {
                 let $stream = Pin::new(stream);
                 $poll
@@ -41,7 +41,7 @@ macro_rules! either {
     };
 }
 
-impl AsyncRead for Link {
+impl AsyncRead for Transport {
     fn poll_read(
         self: Pin<&mut Self>,
         cx: &mut Context<'_>,
@@ -51,7 +51,7 @@ impl AsyncRead for Link {
     }
 }
 
-impl AsyncWrite for Link {
+impl AsyncWrite for Transport {
     fn poll_write(
         self: Pin<&mut Self>,
         cx: &mut Context<'_>,
