@@ -112,7 +112,7 @@ pub(crate) enum Event {
     },
     /// A newer instance holds the runtime.
     Superseded,
-    /// The server is silent although it was probed: the path may be lost.
+    /// The server is silent although it was pinged: the path may be lost.
     Silent,
     /// A session that was silent is heard again.
     HeardAgain,
@@ -290,7 +290,7 @@ impl Session {
         }
     }
 
-    /// Probes the session: it is replaced and ends, unless the server is heard within seconds.
+    /// Pings the server: the session is replaced and ends, unless the server is heard within seconds.
     pub(crate) fn ping_now(&self) {
         self.handle.ping_now();
     }

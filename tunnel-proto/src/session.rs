@@ -133,7 +133,7 @@ pub(crate) struct Shared {
     /// Open exchanges are cut at once instead of going on until the close.
     is_cut: AtomicBool,
     /// The driver has to send a ping at once.
-    is_asked_to_probe: AtomicBool,
+    is_asked_to_ping: AtomicBool,
     /// The other end has not answered a ping in time.
     is_silent: AtomicBool,
     /// Notified when `is_silent` changes.
@@ -173,7 +173,7 @@ impl Session {
             close: Mutex::new(None),
             is_closing: AtomicBool::new(false),
             is_cut: AtomicBool::new(false),
-            is_asked_to_probe: AtomicBool::new(false),
+            is_asked_to_ping: AtomicBool::new(false),
             is_silent: AtomicBool::new(false),
             silence_changed: Notify::new(),
             has_ended: AtomicBool::new(false),
@@ -242,7 +242,7 @@ impl Session {
     /// later it ends as dead. For callers with evidence that the path is lost, such as a changed network
     /// address. Before the first round trip is measured, only the ping intervals count.
     pub fn ping_now(&self) {
-        self.shared.is_asked_to_probe.store(true, Ordering::SeqCst);
+        self.shared.is_asked_to_ping.store(true, Ordering::SeqCst);
         self.shared.mux.wake_driver();
     }
 

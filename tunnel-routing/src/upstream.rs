@@ -47,7 +47,7 @@ use tunnel_proto::problem::Problem;
 pub use self::body::UpstreamBody;
 pub(crate) use self::cache::UpstreamCache;
 use self::destination::Destination;
-pub use self::dial::ProbeError;
+pub use self::dial::TryDialError;
 use self::dial::{Dialled, UpstreamDialler};
 pub use self::failure::UpstreamBodyError;
 use self::http1::Connection;
@@ -182,8 +182,8 @@ impl Upstream {
     /// Connects and closes the connection.
     ///
     /// # Errors
-    /// See [`ProbeError`].
-    pub async fn probe(&self) -> Result<(), ProbeError> {
+    /// See [`TryDialError`].
+    pub async fn try_dial(&self) -> Result<(), TryDialError> {
         self.dialler.try_dial().await
     }
 

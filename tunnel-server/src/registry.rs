@@ -276,8 +276,8 @@ impl Registry {
         });
     }
 
-    /// Checks whether an instance would get a runtime now. If not, the holder is probed, so that a dead one does not keep
-    /// the runtime for long.
+    /// Checks whether an instance would get a runtime now. If not, the holder is pinged, so that a dead one does not
+    /// keep the runtime for long.
     ///
     /// # Errors
     /// When it would not.
@@ -355,7 +355,7 @@ impl Registry {
         session.account_to(slot.budget.memory());
         let added = tunnel.add(session.clone(), peer);
         let Some(member) = added else {
-            // Probes them all, since some may be dead without it being known.
+            // Pings them all, since some may be dead without it being known.
             tunnel.ping_now();
             return Err(JoinRefusal::TooMany);
         };

@@ -2,7 +2,7 @@
 //!
 //! ```text
 //!   routes ─▶ entries, in their order ──────────────────────────▶ reported
-//!               └▶ probes, each different one once ─▶ 16 at a time ─┘
+//!               └▶ dials, each different one once ──▶ 16 at a time ─┘
 //! ```
 //!
 //! An upstream is connected to once, by the code that exchanges use. One whose URL a request fills in cannot be checked
@@ -26,15 +26,15 @@ use super::verdict::{self, Verdict};
 use crate::config::{Config, Source};
 use crate::step::Step;
 
-/// Probes that run at once: one without an answer takes its whole time-out.
+/// Dials that run at once: one without an answer takes its whole time-out.
 const AT_ONCE: usize = 16;
 
 /// Idle connections kept; none is used twice.
 const IDLE_POOL: usize = 1;
 
-/// One upstream with its options. Equal ones are probed once.
+/// One upstream with its options. Equal ones are dialled once.
 #[derive(Debug, PartialEq, Eq)]
-struct Probe<'c> {
+struct UpstreamDial<'c> {
     url: &'c UpstreamUrl,
     options: &'c UpstreamOptions,
     health: Option<&'c HealthOptions>,
@@ -43,18 +43,18 @@ struct Probe<'c> {
 /// One line of the report, for the route with this name.
 #[derive(Debug, PartialEq, Eq)]
 enum Entry<'c> {
-    /// The result of the probe with this index.
-    Probe(&'c str, usize),
+    /// The result of the dial with this index.
+    Dial(&'c str, usize),
     /// A URL that requests fill in.
     Template(&'c str, String),
     /// An upstream without a CA file to verify it, which was reported before.
     Unchecked(&'c str),
 }
 
-/// The result of a probe: what to say of the upstream, and why it failed if it did.
-type Probed = (String, Option<Verdict>, Duration);
+/// The result of a dial: what to say of the upstream, and why it failed if it did.
+type DialResult = (String, Option<Verdict>, Duration);
 
-/// Probes all upstreams, and reports them in the order of the routes.
+/// Dials all upstreams, and reports them in the order of the routes.
 pub(super) async fn check(source: &Source, reporter: &mut Reporter<'_>) {
     let Some(routes) = Config::routes_at_any_rate(source) else {
         return reporter.not_reached(&[Step::Upstream]);
@@ -62,18 +62,18 @@ pub(super) async fn check(source: &Source, reporter: &mut Reporter<'_>) {
     let dns_servers = source.settings().dns_server.unwrap_or_default();
     let memory = MemoryAccount::new(usize::MAX);
     let shared = Arc::new(UpstreamShared::new(&dns_servers, memory, IDLE_POOL));
-    let (probes, entries) = plan(&routes);
-    let probing = stream::iter(&probes).map(|probe| Box::pin(probe.run(&shared)));
-    let mut probing = probing.buffered(AT_ONCE);
-    let mut results = Vec::with_capacity(probes.len());
+    let (dials, entries) = plan(&routes);
+    let dialling = stream::iter(&dials).map(|dial| Box::pin(dial.run(&shared)));
+    let mut dialling = dialling.buffered(AT_ONCE);
+    let mut results = Vec::with_capacity(dials.len());
     for entry in entries {
         match entry {
-            Entry::Probe(route, index) => {
+            Entry::Dial(route, index) => {
                 while results.len() <= index {
-                    results.extend(probing.next().await);
+                    results.extend(dialling.next().await);
                 }
-                if let Some(probed) = results.get(index) {
-                    reporter.step(report(probed).named(route));
+                if let Some(result) = results.get(index) {
+                    reporter.step(report(result).named(route));
                 }
             }
             Entry::Template(route, template) => {
@@ -88,10 +88,10 @@ pub(super) async fn check(source: &Source, reporter: &mut Reporter<'_>) {
     }
 }
 
-/// The different probes, and the lines of the report in the order of the routes. A line's probe comes after those of the
+/// The different dials, and the lines of the report in the order of the routes. A line's dial comes after those of the
 /// lines before.
-fn plan(routes: &RouteList) -> (Vec<Probe<'_>>, Vec<Entry<'_>>) {
-    let (mut probes, mut entries) = (Vec::new(), Vec::new());
+fn plan(routes: &RouteList) -> (Vec<UpstreamDial<'_>>, Vec<Entry<'_>>) {
+    let (mut dials, mut entries) = (Vec::new(), Vec::new());
     for route in routes {
         let upstreams = match &route.action {
             RouteAction::Upstreams(upstreams) => upstreams,
@@ -108,24 +108,24 @@ fn plan(routes: &RouteList) -> (Vec<Probe<'_>>, Vec<Entry<'_>>) {
                 entries.push(Entry::Unchecked(&route.name));
                 continue;
             }
-            let probe = Probe {
+            let dial = UpstreamDial {
                 url: &member.url,
                 options: &upstreams.options,
                 health: upstreams.health.as_ref(),
             };
-            let known = probes.iter().position(|known| *known == probe);
+            let known = dials.iter().position(|known| *known == dial);
             let index = known.unwrap_or_else(|| {
-                probes.push(probe);
-                probes.len() - 1
+                dials.push(dial);
+                dials.len() - 1
             });
-            entries.push(Entry::Probe(&route.name, index));
+            entries.push(Entry::Dial(&route.name, index));
         }
     }
-    (probes, entries)
+    (dials, entries)
 }
 
-impl Probe<'_> {
-    async fn run(&self, shared: &Arc<UpstreamShared>) -> Probed {
+impl UpstreamDial<'_> {
+    async fn run(&self, shared: &Arc<UpstreamShared>) -> DialResult {
         let began = Instant::now();
         let url = self.url.to_string();
         match Box::pin(self.connect(&url, shared)).await {
@@ -145,7 +145,7 @@ impl Probe<'_> {
             let verdict = verdict::unusable(url, &text);
             (text, verdict)
         })?;
-        upstream.probe().await.map_err(|failure| {
+        upstream.try_dial().await.map_err(|failure| {
             let text = detail(&failure.problem, url);
             let is_socket = self.url.socket_path().is_some();
             let verdict = verdict::not_reached(url, is_socket, &failure, &text);
@@ -171,7 +171,7 @@ impl Probe<'_> {
     }
 }
 
-fn report((words, verdict, took): &Probed) -> StepReport {
+fn report((words, verdict, took): &DialResult) -> StepReport {
     let step = match verdict {
         None => StepReport::new(Step::Upstream, StepResult::Held, words),
         Some(verdict) => StepReport::failed(Step::Upstream, words, verdict.clone()),

@@ -57,7 +57,7 @@ enum SlotEvent {
     Drained(Duration),
     /// The session has ended.
     Lost,
-    /// The session is silent although it was probed. It may be heard again.
+    /// The session is silent although it was pinged. It may be heard again.
     Silent,
     /// The silent session is heard again.
     HeardAgain,
@@ -195,7 +195,7 @@ impl Slot {
                 event = next_event(&mut self.current) => event,
                 Ok(()) = self.renewals.changed() => {
                     let renewal = self.renewals.borrow_and_update().unwrap_or_default();
-                    // Probes the session, so that a dead one is detected soon.
+                    // Pings the session, so that a dead one is detected soon.
                     self.current.iter().for_each(Session::ping_now);
                     return Ok(self.renewal(renewal));
                 }

@@ -202,7 +202,7 @@ impl<IO: AsyncRead + AsyncWrite + Unpin> Driver<IO> {
                 return Err(SessionEnd::Closed(reason));
             }
         }
-        let is_asked = &self.session.shared.is_asked_to_probe;
+        let is_asked = &self.session.shared.is_asked_to_ping;
         if is_asked.load(Ordering::SeqCst) && is_asked.swap(false, Ordering::SeqCst) {
             let now = Instant::now();
             self.liveness.ping_now(now);
@@ -231,7 +231,7 @@ impl<IO: AsyncRead + AsyncWrite + Unpin> Driver<IO> {
         match action {
             LivenessAction::Nothing => {}
             LivenessAction::Silent => self.liveness.become_silent(now),
-            LivenessAction::Probe(number) => self.send_ping(number)?,
+            LivenessAction::ExtraPing(number) => self.send_ping(number)?,
             LivenessAction::Ping(number) => {
                 self.send_ping(number)?;
                 self.session.shared.idle.lock().trim();

@@ -96,8 +96,9 @@ pub(super) enum LivenessAction {
     Nothing,
     /// Send the ping with this number: a ping interval has passed.
     Ping(u64),
-    /// Send the ping with this number: the other end is silent, or sent bytes are to be confirmed.
-    Probe(u64),
+    /// Send the ping with this number before the interval has passed: the other end is silent, or sent bytes are to be
+    /// confirmed.
+    ExtraPing(u64),
     /// Process what has arrived; if nothing has, call [`Liveness::become_silent`].
     Silent,
     /// End the session.
@@ -303,15 +304,17 @@ impl Liveness {
         }
         match self.silence {
             Silence::SilentAt(Some(at)) | Silence::DeadAt(at) if now >= at + self.limits.late => {
-                return LivenessAction::Probe(self.probe(now));
+                return LivenessAction::ExtraPing(self.timed_ping(now));
             }
             Silence::SilentAt(Some(at)) if now >= at => return LivenessAction::Silent,
             Silence::DeadAt(at) if now >= at => return LivenessAction::Dead,
-            Silence::PingAt(at) if now >= at => return LivenessAction::Probe(self.probe(now)),
+            Silence::PingAt(at) if now >= at => {
+                return LivenessAction::ExtraPing(self.timed_ping(now));
+            }
             _ => {}
         }
         if self.pings.is_empty() && self.unconfirmed_bytes() > UNCONFIRMED_BYTES {
-            return LivenessAction::Probe(self.ping(now));
+            return LivenessAction::ExtraPing(self.ping(now));
         }
         if now < self.next_ping {
             return LivenessAction::Nothing;
@@ -325,7 +328,8 @@ impl Liveness {
         self.silence = Silence::DeadAt(now + self.limits.silent);
     }
 
-    fn probe(&mut self, now: Instant) -> u64 {
+    /// A ping whose answer is due at a certain time.
+    fn timed_ping(&mut self, now: Instant) -> u64 {
         self.silence = Silence::SilentAt(self.answer_time().map(|time| now + time));
         self.ping(now)
     }

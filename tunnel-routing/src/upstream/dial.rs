@@ -72,9 +72,9 @@ impl fmt::Display for Step {
     }
 }
 
-/// Why a probe could not connect.
+/// Why [`Upstream::try_dial`](super::Upstream::try_dial) failed.
 #[derive(Debug)]
-pub struct ProbeError {
+pub struct TryDialError {
     /// The problem that an exchange would fail with.
     pub problem: Problem,
     /// The error of the certificate, if that is the cause.
@@ -120,9 +120,9 @@ impl UpstreamDialler {
     }
 
     /// Connects and closes the connection.
-    pub(super) async fn try_dial(&self) -> Result<(), ProbeError> {
+    pub(super) async fn try_dial(&self) -> Result<(), TryDialError> {
         let dialled = self.take_steps(Offer::Any).await;
-        dialled.map(drop).map_err(|error| ProbeError {
+        dialled.map(drop).map_err(|error| TryDialError {
             problem: self.problem(&error),
             certificate: match error {
                 UpstreamDialError::Step(error) => error.certificate().cloned(),

@@ -2,7 +2,7 @@
 
 use rustls::CertificateError;
 use tunnel_proto::problem::Reason;
-use tunnel_routing::upstream::ProbeError;
+use tunnel_routing::upstream::TryDialError;
 
 use super::{Verdict, verdicts};
 
@@ -26,7 +26,7 @@ pub(in crate::check) fn unhealthy(url: &str, text: &str) -> Verdict {
 pub(in crate::check) fn not_reached(
     url: &str,
     is_socket: bool,
-    failure: &ProbeError,
+    failure: &TryDialError,
     text: &str,
 ) -> Verdict {
     if let Some(error) = &failure.certificate {

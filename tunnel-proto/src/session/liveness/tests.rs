@@ -57,7 +57,7 @@ fn within_a_data_centre_silence_is_death_after_less_than_a_second() {
     liveness.on_sent(1_000, now + 10 * MS);
     let asked = now + 210 * MS;
     assert_eq!(liveness.deadline(), asked);
-    assert_eq!(liveness.on_time(asked), LivenessAction::Probe(2));
+    assert_eq!(liveness.on_time(asked), LivenessAction::ExtraPing(2));
     becomes_silent(&mut liveness, asked + 300 * MS);
     assert_eq!(liveness.on_time(asked + 500 * MS), LivenessAction::Dead);
 }
@@ -125,7 +125,7 @@ fn a_silent_end_is_pinged_then_silent_then_dead() {
     // Sending more does not postpone the ping.
     assert!(!liveness.on_sent(100, now + 900 * MS));
     assert_eq!(liveness.deadline(), now + SECOND);
-    assert_eq!(liveness.on_time(now + SECOND), LivenessAction::Probe(2));
+    assert_eq!(liveness.on_time(now + SECOND), LivenessAction::ExtraPing(2));
     liveness.on_sent(100, now + 2 * SECOND);
     assert_eq!(liveness.deadline(), now + 3 * SECOND);
     assert_eq!(
@@ -149,7 +149,7 @@ fn a_silent_end_is_pinged_then_silent_then_dead() {
 fn received_bytes_make_a_silent_end_alive() {
     let (mut liveness, now) = measured(MS);
     liveness.on_sent(100, now);
-    assert_eq!(liveness.on_time(now + SECOND), LivenessAction::Probe(2));
+    assert_eq!(liveness.on_time(now + SECOND), LivenessAction::ExtraPing(2));
     becomes_silent(&mut liveness, now + 3 * SECOND);
     assert!(liveness.on_received(now + 14 * SECOND));
     assert!(!liveness.is_silent());
@@ -159,7 +159,7 @@ fn received_bytes_make_a_silent_end_alive() {
     liveness.on_sent(100, now + 20 * SECOND);
     assert_eq!(
         liveness.on_time(now + 21 * SECOND),
-        LivenessAction::Probe(4)
+        LivenessAction::ExtraPing(4)
     );
     becomes_silent(&mut liveness, now + 23 * SECOND);
 }
@@ -168,7 +168,7 @@ fn received_bytes_make_a_silent_end_alive() {
 fn a_resumed_socket_postpones_death_and_does_not_end_the_silence() {
     let (mut liveness, now) = measured(MS);
     liveness.on_sent(100, now);
-    assert_eq!(liveness.on_time(now + SECOND), LivenessAction::Probe(2));
+    assert_eq!(liveness.on_time(now + SECOND), LivenessAction::ExtraPing(2));
     becomes_silent(&mut liveness, now + 3 * SECOND);
     liveness.on_socket_resumed(now + 12 * SECOND);
     assert!(liveness.is_silent());
@@ -183,7 +183,10 @@ fn received_bytes_end_the_silence() {
     liveness.on_received(now + 500 * MS);
     assert_eq!(liveness.deadline(), now - MS + INTERVAL);
     liveness.on_sent(100, now + 2 * SECOND);
-    assert_eq!(liveness.on_time(now + 3 * SECOND), LivenessAction::Probe(2));
+    assert_eq!(
+        liveness.on_time(now + 3 * SECOND),
+        LivenessAction::ExtraPing(2)
+    );
     liveness.on_received(now + 4 * SECOND);
     assert_eq!(liveness.on_time(now + 5 * SECOND), LivenessAction::Nothing);
 }
@@ -194,7 +197,10 @@ fn bytes_received_too_soon_to_be_an_answer_only_restart_the_silence() {
     liveness.on_sent(100, now);
     liveness.on_sent(100, now + 300 * MS);
     assert!(!liveness.on_received(now + 350 * MS));
-    assert_eq!(liveness.on_time(now + 1_300 * MS), LivenessAction::Probe(2));
+    assert_eq!(
+        liveness.on_time(now + 1_300 * MS),
+        LivenessAction::ExtraPing(2)
+    );
     liveness.on_sent(100, now + 1_400 * MS);
     assert!(
         liveness.on_received(now + 1_450 * MS),
@@ -207,7 +213,7 @@ fn bytes_received_too_soon_to_be_an_answer_only_restart_the_silence() {
 fn a_path_measured_as_slow_has_more_time() {
     let (mut liveness, now) = measured(3 * SECOND);
     liveness.on_sent(100, now);
-    assert_eq!(liveness.on_time(now + SECOND), LivenessAction::Probe(2));
+    assert_eq!(liveness.on_time(now + SECOND), LivenessAction::ExtraPing(2));
     assert_eq!(liveness.deadline(), now + 12 * SECOND, "the next ping");
     liveness.on_time(now + 12 * SECOND);
     becomes_silent(&mut liveness, now + 13 * SECOND);
@@ -218,7 +224,7 @@ fn without_a_measured_round_trip_only_the_intervals_count() {
     let (mut liveness, now) = start();
     liveness.on_time(now);
     liveness.on_sent(100, now);
-    assert_eq!(liveness.on_time(now + SECOND), LivenessAction::Probe(2));
+    assert_eq!(liveness.on_time(now + SECOND), LivenessAction::ExtraPing(2));
     assert_eq!(liveness.deadline(), now + INTERVAL);
     liveness.on_time(now + INTERVAL);
     assert_eq!(liveness.on_time(now + 2 * INTERVAL), LivenessAction::Dead);
@@ -248,7 +254,7 @@ fn a_measured_high_rate_shortens_the_time() {
         liveness.on_received(now + 10 * MS);
         assert_eq!(
             liveness.on_time(now + 500 * MS),
-            LivenessAction::Probe(number)
+            LivenessAction::ExtraPing(number)
         );
         assert_eq!(
             liveness.on_time(now + 500 * MS),
@@ -267,16 +273,19 @@ fn a_measured_high_rate_shortens_the_time() {
 fn many_unconfirmed_bytes_give_even_a_fast_path_more_time() {
     let (mut liveness, now) = measured(MS);
     liveness.on_sent(100_000_000, now);
-    assert_eq!(liveness.on_time(now), LivenessAction::Probe(2));
+    assert_eq!(liveness.on_time(now), LivenessAction::ExtraPing(2));
     let now = now + 100 * MS;
     assert!(pong(&mut liveness, 2, now));
     // Measured at twenty times the rate that is needed now, then the bandwidth drops.
     liveness.on_sent(HEAVY_BYTES as usize + 1, now);
-    assert_eq!(liveness.on_time(now + SECOND), LivenessAction::Probe(3));
+    assert_eq!(liveness.on_time(now + SECOND), LivenessAction::ExtraPing(3));
     assert_eq!(liveness.deadline(), now + 6 * SECOND);
     // Bytes that the socket takes show that the path still carries something.
     assert!(liveness.on_socket_resumed(now + 5 * SECOND));
-    assert_eq!(liveness.on_time(now + 6 * SECOND), LivenessAction::Probe(4));
+    assert_eq!(
+        liveness.on_time(now + 6 * SECOND),
+        LivenessAction::ExtraPing(4)
+    );
     assert_eq!(liveness.deadline(), now + 11 * SECOND);
 }
 
@@ -303,13 +312,16 @@ fn a_resumed_socket_postpones_death_for_two_intervals_at_most() {
 fn a_timer_that_fires_much_too_late_sends_another_ping() {
     let (mut liveness, now) = measured(MS);
     liveness.on_sent(100, now);
-    assert_eq!(liveness.on_time(now + SECOND), LivenessAction::Probe(2));
-    assert_eq!(liveness.on_time(now + 5 * SECOND), LivenessAction::Probe(3));
+    assert_eq!(liveness.on_time(now + SECOND), LivenessAction::ExtraPing(2));
+    assert_eq!(
+        liveness.on_time(now + 5 * SECOND),
+        LivenessAction::ExtraPing(3)
+    );
     becomes_silent(&mut liveness, now + 7 * SECOND);
     // What arrived in between was not read.
     assert_eq!(
         liveness.on_time(now + 28 * SECOND),
-        LivenessAction::Probe(4)
+        LivenessAction::ExtraPing(4)
     );
     assert!(!liveness.is_silent());
 }
@@ -320,7 +332,7 @@ fn a_requested_ping_is_sent_at_once() {
     let now = now + 3 * SECOND;
     liveness.ping_now(now);
     assert_eq!(liveness.deadline(), now);
-    assert_eq!(liveness.on_time(now), LivenessAction::Probe(2));
+    assert_eq!(liveness.on_time(now), LivenessAction::ExtraPing(2));
     liveness.ping_now(now + SECOND);
     becomes_silent(&mut liveness, now + 2 * SECOND);
     liveness.ping_now(now + 3 * SECOND);
@@ -371,7 +383,7 @@ impl Path {
             }
             match self.liveness.on_time(self.now) {
                 LivenessAction::Nothing => {}
-                LivenessAction::Ping(number) | LivenessAction::Probe(number) => {
+                LivenessAction::Ping(number) | LivenessAction::ExtraPing(number) => {
                     let last = self.pongs.back().map_or(self.now, |(at, _)| *at);
                     let at = (self.now + delay()).max(last);
                     self.pongs.push_back((at, number));

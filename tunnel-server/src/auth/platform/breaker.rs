@@ -1,7 +1,7 @@
 //! The circuit breaker of queries to the platform.
 //!
 //! After some failures in a row no query is sent for a while, so that a failing platform gets no more load and clients
-//! do not wait for it. Then one query is sent as a probe.
+//! do not wait for it. Then one query is sent as a trial.
 
 use std::time::Duration;
 
@@ -21,8 +21,8 @@ pub(super) struct Breaker {
     /// The time of the first failure since the last answer.
     unreachable_since: Option<Instant>,
     paused_until: Option<Instant>,
-    /// Whether the probe after a pause is open.
-    is_probing: bool,
+    /// Whether the trial query after a pause is open.
+    is_trying: bool,
 }
 
 /// An open query. If it is dropped without a result, it does not count.
@@ -40,9 +40,9 @@ impl Breaker {
     fn may_ask(&mut self) -> bool {
         match self.paused_until {
             None => true,
-            Some(until) if Instant::now() < until || self.is_probing => false,
+            Some(until) if Instant::now() < until || self.is_trying => false,
             Some(_) => {
-                self.is_probing = true;
+                self.is_trying = true;
                 true
             }
         }
@@ -50,7 +50,7 @@ impl Breaker {
 
     fn failed(&mut self) {
         let now = Instant::now();
-        self.is_probing = false;
+        self.is_trying = false;
         self.failures = self.failures.saturating_add(1);
         self.unreachable_since.get_or_insert(now);
         if self.failures >= FAILURES {
@@ -83,7 +83,7 @@ impl<'a> Attempt<'a> {
 impl Drop for Attempt<'_> {
     fn drop(&mut self) {
         if !self.is_over {
-            self.breaker.lock().is_probing = false;
+            self.breaker.lock().is_trying = false;
         }
     }
 }
@@ -109,9 +109,9 @@ mod tests {
         assert_eq!(breaker.lock().unreachable_since(), Some(start));
         assert!(Attempt::begin(&breaker).is_none());
         advance(PAUSE).await;
-        let probe = Attempt::begin(&breaker).unwrap();
+        let trial = Attempt::begin(&breaker).unwrap();
         assert!(Attempt::begin(&breaker).is_none(), "one is enough");
-        drop(probe);
+        drop(trial);
         // The attempt was abandoned without a result: the next one may be made.
         fail(&breaker);
         assert!(Attempt::begin(&breaker).is_none());

@@ -1,12 +1,12 @@
 //! Verdicts on upstreams.
 
 use tunnel_proto::problem::{Hop, Problem, Reason};
-use tunnel_routing::upstream::ProbeError;
+use tunnel_routing::upstream::TryDialError;
 
 use super::*;
 
 fn unreached_for(url: &str, reason: Reason) -> Verdict {
-    let failure = ProbeError {
+    let failure = TryDialError {
         problem: Problem::new(Hop::Client, reason, "no"),
         certificate: None,
     };
@@ -80,7 +80,7 @@ fn a_ca_is_advised_only_where_it_helps() {
             error,
             CertificateError::UnknownIssuer | CertificateError::BadSignature
         );
-        let failure = ProbeError {
+        let failure = TryDialError {
             problem: Problem::new(Hop::Client, Reason::TlsCertificateError, "no"),
             certificate: Some(error),
         };
