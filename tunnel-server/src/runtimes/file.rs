@@ -108,7 +108,7 @@ pub(super) fn parse(file: &TomlFile, domain: &HostName) -> Result<Runtimes, Runt
     // A host may be below the label of a runtime that follows in the file, so this is checked after all
     // labels.
     for (entry, host, span) in host_spans {
-        checker.host_below_other(entry, &host, span, domain);
+        checker.host_below_domain(entry, &host, span, domain);
     }
     match checker.faults.is_empty() {
         true => Ok(checker.runtimes),
@@ -162,14 +162,15 @@ impl Checker<'_> {
                 continue;
             };
             if let Some(other) = self.hosts.insert(host.clone(), entry) {
+                // This runtime has no entry before all its hosts are read.
                 let owner = match self.runtimes.entries.get(other) {
-                    Some(other) => format!("`{}` has it already", other.label),
-                    None => "twice for this runtime".to_owned(),
+                    Some(other) => format!(": `{}` has it already", other.label),
+                    None => " for this runtime".to_owned(),
                 };
                 self.fault(
                     raw_host.span(),
                     "hosts",
-                    format!("`{host}` is listed twice: {owner}"),
+                    format!("`{host}` is listed twice{owner}"),
                 );
                 continue;
             }
@@ -235,8 +236,8 @@ impl Checker<'_> {
         let (Ok(id), Some(sha256)) = (id, sha256) else {
             return;
         };
-        let span = self.runtimes.tokens.len();
-        if self.runtimes.token_ids.insert(id, span).is_some() {
+        let index = self.runtimes.tokens.len();
+        if self.runtimes.token_ids.insert(id, index).is_some() {
             self.fault(raw.id.span(), "token.id", format!("`{id}` is listed twice"));
         }
         let token = ListedToken {
@@ -250,8 +251,9 @@ impl Checker<'_> {
         self.runtimes.tokens.push((entry, token));
     }
 
-    /// Refuses a host such as `x.acme-prod.<domain>` of a runtime other than `acme-prod`.
-    fn host_below_other(
+    /// Notes which runtime has a host below the domain, under the label directly below the domain. Refuses a host such
+    /// as `x.acme-prod.<domain>` of a runtime other than `acme-prod`.
+    fn host_below_domain(
         &mut self,
         entry: usize,
         host: &HostName,
@@ -263,15 +265,8 @@ impl Checker<'_> {
         };
         let label = below.rsplit('.').next().unwrap_or(below);
         self.runtimes.host_labels.insert(label.into(), entry);
-        let Some(owner) = self
-            .runtimes
-            .entries
-            .iter()
-            .position(|other| other.label.as_str() == label)
-        else {
-            return;
-        };
-        if owner != entry {
+        let owner = self.runtimes.labels.get(label);
+        if owner.is_some_and(|owner| *owner != entry) {
             self.fault(
                 span,
                 "hosts",
@@ -445,7 +440,7 @@ mod tests {
             ),
             &[
                 "r.toml:8:23: hosts: `x.example` is listed twice: `a-b` has it already",
-                "r.toml:8:36: hosts: `y.example` is listed twice: twice for this runtime",
+                "r.toml:8:36: hosts: `y.example` is listed twice for this runtime",
             ],
         );
         check(
