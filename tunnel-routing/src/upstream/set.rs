@@ -214,6 +214,7 @@ impl Members {
         // There is at least one member.
         let now = Instant::now();
         let first = self.balance.next(&[], now).unwrap_or_default();
+        // `next` prefers upstreams that are not out: if it returns one that is, all are.
         let are_all_out = self.balance.is_out(first, now);
         match self.forward_to(first, request, now).await {
             Ok(response) => Ok(response),
@@ -224,8 +225,8 @@ impl Members {
         }
     }
 
-    /// Tries the other upstreams after one has failed. Of those that are out one is tried; or all, each once, if all
-    /// were out to begin with, since some may be well again.
+    /// Tries the other upstreams, each once, after `first` has failed. One that is out is tried only as the first
+    /// alternative, or if all were out from the start, since some may be well again.
     async fn forward_to_others(
         &self,
         first: usize,
@@ -241,7 +242,7 @@ impl Members {
                 are_all_out || tried.len() == 1 || !self.balance.is_out(*next, now)
             });
             let Some(next) = next else {
-                return Err(self.none_reached(&failed.problem));
+                return Err(self.none_reached(tried.len(), &failed.problem));
             };
             tracing::debug!(problem = %failed.problem, "another upstream is tried");
             let was_untouched = failed.is_untouched;
@@ -256,10 +257,10 @@ impl Members {
         }
     }
 
-    /// The problem when no upstream was reached; `last` is that of the last one tried.
-    fn none_reached(&self, last: &Problem) -> Problem {
+    /// The problem when none of the `tried` upstreams was reached; `last` is that of the last one tried.
+    fn none_reached(&self, tried: usize, last: &Problem) -> Problem {
         let detail = format!(
-            "none of the route's {} upstreams can be reached: {}",
+            "tried {tried} of the route's {} upstreams, and none can be reached: {}",
             self.upstreams.len(),
             last.detail()
         );
