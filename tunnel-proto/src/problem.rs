@@ -132,7 +132,7 @@ reasons! {
     DnsTimeout = "dns_timeout", GATEWAY_TIMEOUT, "dns_timeout", Upstream, "the upstream's name did not resolve in time";
     ConnectionRefused = "connection_refused", BAD_GATEWAY, "connection_refused", Upstream, "the upstream refused the connection";
     ConnectionFailed = "connection_failed", BAD_GATEWAY, "destination_ip_unroutable", Upstream, "the upstream cannot be connected to for another reason";
-    ConnectionTimeout = "connection_timeout", GATEWAY_TIMEOUT, "connection_timeout", Upstream, "the connection to the upstream was not made within `connect_timeout`";
+    ConnectionTimeout = "connection_timeout", GATEWAY_TIMEOUT, "connection_timeout", Upstream, "TCP or TLS with the upstream took longer than `connect_timeout`";
     ConnectionTerminated = "connection_terminated", BAD_GATEWAY, "connection_terminated", Upstream, "the upstream closed the connection before it answered";
     TlsCertificateError = "tls_certificate_error", BAD_GATEWAY, "tls_certificate_error", Upstream, "the upstream's certificate is not trusted";
     TlsProtocolError = "tls_protocol_error", BAD_GATEWAY, "tls_protocol_error", Upstream, "TLS with the upstream failed for another reason";

@@ -136,7 +136,7 @@ tunnel_ops::settings! {
         upstream_ca_file: PathBuf, else "", "FILE", AtOnce;
         /// Name servers that resolve upstreams' names, address and port
         dns_server: Vec<DnsServer>, else "the system's unless set", "ADDRESS", Restart;
-        /// Time to connect to the upstream
+        /// Time for each step of connecting to the upstream: name, TCP, TLS
         upstream_connect_timeout: PositiveDuration = CONNECT_TIMEOUT, "TIME", AtOnce;
         /// Time for the head of the upstream's response
         upstream_head_timeout: PositiveDuration = HEAD_TIMEOUT, "TIME", AtOnce;
