@@ -42,8 +42,8 @@ use crate::{
 /// The name that is asked for. Any certificate is accepted.
 const HOST_NAME: &str = "localhost";
 
-/// Between two lines that tell how it stands.
-const TELL: Duration = Duration::from_millis(100);
+/// Time between two status lines.
+const STATUS_INTERVAL: Duration = Duration::from_millis(100);
 
 /// Flags of `loadtest fleet`.
 #[derive(Clone, Debug, clap::Args)]
@@ -62,7 +62,8 @@ pub struct Args {
     /// Make so many TLS connections instead, and send nothing through them
     #[arg(long, value_name = "N")]
     pub handshakes: Option<usize>,
-    /// First dials at once; later ones are not bounded, as clients know nothing of each other
+    /// Clients that make their first dial at the same time; later dials are not limited, as clients know nothing of
+    /// each other
     #[arg(long, value_name = "N", default_value_t = 64)]
     pub concurrency: usize,
     /// Threads that the clients are spread over
@@ -103,7 +104,7 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
         running.push(thread.context("cannot start a thread")?);
     }
     loop {
-        thread::sleep(TELL);
+        thread::sleep(STATUS_INTERVAL);
         if let Some(ended) = running.iter().position(thread::JoinHandle::is_finished) {
             match running.swap_remove(ended).join() {
                 Ok(result) => result?,
@@ -159,7 +160,7 @@ fn work(fleet: FleetThread, clients: Vec<Option<Box<str>>>) -> anyhow::Result<()
         while let Some(ended) = tunnels.join_next().await {
             ensure!(ended.is_ok(), "a simulated client panicked");
         }
-        // All of them were told to stay away; that is told like everything else.
+        // All clients were told to stay away; the status lines report that, too.
         std::future::pending().await
     })
 }

@@ -101,7 +101,7 @@ pub struct Worker {
 }
 
 impl Worker {
-    /// Says that this worker could start, and waits until all can. Gives the window; the warm-up
+    /// Says that this worker could start, and waits until all can. Returns the window; the warm-up
     /// begins with it. A worker without a connection calls this too, and tries again afterwards.
     pub async fn ready(&mut self) -> Window {
         // Dropping the sender is the message: control waits until all are gone.

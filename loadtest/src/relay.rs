@@ -311,7 +311,7 @@ mod tests {
         );
     }
 
-    /// A server that echoes, behind a relay; gives the relay's address.
+    /// A server that echoes, behind a relay; returns the relay's address.
     async fn echo_behind(link: Link) -> SocketAddr {
         let server = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let to = server.local_addr().unwrap();

@@ -29,7 +29,7 @@ use crate::{
 /// The heading of the flags that say how long and how much.
 const LOAD_HEADING: &str = "Load";
 
-/// Does what the command line says. Gives 0 when it measured, 1 when it could not.
+/// Does what the command line says. Returns 0 when it measured, 1 when it could not.
 pub fn execute() -> ExitCode {
     let command = Cli::command();
     let matches = command.clone().get_matches();

@@ -1,4 +1,4 @@
-//! What a scenario is: flags, and a function that measures and gives a [`Report`].
+//! What a scenario is: flags, and a function that measures and returns a [`Report`].
 //!
 //! To add one: a file in `scenario/` with its flags and its function `run`, a line in [`Scenario`] and a line in
 //! [`Scenario::run`].

@@ -359,7 +359,7 @@ impl Files {
         self.directory.path().join(name)
     }
 
-    /// Writes the runtimes file: these runtimes, with a token each. Gives the tokens in the order of the names; they
+    /// Writes the runtimes file: these runtimes, with a token each. Returns the tokens in the order of the names; they
     /// are good only for a server that reads this file.
     ///
     /// # Errors
@@ -381,7 +381,7 @@ impl Files {
         Ok(tokens)
     }
 
-    /// Writes a file of this name, and gives its path.
+    /// Writes a file of this name, and returns its path.
     ///
     /// # Errors
     /// The directory cannot be written.

@@ -111,7 +111,7 @@ fn driver(connection: impl Future<Output = Result<(), hyper::Error>> + 'static) 
 }
 
 impl Connection {
-    /// Sends a request and gives the head of its answer; the content comes by [`Self::frame`].
+    /// Sends a request and returns the head of its answer; the content comes by [`Self::frame`].
     ///
     /// # Errors
     /// The connection or the stream broke, or the answer is not HTTP.
@@ -142,7 +142,7 @@ impl Connection {
         Ok(None)
     }
 
-    /// Takes the whole of an answer's content, and gives its length.
+    /// Takes the whole of an answer's content, and returns its length.
     ///
     /// # Errors
     /// As [`Self::frame`].
@@ -157,7 +157,7 @@ impl Connection {
         Ok(length)
     }
 
-    /// Takes an answer's content and gives its first `most` bytes.
+    /// Takes an answer's content and returns its first `most` bytes.
     ///
     /// # Errors
     /// As [`Self::frame`].
@@ -195,7 +195,7 @@ impl<B: Body<Data: Send, Error: Into<Box<dyn Error + Send + Sync>>> + 'static> H
         })
     }
 
-    /// Sends a request and gives the head of its answer.
+    /// Sends a request and returns the head of its answer.
     ///
     /// # Errors
     /// The connection broke, or the answer is not HTTP.
@@ -230,7 +230,7 @@ fn short(error: &hyper::Error) -> Failure {
 }
 
 impl Http2 {
-    /// Sends a request, when a stream is free, and gives the head of its answer.
+    /// Sends a request, when a stream is free, and returns the head of its answer.
     ///
     /// # Errors
     /// The connection or the stream broke.

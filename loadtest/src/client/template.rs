@@ -47,7 +47,7 @@ impl Template {
         connected(limit, self.dialer.connect(self.http2)).await
     }
 
-    /// Connects and sends a request without content; gives the content of an answer that is a success.
+    /// Connects and sends a request without content; returns the content of an answer that is a success.
     ///
     /// # Errors
     /// As [`Self::ask`].
@@ -57,7 +57,7 @@ impl Template {
         Ok((connection, content))
     }
 
-    /// Sends a request without content; gives the content of an answer that is a success.
+    /// Sends a request without content; returns the content of an answer that is a success.
     ///
     /// # Errors
     /// The connection breaks, the head takes longer than `limit`, or its status is no success.

@@ -347,7 +347,7 @@ mod tests {
         Arc::new(config).into()
     }
 
-    /// Lets one client dial; answers its first request and gives when that came.
+    /// Lets one client dial; answers its first request and returns when that came.
     async fn answer(listener: &TcpListener, tls: &TlsAcceptor, answer: &str) -> Instant {
         let (stream, _) = listener.accept().await.unwrap();
         let mut stream = tls.accept(stream).await.unwrap();

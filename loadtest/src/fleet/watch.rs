@@ -33,10 +33,10 @@ const SILENCE: Duration = Duration::from_secs(60);
 #[derive(Clone, Debug, clap::Args)]
 #[command(next_help_heading = "Load")]
 pub struct FleetArgs {
-    /// First dials at once
+    /// Clients that make their first dial at the same time
     #[arg(long, value_name = "N", default_value_t = 64, value_parser = clap::value_parser!(u32).range(1..=10_000))]
     pub concurrency: u32,
-    /// Threads of the fleet. A dial costs more than its answer, so with one they would be the limit
+    /// Threads of the fleet. A dial costs the fleet more than the server: one thread would limit the measurement
     #[arg(long, value_name = "N", default_value_t = 2, value_parser = clap::value_parser!(u16).range(1..=64))]
     pub fleet_threads: u16,
     /// Longest time until all tunnels are connected
@@ -87,8 +87,9 @@ struct ServerUse {
 
 impl FleetWatch {
     /// Starts a fleet, which begins to dial these addresses in turn at once, and follows it and the server with this
-    /// role and process id. `clients` is the fleet's flag that says which there are. Sessions that lasted for `stable` let a client dial
-    /// again without the waits that it had before.
+    /// role and process id. `clients` is the flag of the fleet with the clients' tokens, or with the number of TLS
+    /// connections instead. Sessions that lasted for `stable` let a client dial again without the waits that it had
+    /// before.
     ///
     /// # Errors
     /// This program cannot be started again.
@@ -158,7 +159,7 @@ impl FleetWatch {
             let is_next = line.starts_with(&beginning);
             is_next.then(|| serde_json::from_str::<Status>(line).ok())?
         };
-        let status = self.fleet.wait_line("how it stands", SILENCE, find).await?;
+        let status = self.fleet.wait_line("a status line", SILENCE, find).await?;
         self.next += 1;
         if status.stopped > 0 {
             let (stopped, refusals) = (status.stopped, kinds(&status.failures));
@@ -169,7 +170,7 @@ impl FleetWatch {
         self.samples.last().context("no sample")
     }
 
-    /// Follows until `done`, or until the limit is over: then it gives false. `tell` is called
+    /// Follows until `done`, and returns true; or until the limit is over, and returns false. `on_status` is called
     /// with each sample.
     ///
     /// # Errors
@@ -178,19 +179,19 @@ impl FleetWatch {
         &mut self,
         limit: Duration,
         mut done: impl FnMut(&Status) -> bool,
-        mut tell: impl FnMut(&Status),
+        mut on_status: impl FnMut(&Status),
     ) -> anyhow::Result<bool> {
         let end = clock() + limit.as_secs_f64();
         loop {
             let status = self.next().await?;
-            tell(status);
+            on_status(status);
             if done(status) || status.at > end {
                 return Ok(done(status));
             }
         }
     }
 
-    /// Follows until so many clients are connected, or until the limit is over: then it gives false.
+    /// Follows until so many clients are connected, and returns true; or until the limit is over, and returns false.
     ///
     /// # Errors
     /// As [`Self::next`].
@@ -201,7 +202,7 @@ impl FleetWatch {
         progress: &Progress,
     ) -> anyhow::Result<bool> {
         let role = self.samples.role;
-        let tell = |status: &Status| {
+        let on_status = |status: &Status| {
             let (up, wanted) = (count(status.up as f64), count(wanted as f64));
             let failures = match status.failures.is_empty() {
                 true => String::new(),
@@ -209,7 +210,8 @@ impl FleetWatch {
             };
             progress.message(format_args!("{role}: {up} of {wanted} connected{failures}"));
         };
-        self.until(limit, |status| status.up >= wanted, tell).await
+        self.until(limit, |status| status.up >= wanted, on_status)
+            .await
     }
 
     /// Follows while something else goes on.
@@ -244,7 +246,7 @@ impl Samples {
         self.samples.last().map(|sample| &sample.status)
     }
 
-    /// A line over time since `start`, by the fleet's clock, of its reports.
+    /// A value of the fleet's reports over time since `start`, by the fleet's clock.
     pub fn over_time(&self, start: f64, value: impl Fn(&Status) -> u64) -> Vec<(f64, f64)> {
         let statuses = self.samples.iter().map(|sample| &sample.status);
         let line = statuses.map(|status| (status.at - start, value(status) as f64));
@@ -271,9 +273,9 @@ impl Samples {
         of_server.map(|of| of.rss).max().unwrap_or(0)
     }
 
-    /// A phase in which clients connected as a run, and the processor time of the fleet as a share of its threads' time.
-    /// `before` is how the fleet stood when it began, `since` when that was, `metered_since` when the metering of its
-    /// usage began.
+    /// The phase as a run whose requests are new sessions, and the processor time of the fleet as a share of its
+    /// threads' time. `before` is the status at the start of the phase. The run is counted from `since` to the last new
+    /// session; `usage` was metered from `metered_since` to the last sample.
     pub fn run(
         &self,
         before: &Status,
@@ -364,11 +366,12 @@ pub fn kinds(failures: &BTreeMap<String, u64>) -> String {
     each.collect::<Vec<_>>().join(", ")
 }
 
-/// The most by which a rising line rose in any stretch of this length, for each second.
+/// The steepest rise of a rising line, per second, in any `stretch` of time: from each point to the first one that is
+/// as much later, or to the last.
 pub fn peak_rate(line: &[(f64, f64)], stretch: f64) -> f64 {
     let rise = |(index, from): (usize, &(f64, f64))| {
         let rest = line.get(index..)?;
-        // The two differ by clocks that tick in steps, hence a little less is enough.
+        // Sample times are a little uneven, so a little less is enough.
         let far_enough = |to: &&(f64, f64)| to.0 - from.0 >= stretch * 0.999;
         let to = rest.iter().find(far_enough).or_else(|| rest.last())?;
         Some((to.1 - from.1) / (to.0 - from.0).max(stretch))
@@ -415,7 +418,7 @@ pub struct Crowd<'a> {
     pub args: &'a FleetArgs,
     /// Where to say what is going on.
     pub progress: &'a Progress,
-    /// Those of the server.
+    /// Files of the server.
     pub files: Files,
     /// How many simulated clients there are.
     pub count: u64,

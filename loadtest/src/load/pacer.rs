@@ -50,7 +50,7 @@ impl Pacer {
         })
     }
 
-    /// Wakes the workers that are due, for ever. Gives only an error.
+    /// Wakes the workers that are due, for ever. Returns only an error.
     pub(super) async fn run(&self) -> io::Error {
         loop {
             match self.timer.readable().await {
@@ -147,7 +147,7 @@ impl Schedule {
         }
     }
 
-    /// Takes the next request that no worker has taken, and waits until it is due. Gives the instant
+    /// Takes the next request that no worker has taken, and waits until it is due. Returns the instant
     /// at which it was due, from which its latency counts. None when the window is over: what was
     /// due by then but not taken is counted as not sent.
     pub async fn next(&self, window: &Window, recorder: &Recorder) -> Option<Instant> {

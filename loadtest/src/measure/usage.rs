@@ -117,7 +117,7 @@ impl Meter {
         self.families = Some((found, families));
     }
 
-    /// Reads the last values, and gives what was used since the start.
+    /// Reads the last values, and returns what was used since the start.
     pub fn finish(mut self) -> BTreeMap<String, Usage> {
         self.families = None;
         self.sample();

@@ -44,7 +44,7 @@ fn table(table: &Table) -> Vec<String> {
     head.into_iter().chain(table.rows.iter().map(row)).collect()
 }
 
-/// What would be read as the table's own marks, or as a second line.
+/// Escapes what would be read as marks of the table, and replaces line breaks by spaces.
 fn escaped(text: &str) -> String {
     text.replace('|', "\\|")
         .replace(['\n', '\r'], " ")

@@ -10,14 +10,14 @@
 //!   NAME     load ─▶ whatever --target names ──────────▶ upstream
 //! ```
 //!
-//! A *target* of the comparison is a set of programs that `preset` describes and `started` starts, or one of `--target`
-//! (`named`). `sample` measures one target once. A target that fails is reported,
-//! never dropped. All share one machine, so other activity on it is reported as well (`noise`).
+//! A *target* of the comparison is a set of programs that `preset` describes and `targets` starts, or one of
+//! `--target`. `sample` measures one target once. A target that fails is reported, never dropped. All share one
+//! machine, so other activity on it is reported as well (`noise`).
 
 mod noise;
 mod preset;
 mod sample;
-pub mod started;
+pub mod targets;
 
 use std::{net::SocketAddr, num::NonZeroUsize};
 
@@ -33,7 +33,7 @@ use crate::{
         compare::{
             noise::Noise,
             sample::LoadLevel,
-            started::{NamedTarget, OpenTarget, TargetChoice, Upstream, UpstreamChoice},
+            targets::{NamedTarget, OpenTarget, TargetChoice, Upstream, UpstreamChoice},
         },
         rounds::{self, Rounds},
     },

@@ -101,7 +101,7 @@ pub(crate) struct Requests {
     /// How many workers share a connection of HTTP/2.
     shared: Shared,
     content: Bytes,
-    /// The requests in one piece each, when they are small enough.
+    /// The requests in one piece each, when they are small enough, and HTTP/1.
     written: Vec<SerializedRequest>,
     next: AtomicUsize,
 }
@@ -113,8 +113,8 @@ impl Requests {
     /// The content is larger than memory can be.
     pub(crate) fn new(template: Template, body_size: u64) -> anyhow::Result<Self> {
         let content = Bytes::from(vec![b'x'; usize::try_from(body_size)?]);
-        let is_small = !template.http2 && body_size <= MOST_CONTENT;
-        let written = is_small.then(|| SerializedRequest::new(&template, &content));
+        let is_minimal = !template.http2 && body_size <= MOST_CONTENT;
+        let written = is_minimal.then(|| SerializedRequest::new(&template, &content));
         Ok(Self {
             written: written.into_iter().collect(),
             template,
@@ -140,7 +140,7 @@ impl Requests {
         Ok(requests)
     }
 
-    /// Sends each request once, over so many connections. Gives how many were answered, and what
+    /// Sends each request once, over so many connections. Returns how many were answered, and what
     /// failed; a connection that cannot be made counts as a failure of the request that it was for.
     pub(crate) async fn once_each(&self, connections: usize) -> (u64, FailureCounts) {
         let resting = &RefCell::new(Vec::new());

@@ -330,7 +330,7 @@ struct Parser {
 }
 
 impl Parser {
-    /// Takes a piece, and gives the events that it completes. A line that is too long is an error.
+    /// Takes a piece, and returns the events that it completes. A line that is too long is an error.
     fn push(&mut self, piece: &[u8]) -> Result<Vec<Event>, Failure> {
         let mut events = Vec::new();
         for &byte in piece {

@@ -108,11 +108,11 @@ async fn measure(args: &Args, crowd: &Crowd<'_>) -> anyhow::Result<StormMeasurem
     watch.server_is(server.child.id());
     let meter = Meter::start(watch.roles());
     let is_back = |status: &Status| status.lost - before.lost >= tunnels && status.up >= tunnels;
-    let tell = |status: &Status| {
+    let on_status = |status: &Status| {
         let (up, all) = (count(status.up as f64), count(tunnels as f64));
         progress.message(format_args!("{up} of {all} are back"));
     };
-    let all = watch.until(args.crowd.limit, is_back, tell).await?;
+    let all = watch.until(args.crowd.limit, is_back, on_status).await?;
     let usage = meter.finish();
     let samples = watch.take();
 

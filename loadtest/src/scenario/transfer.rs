@@ -151,7 +151,7 @@ impl Transfer {
         Ok(total)
     }
 
-    /// Gives how many bytes the sample upstream got; of any other, how many there are.
+    /// Returns how many bytes the sample upstream got; of any other, how many there are.
     async fn upload(
         &self,
         connection: &mut Connection,

@@ -150,12 +150,12 @@ async fn measure(
     connected.settled = watch.server_rss();
 
     let (meter, began) = (Meter::start(watch.roles()), clock());
-    let tell = |status: &Status| {
+    let on_status = |status: &Status| {
         let left = args.idle.as_secs_f64() - (status.at - began);
         let (up, left) = (count(status.up as f64), seconds(left.max(0.0).ceil()));
         progress.message(format_args!("{up} at rest, {left} left"));
     };
-    watch.until(args.idle, |_| false, tell).await?;
+    watch.until(args.idle, |_| false, on_status).await?;
     let (idle_seconds, idle) = (clock() - began, meter.finish());
 
     let mut real_client = None;

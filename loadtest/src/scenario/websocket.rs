@@ -1,9 +1,9 @@
 //! WebSocket messages that come back: how many a second, and how long the round trip takes.
 //!
-//! Without a rate each connection sends the next message when the last has come back. With a rate messages are due at even
-//! intervals and do not wait for one another; the connections take turns. A message's latency counts from when it was due,
-//! so a target that stalls shows in all messages that it delayed. What was due when there was no connection is sent late,
-//! over the next one.
+//! Without a rate each connection sends the next message when the last has come back. With a rate messages are due at
+//! even intervals and do not wait for one another; the connections take turns. A message's latency counts from when it
+//! was due, so a target that stalls shows in all messages that it delayed. Without a connection, each failed dial fails
+//! the message that is due next; the others are sent late, over the next connection.
 //!
 //! The upgrade is that of HTTP/1.1 (RFC 6455) or HTTP/2 (RFC 8441). Messages are numbered, and expected back in order.
 
@@ -359,11 +359,11 @@ impl PacedSocket<'_> {
                 Err(_) => return Err(FailureKind::Timeout.into()),
             }
             number += 1;
-            let Some(begun) = self.open.borrow_mut().pop_front() else {
+            let Some(due) = self.open.borrow_mut().pop_front() else {
                 return Err(FailureKind::Other("wrong_echo").into());
             };
             let size = self.echo.size as u64;
-            self.recorder.completed(begun, size, size);
+            self.recorder.completed(due, size, size);
             if sent.get() && self.open.borrow().is_empty() {
                 return Ok(());
             }
@@ -376,8 +376,8 @@ impl PacedSocket<'_> {
         if self.open.borrow().is_empty() {
             self.recorder.failed(Instant::now(), kind);
         }
-        for begun in self.open.borrow_mut().drain(..) {
-            self.recorder.failed(begun, kind);
+        for due in self.open.borrow_mut().drain(..) {
+            self.recorder.failed(due, kind);
         }
     }
 }

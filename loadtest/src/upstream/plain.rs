@@ -78,7 +78,7 @@ impl PlainAnswer {
         }
     }
 
-    /// Waits for the delay; gives the status of the next answer.
+    /// Waits for the delay; returns the status of the next answer.
     pub(super) async fn next(&self) -> StatusCode {
         if !self.delay.is_zero() {
             sleep(self.delay).await;
@@ -92,7 +92,7 @@ impl PlainAnswer {
     }
 }
 
-/// Answers plain requests until something else comes, which it gives back with the connection.
+/// Answers plain requests until something else comes, which it returns with the connection.
 /// None when the peer has closed it.
 pub(super) async fn serve(
     mut stream: TcpStream,

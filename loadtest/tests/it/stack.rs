@@ -110,7 +110,7 @@ fn its_own_servers_end_with_it_even_when_it_is_killed() {
     until("their end", || (!children.iter().any(lives)).then_some(()));
 }
 
-/// Waits until a process has so many children, and gives their ids.
+/// Waits until a process has so many children, and returns their ids.
 fn wait_children(parent: u32, count: usize) -> Vec<u32> {
     until(&format!("{count} children"), || {
         let children = children(parent);

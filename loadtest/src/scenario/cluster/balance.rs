@@ -140,7 +140,7 @@ impl Balancer {
         }
     }
 
-    /// Ends a period, and gives what became of its requests.
+    /// Ends a period, and returns what became of its requests.
     pub(super) fn end_period(&self) -> Period {
         let mut record = self.record.lock();
         record.end_gap();

@@ -223,7 +223,7 @@ impl<'a> Nodes<'a> {
         relays.from_peers.child.signal(signal)
     }
 
-    /// Waits until a node is ready, and gives its addresses.
+    /// Waits until a node is ready, and returns its addresses.
     ///
     /// # Errors
     /// It has ended, or is not ready in time.
@@ -292,7 +292,7 @@ fn create_certificates(crowd: &Crowd<'_>, count: usize) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Starts the etcd of `PATH` with one member, and waits until it answers. Gives its address, too.
+/// Starts the etcd of `PATH` with one member, and waits until it answers. Returns its address, too.
 async fn start_etcd(crowd: &Crowd<'_>) -> anyhow::Result<(Child, SocketAddr)> {
     for attempt in 0..ATTEMPTS {
         let (address, peer) = free_addresses().context("cannot find free ports for etcd")?;
