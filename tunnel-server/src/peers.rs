@@ -44,8 +44,8 @@ use crate::{
     runtimes::RuntimeLabel,
 };
 
-/// The status by which a node says that it has a session for a forwarded request with content, and asks for that. No
-/// upstream can send it: nodes remove it from what a tunnel client answers.
+/// The status by which a node says that it has a session for a forwarded request with content, and asks for the
+/// content. No upstream can send it: nodes remove it from what a tunnel client answers.
 pub(crate) const HELD: u16 = 199;
 
 /// Most nodes that one request is forwarded to, one after another.
@@ -54,7 +54,7 @@ const FORWARDS: usize = 2;
 /// Time between two checks of which nodes there are.
 const CHECK_INTERVAL: Duration = Duration::from_millis(250);
 
-/// How long a node that has started is not ready because it is not linked to another one, which may be dead.
+/// Longest time after its start that a node stays not ready for want of a link: the node at the other end may be dead.
 const LINKING: Duration = Duration::from_secs(3);
 
 /// The parts of the server that the connections of the peer listener use.
@@ -67,7 +67,7 @@ pub(crate) struct PeerListener {
 
 /// The links of one shard to all other nodes.
 pub(crate) struct Peers {
-    nodes: Arc<Shared>,
+    directory: Arc<Shared>,
     tls: Arc<ArcSwap<PeerTls>>,
     metrics: Arc<Metrics>,
     /// Notified when a link has opened.
@@ -88,13 +88,14 @@ pub struct Forward {
     pub(crate) epoch: Epoch,
 }
 
-/// What a request was forwarded by in vain: a node that comes to hold the runtime anew has another record.
+/// The nodes that a request was forwarded to in vain, by the revision of their record: a node that takes the runtime
+/// again has a new record, and may be tried again.
 #[derive(Debug, Default)]
 pub(crate) struct Tried(Vec<(NodeName, i64)>);
 
 impl Tried {
-    pub(crate) fn add(&mut self, forward: (NodeName, i64)) {
-        self.0.push(forward);
+    pub(crate) fn add(&mut self, holder: (NodeName, i64)) {
+        self.0.push(holder);
     }
 
     fn has(&self, holder: &Holder) -> bool {
@@ -107,15 +108,15 @@ impl Tried {
 
 impl Peers {
     pub(crate) fn new(
-        nodes: Arc<Shared>,
+        directory: Arc<Shared>,
         tls: Arc<ArcSwap<PeerTls>>,
         metrics: Arc<Metrics>,
         registry: &Registry,
         sends_reports: bool,
     ) -> Arc<Self> {
-        nodes.expect_links();
+        directory.expect_links();
         Arc::new(Self {
-            nodes,
+            directory,
             tls,
             metrics,
             linked: registry.linked().clone(),
@@ -132,13 +133,13 @@ impl Peers {
         if tried.0.len() >= FORWARDS {
             return None;
         }
-        let (epoch, mut holders) = self.nodes.holders(label.as_str())?;
+        let (epoch, mut holders) = self.directory.holders(label.as_str())?;
         // Of equals another one each time.
         let turn = self.turn.fetch_add(1, Ordering::Relaxed);
         let count = holders.len().max(1);
         holders.rotate_left(turn % count);
         let links = self.links.lock();
-        let own_zone = self.nodes.node().zone.as_ref();
+        let own_zone = self.directory.node().zone.as_ref();
         let open = holders.into_iter().filter_map(|holder| {
             let session = links.get(&holder.node)?.session(&holder)?;
             (!tried.has(&holder)).then_some((holder, session))
@@ -156,10 +157,10 @@ impl Peers {
         })
     }
 
-    /// Waits, after the node has stood still, until it knows what has happened meanwhile.
+    /// Waits, if the node was paused, until it knows what has happened meanwhile.
     pub(crate) async fn catch_up(&self) {
-        if self.nodes.stood_still() {
-            Box::pin(self.nodes.catch_up()).await;
+        if self.directory.was_paused() {
+            Box::pin(self.directory.catch_up()).await;
         }
     }
 
@@ -177,7 +178,7 @@ impl Peers {
             self.update();
             if is_linking && (self.has_all_links() || began.elapsed() >= LINKING) {
                 is_linking = false;
-                self.nodes.on_linked();
+                self.directory.on_linked();
             }
         }
     }
@@ -185,8 +186,8 @@ impl Peers {
     /// Whether there is a link to each other node that takes sessions.
     fn has_all_links(&self) -> bool {
         let links = self.links.lock();
-        let own = self.nodes.incarnation();
-        let nodes = self.nodes.nodes().into_iter();
+        let own = self.directory.incarnation();
+        let nodes = self.directory.nodes().into_iter();
         let mut others = nodes.filter(|(_, incarnation, record)| {
             *incarnation != own && record.peer.is_some() && record.state == NodeState::Serving
         });
@@ -194,8 +195,8 @@ impl Peers {
     }
 
     fn update(&self) {
-        let nodes = self.nodes.nodes();
-        let own = self.nodes.incarnation();
+        let nodes = self.directory.nodes();
+        let own = self.directory.incarnation();
         let mut links = self.links.lock();
         for (name, incarnation, record) in nodes {
             let Some(address) = record.peer.filter(|_| incarnation != own) else {
@@ -214,7 +215,7 @@ impl Peers {
             }
         }
         // A node whose key is gone may be alive: its link stays as long as it is open.
-        links.retain(|name, link| link.is_open() || self.nodes.node_record(name).is_some());
+        links.retain(|name, link| link.is_open() || self.directory.node_record(name).is_some());
     }
 
     fn dialling(&self) -> link::Dialling {
@@ -222,7 +223,7 @@ impl Peers {
             tls: self.tls.clone(),
             open: self.metrics.peers.links(),
             linked: self.linked.clone(),
-            reporter: self.sends_reports.then(|| self.nodes.clone()),
+            reporter: self.sends_reports.then(|| self.directory.clone()),
             memory: self.memory.clone(),
         }
     }

@@ -15,7 +15,7 @@ use tunnel_proto::{
     session::{OpenError, Session},
 };
 
-use super::{Connection, body::RequestBody, observe::Observation};
+use super::{Connection, body::UploadBody, observe::Observation};
 use crate::{budget::pace::Paced, metrics::RuntimeMetrics, router::Route};
 
 /// `Retry-After` for a session with the greatest number of exchanges, which end frequently.
@@ -50,8 +50,9 @@ pub(super) struct ForwardedExchange {
 /// Why a request was not forwarded.
 pub(super) struct Failure {
     pub(super) problem: Problem,
-    /// The session has ended before anything of the response was received; the tunnel client may have had the request.
-    pub(super) is_unheard: bool,
+    /// The session or link ended before anything of the response was received; the tunnel client may have had the
+    /// request.
+    pub(super) is_response_missing: bool,
 }
 
 impl RoutedRequest {
@@ -82,7 +83,7 @@ pub(super) struct Content<'a> {
 
 /// The body to send, and the receivers of an upgraded connection's bytes and of informational heads.
 pub(super) struct Prepared {
-    pub(super) body: RequestBody,
+    pub(super) body: UploadBody,
     pub(super) upload: Option<UpgradeSender>,
     pub(super) informational: ListenerInformational,
 }
@@ -122,7 +123,7 @@ impl Content<'_> {
             let (body, sender, informational) = ListenerBody::upgrade(&options);
             let counted = Some(observation.on_upload(counter()));
             return Prepared {
-                body: RequestBody {
+                body: UploadBody {
                     body,
                     upload: counted,
                 },
@@ -133,7 +134,7 @@ impl Content<'_> {
         let Some(incoming) = self.incoming.take() else {
             let (body, informational) = ListenerBody::empty(&options);
             return Prepared {
-                body: RequestBody { body, upload: None },
+                body: UploadBody { body, upload: None },
                 upload: None,
                 informational,
             };
@@ -143,7 +144,7 @@ impl Content<'_> {
         let (body, informational) = ListenerBody::received(incoming, &options, paced);
         let counted = Some(observation.on_upload(counter()));
         Prepared {
-            body: RequestBody {
+            body: UploadBody {
                 body,
                 upload: counted,
             },
@@ -154,7 +155,7 @@ impl Content<'_> {
 }
 
 pub(super) fn failure(error: ExchangeError<Problem>) -> Failure {
-    let (problem, is_unheard) = match error {
+    let (problem, is_response_missing) = match error {
         ExchangeError::NotOpened(error) => (not_opened(error), false),
         ExchangeError::RequestBody(problem) => (problem, false),
         ExchangeError::Failed {
@@ -166,7 +167,7 @@ pub(super) fn failure(error: ExchangeError<Problem>) -> Failure {
     };
     Failure {
         problem,
-        is_unheard,
+        is_response_missing,
     }
 }
 

@@ -15,13 +15,13 @@ use super::observe::Upload;
 use crate::budget::pace::Paced;
 
 /// The content of a platform client's request.
-pub(super) struct RequestBody {
+pub(super) struct UploadBody {
     pub(super) body: ListenerBody<Paced<ReceivedContent>>,
     /// Counts them; `None` of a request without content.
     pub(super) upload: Option<Arc<Upload>>,
 }
 
-impl Body for RequestBody {
+impl Body for UploadBody {
     type Data = Bytes;
     type Error = Problem;
 

@@ -124,7 +124,7 @@ pub(super) async fn forward(
                 return Err(lost.unwrap_or(problem));
             }
             Err(AttemptError::Sent(failure)) => {
-                if !attempts.on_lost() || !failure.is_unheard || !routed.may_repeat() {
+                if !attempts.on_lost() || !failure.is_response_missing || !routed.may_repeat() {
                     return Err(failure.problem);
                 }
                 lost = Some(failure.problem);

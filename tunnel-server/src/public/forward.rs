@@ -26,7 +26,7 @@ use super::{
         AttemptError, Content, Failure, ForwardedExchange, Prepared, RoutedRequest, failure,
         not_opened,
     },
-    body::RequestBody,
+    body::UploadBody,
     cookies,
     observe::Observation,
 };
@@ -36,13 +36,13 @@ use crate::{
     peers::{Forward, HELD, Note},
 };
 
-/// A content that is not touched before the other node asks for it.
+/// The content of a request, which is not touched before the other node asks for it.
 struct GatedBody {
     /// `None` once it is open.
     gate: Option<oneshot::Receiver<()>>,
     /// The content until then. `send` takes it back if the other node does not ask for it.
-    waiting: Arc<Mutex<Option<RequestBody>>>,
-    body: Option<RequestBody>,
+    waiting: Arc<Mutex<Option<UploadBody>>>,
+    body: Option<UploadBody>,
     is_empty: bool,
 }
 
@@ -127,8 +127,8 @@ pub(super) async fn send(
     Err(AttemptError::Sent(failure))
 }
 
-/// The failure of a request that was sent to another node. That the node holds the runtime is no part of a response: a
-/// request of which nothing more came before the link was lost is unheard.
+/// The failure of a request that was sent to another node. [`HELD`] does not count as a response: if only that came
+/// before the link was lost, nothing was received.
 fn sent(failure: Failure, node: &NodeName, is_link_lost: bool, is_passed_on: bool) -> Failure {
     let detail = "the link to the server node that holds the runtime was lost";
     let problem = match is_link_lost {
@@ -137,7 +137,7 @@ fn sent(failure: Failure, node: &NodeName, is_link_lost: bool, is_passed_on: boo
     };
     Failure {
         problem,
-        is_unheard: is_link_lost && !is_passed_on,
+        is_response_missing: is_link_lost && !is_passed_on,
     }
 }
 
@@ -146,11 +146,11 @@ fn is_of_link(error: &ExchangeError<Problem>) -> bool {
     matches!(error, ExchangeError::Failed { close: Some(_), .. })
 }
 
-type WaitingBody = Arc<Mutex<Option<RequestBody>>>;
+type WaitingBody = Arc<Mutex<Option<UploadBody>>>;
 
 impl GatedBody {
     /// A body behind a gate, or one that needs none. Also returns where it waits, and what opens the gate.
-    fn new(body: RequestBody, is_gated: bool) -> (Self, WaitingBody, Option<oneshot::Sender<()>>) {
+    fn new(body: UploadBody, is_gated: bool) -> (Self, WaitingBody, Option<oneshot::Sender<()>>) {
         let is_empty = body.is_end_stream();
         let waiting = WaitingBody::default();
         if !is_gated {

@@ -30,7 +30,7 @@ const KINDS: [&str; 4] = ["cluster", "node/", "claim/", "held/"];
 const SIGN_EACH: Duration = Duration::from_millis(400);
 
 /// Signs in a row without an answer after which another member is watched: in about the time of an election, after which no
-/// takeover is to wait any longer. Counted, so that a node that stood still asks again.
+/// takeover is to wait any longer. Counted, so that a node that was paused asks again.
 const SIGNS: u32 = 3;
 
 /// Those at the beginning of a watch: more, since the way to etcd may be slow.

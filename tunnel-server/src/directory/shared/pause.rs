@@ -1,5 +1,5 @@
-//! A node that stood still, as a virtual machine that was moved does, may have lost runtimes meanwhile: before it serves by
-//! its own sessions again, it learns what has happened.
+//! A node that was paused, as a virtual machine is while it is moved, may have lost runtimes meanwhile: before it
+//! serves by its own sessions again, it learns what has happened.
 
 use std::{
     sync::atomic::{AtomicU64, Ordering},
@@ -11,14 +11,14 @@ use tunnel_etcd::{RequestOp, TxnRequest};
 
 use super::Shared;
 
-/// Time without a tick after which the node stood still: several ticks.
-const STILL: Duration = Duration::from_millis(1_500);
+/// Time without a tick after which the node counts as paused: several ticks.
+const WITHOUT_TICK: Duration = Duration::from_millis(1_500);
 
 /// How long requests wait for what has happened meanwhile. Without an answer of etcd, what is known is served.
 const CATCH_UP: Duration = Duration::from_secs(1);
 
 /// Time between two tries.
-const PAUSE: Duration = Duration::from_millis(20);
+const RETRY: Duration = Duration::from_millis(20);
 
 /// Knows when the node has run last.
 #[derive(Debug)]
@@ -46,22 +46,22 @@ impl PauseDetector {
         self.ticked.store(elapsed, Ordering::Relaxed);
     }
 
-    fn stood_still(&self) -> bool {
+    fn was_paused(&self) -> bool {
         let ticked = Duration::from_millis(self.ticked.load(Ordering::Relaxed));
-        self.began.elapsed().saturating_sub(ticked) >= STILL
+        self.began.elapsed().saturating_sub(ticked) >= WITHOUT_TICK
     }
 }
 
 impl Shared {
-    /// Whether the node has stood still, and does not know yet what has happened meanwhile.
-    pub(crate) fn stood_still(&self) -> bool {
-        self.pause.stood_still()
+    /// Whether the node was paused, and does not know yet what has happened meanwhile.
+    pub(crate) fn was_paused(&self) -> bool {
+        self.pause.was_paused()
     }
 
-    /// Waits until the node knows what has happened while it stood still, or cannot learn it in time.
+    /// Waits until the node knows what has happened while it was paused, or cannot learn it in time.
     pub(crate) async fn catch_up(&self) {
         let _turn = self.pause.turn.lock().await;
-        if !self.stood_still() {
+        if !self.was_paused() {
             return;
         }
         if timeout(CATCH_UP, self.newest_reached()).await.is_err() {
@@ -72,7 +72,7 @@ impl Shared {
 
     /// The node runs.
     pub(super) async fn on_tick(&self) {
-        match self.stood_still() {
+        match self.was_paused() {
             true => self.catch_up().await,
             false => self.pause.tick(),
         }
@@ -88,7 +88,7 @@ impl Shared {
             match self.client.txn(read.clone()).await {
                 Ok(newest) => break newest,
                 // Connections may have been lost meanwhile.
-                Err(_) => sleep(PAUSE).await,
+                Err(_) => sleep(RETRY).await,
             }
         };
         let mut reached = self.reached.subscribe();

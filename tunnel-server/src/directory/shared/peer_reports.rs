@@ -1,7 +1,7 @@
 //! What other nodes report to this one on their links, beside the records: that they live, and what they hold while etcd
 //! cannot be written. A plain value.
 //!
-//! The reports of a node are forgotten when its links have ended. A record in etcd that says more counts first.
+//! The reports of a node are forgotten when its links have ended. Where etcd has a record too, the record decides.
 
 use std::collections::HashMap;
 

@@ -287,8 +287,8 @@ async fn compare_with_memory(steps: Vec<Happening>) {
     let label = entry().label.clone();
     for step in steps {
         match step {
-            // In memory a session that joins speaks for all of its instance, and here for those of its node: what
-            // leaves stays away.
+            // In memory a joining session ends the leaving of its whole instance, here only that of its node. So an
+            // instance that leaves does not claim.
             Happening::Claim(_, number, _) if is_leaving(&held, &instance(number)) => {}
             Happening::Claim(node, number, rejects) => {
                 let on_conflict = match rejects {
@@ -432,7 +432,7 @@ async fn after_a_restore_a_live_instance_has_a_greater_epoch_than_before() {
     }
 }
 
-/// The generation is raised once although the listing that has raised it fails.
+/// The generation is raised once, even if the listing that raised it fails.
 #[tokio::test]
 async fn a_listing_after_a_restore_that_fails_is_not_another_restore() {
     let nodes = Nodes::new(1);
@@ -465,7 +465,7 @@ fn report(from: &Shared, to: &Shared, sent: &mut SentReports, received: &mut Rec
     });
 }
 
-/// A record of another program, and one of a later version, end the start.
+/// A record of another program, and one of a later version, prevent the node from starting.
 #[tokio::test]
 async fn a_record_of_the_cluster_that_this_version_cannot_use_is_named() {
     let nodes = Nodes::new(1);
@@ -555,7 +555,7 @@ async fn what_is_held_while_etcd_is_away_is_reported_and_dies_with_the_link() {
     assert!(two.holders(label.as_str()).is_none());
 }
 
-/// A node that stood for another is gone while etcd is away: its runtimes are free for new instances, which keep them.
+/// A node that holds a runtime is gone while etcd is away: its runtimes are free for new instances, which keep them.
 #[tokio::test]
 async fn what_a_node_held_that_does_not_report_is_free_while_etcd_is_away() {
     let mut nodes = Nodes::new(3);
@@ -590,7 +590,7 @@ async fn what_a_node_held_that_does_not_report_is_free_while_etcd_is_away() {
     assert!(two.holds.lock().get(&entry().label).is_some());
 }
 
-/// The link was away, not the node: what was given to a new instance meanwhile is its own again.
+/// The link was away, not the node: a runtime that was given to a new instance meanwhile goes back to the first holder.
 #[tokio::test]
 async fn a_holder_that_reports_again_keeps_its_runtimes() {
     let mut nodes = Nodes::new(3);
