@@ -170,7 +170,7 @@ impl Session {
         } = connected;
         let began = Instant::now();
         let (handle, events, driver) = Handle::new(io, unread, Side::Client, parts.settings);
-        handle.account_to(&parts.memory);
+        handle.set_account(&parts.memory);
         // If the session has ended, `welcomed` below returns that.
         let _ = handle.send(Control::Hello {
             version: env!("CARGO_PKG_VERSION").to_owned(),

@@ -189,8 +189,8 @@ impl Session {
 
     /// Counts the session's received but unread bytes in `account`, which resets single streams when its
     /// limit is reached. Only the first call has an effect.
-    pub fn account_to(&self, account: &Arc<MemoryAccount>) {
-        self.shared.mux.account_to(account);
+    pub fn set_account(&self, account: &Arc<MemoryAccount>) {
+        self.shared.mux.set_account(account);
     }
 
     /// Queues a control message.

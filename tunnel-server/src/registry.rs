@@ -352,7 +352,7 @@ impl Registry {
         }
         let mut state = slot.state.lock();
         let (tunnel, is_takeover) = self.tunnel_of(&slot, &state, guard.claim(), allow_from);
-        session.account_to(slot.budget.memory());
+        session.set_account(slot.budget.memory());
         let added = tunnel.add(session.clone(), peer);
         let Some(member) = added else {
             // Pings them all, since some may be dead without it being known.

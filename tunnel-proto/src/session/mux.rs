@@ -82,7 +82,7 @@ impl Mux {
     }
 
     /// Counts held memory in this account. Only the first call has an effect.
-    pub(super) fn account_to(self: &Arc<Self>, account: &Arc<MemoryAccount>) {
+    pub(super) fn set_account(self: &Arc<Self>, account: &Arc<MemoryAccount>) {
         if self.account.set(account.clone()).is_ok() {
             let part: Weak<Self> = Arc::downgrade(self);
             account.enter(part);

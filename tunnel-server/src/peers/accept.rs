@@ -106,7 +106,7 @@ async fn serve_node(
         silence: SilenceLimits::DATA_CENTRE,
     };
     let (session, mut events, driver) = Session::new(stream, Bytes::new(), Side::Client, settings);
-    session.account_to(shared.registry.link_memory());
+    session.set_account(shared.registry.link_memory());
     tracing::debug!(%node, "another node has linked to this one");
     let nodes = shared.registry.directory().nodes();
     let mut received = nodes.map(|nodes| ReceivedReports::new(nodes.clone(), node));

@@ -169,7 +169,7 @@ async fn carry(
         silence: SilenceLimits::DATA_CENTRE,
     };
     let (session, mut events, driver) = Session::new(stream, Bytes::new(), Side::Server, settings);
-    session.account_to(memory);
+    session.set_account(memory);
     current.store(Some(Arc::new(session.clone())));
     open.inc();
     linked.notify_waiters();

@@ -289,7 +289,7 @@ fn above_an_accounts_limit_unread_streams_are_reset_and_marked() {
     const LIMIT: usize = 4 * limits::STREAM_WINDOW_BYTES;
     let mut two = Two::new();
     let account = MemoryAccount::new(LIMIT);
-    two.server.account_to(&account);
+    two.server.set_account(&account);
     let mut streams = unread(&mut two, 20);
     let held = account.held();
     assert!(held <= LIMIT && held > LIMIT / 2, "{held}");
@@ -312,7 +312,7 @@ fn bytes_held_before_the_account_was_set_count_from_then_on() {
     let mut two = Two::new();
     let before = unread(&mut two, 2);
     let account = MemoryAccount::new(usize::MAX);
-    two.server.account_to(&account);
+    two.server.set_account(&account);
     drop(before);
     let held = account.held();
     assert_eq!(held, 0);
@@ -327,7 +327,7 @@ fn a_release_reported_before_its_hold_resets_no_stream() {
     const LIMIT: usize = 4 * limits::STREAM_WINDOW_BYTES;
     let mut two = Two::new();
     let account = MemoryAccount::new(LIMIT);
-    two.server.account_to(&account);
+    two.server.set_account(&account);
     // As when the reader's thread reports before the receiver's thread has.
     account.release(LIMIT);
     assert_eq!(account.held(), 0);
@@ -376,7 +376,7 @@ fn one_accounts_bytes_reset_no_stream_of_another() {
     let accounts = [(); 2].map(|()| MemoryAccount::within(&node, LIMIT / 2));
     let [mut greedy, mut modest] = accounts.each_ref().map(|account| {
         let two = Two::new();
-        two.server.account_to(account);
+        two.server.set_account(account);
         two
     });
     let kept = unread(&mut modest, 1);

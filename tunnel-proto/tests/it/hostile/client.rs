@@ -575,7 +575,7 @@ async fn unread_responses_stay_within_their_account_and_fail_with_a_problem() {
     const LIMIT: usize = 2 * 1024 * 1024;
     let mut attack = Attack::start().await;
     let account = MemoryAccount::new(LIMIT);
-    attack.server.account_to(&account);
+    attack.server.set_account(&account);
     let mut bodies = Vec::new();
     let content = pattern(200_000);
     for _ in 0..30 {
