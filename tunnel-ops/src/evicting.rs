@@ -58,7 +58,7 @@ impl<K> Default for EvictingPermits<K> {
 }
 
 impl<K> EvictingPermits<K> {
-    /// Gives a permit to `key`, if `has_room` returns true. That may evict holders to make room.
+    /// Gives a permit to `key` if `has_room` returns true; `has_room` may evict holders to make room.
     pub fn enter(
         self: &Arc<Self>,
         key: K,
@@ -88,8 +88,8 @@ impl<K> EvictingPermits<K> {
         self.holders.lock().by_number.len()
     }
 
-    /// Resolves when a permit was returned, once for each. For a single task that waits for room: a permit returned
-    /// before it waits is remembered.
+    /// Resolves once at least one permit was returned since the last call; several are not counted, so the caller looks
+    /// whether there is room, and calls this again. For a single task that waits for room.
     pub async fn returned(&self) {
         self.returned.notified().await;
     }
@@ -101,10 +101,11 @@ impl<K> Holders<K> {
         self.by_number.values().map(|holder| &holder.key)
     }
 
-    /// Takes the permit of the oldest holder with such a key that is not secure. False if there is none.
-    pub fn evict_oldest(&mut self, is_such: impl Fn(&K) -> bool) -> bool {
-        let mut such = self.by_number.iter().filter(|(_, it)| is_such(&it.key));
-        let oldest = such.find_map(|(number, holder)| Some((*number, holder.eviction.as_ref()?)));
+    /// Takes the permit of the oldest holder whose key matches and that is not secure. Returns false if there is none.
+    pub fn evict_oldest(&mut self, matches: impl Fn(&K) -> bool) -> bool {
+        let mut matching = self.by_number.iter().filter(|(_, it)| matches(&it.key));
+        let oldest =
+            matching.find_map(|(number, holder)| Some((*number, holder.eviction.as_ref()?)));
         let Some((number, eviction)) = oldest else {
             return false;
         };

@@ -1,9 +1,9 @@
-//! What both programs need for their operation: configuration files and values, TLS files, logs, the admin
-//! listener, signals, watched files, owned tasks, timers.
+//! What every program needs for its operation: configuration files and values, TLS files, logs, the admin
+//! listener, signals, watched files, owned tasks, permits.
 //!
 //! In: files, flags, signals and HTTP requests of the operator. Out: checked values, TLS configurations,
-//! log lines and handles. Nothing here knows of sessions, routes or runtimes. A module is added only if
-//! both programs use it and it has a single purpose.
+//! log lines and handles. Nothing here knows of sessions, routes or runtimes. A module is added only when
+//! two crates use it and it has a single purpose.
 
 pub mod admin;
 pub mod alarm;

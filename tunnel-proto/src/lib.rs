@@ -19,9 +19,9 @@
 //! - [`limits`], [`fields`], [`memory`]: what a peer may send, which fields are never forwarded, and how
 //!   many received bytes may wait to be read.
 //!
-//! This crate knows nothing of runtimes, tokens, routes, files, flags or listeners. The multiplexer and the
-//! WebSocket library are each visible in one module only. `docs/protocol.md` specifies this protocol for
-//! other implementations.
+//! Runtimes, tokens, routes and flags are only text here, or named by a reason: this crate decides nothing by them,
+//! reads no file and has no listener. The multiplexer and the WebSocket library are each visible in one module only.
+//! `docs/protocol.md` specifies this protocol for other implementations.
 
 pub mod bhttp;
 pub mod close;

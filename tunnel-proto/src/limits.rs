@@ -1,7 +1,7 @@
-//! Every bound on what a peer of a session may send, in one place, each with its reason.
+//! The bounds of a session, each with its reason: what the other end may send, and what is buffered for it.
 //!
 //! Nothing here is about one runtime or one server: budgets of that kind belong to the tunnel
-//! server. These are the bounds without which a hostile peer could cost more than its own session.
+//! server. These are the bounds without which a hostile other end could cost more than its own session.
 
 use std::time::Duration;
 
@@ -30,7 +30,7 @@ pub const UNSENT_BYTES: u32 = 256 * 1024;
 pub const FRAME_BYTES: usize = 32 * 1024;
 
 /// Largest head of a message, in bytes: control data and header section together. A header section that the
-/// public listener admits (128 KiB by default) has to fit, with room for the fields that the tunnel server
+/// public listener admits (128 KiB at most) has to fit, with room for the fields that the tunnel server
 /// adds.
 pub const HEAD_BYTES: usize = 160 * 1024;
 

@@ -1,4 +1,5 @@
-//! Every metric family of the tunnel server, and the series of single runtimes.
+//! The metric families of the tunnel server, and the series of single runtimes. Those of links between nodes are in
+//! `peers`, those of the shared directory in `directory::metrics`, the gauges of tables in `gauges`.
 //!
 //! Labels come from the configuration and from the program's tables only, never from a request. A runtime's series begin
 //! with its first exchange and end with its tunnel: a [`RuntimeMetrics`] has their handles, and removes the series when its

@@ -1,8 +1,9 @@
 //! Decides when to dial again after a failed dial, an ended session or a refusal.
 //!
-//! Pure: random numbers and times are arguments. The waits are random between zero and a bound that doubles ("full
-//! jitter"), so that the clients of a lost server do not return at once. All slots of a tunnel share one [`Redial`], so
-//! that many slots dial a failed server no more often than one.
+//! Pure: random numbers and times are arguments. Waits after failures are random between zero and a bound that doubles
+//! ("full jitter"), so that the clients of a lost server do not return at once; waits after refusals and takeovers are
+//! in the upper half of such a bound. All slots of a tunnel share one [`Redial`], so that many slots dial a failed
+//! server no more often than one.
 
 use std::time::Duration;
 
