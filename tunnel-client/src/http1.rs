@@ -113,12 +113,12 @@ where
         cx: &mut Context<'_>,
     ) -> Poll<Option<hyper::Result<http_body::Frame<Bytes>>>> {
         // As in `send_request`: only the connection makes it ready.
-        let mut unheard = Context::from_waker(Waker::noop());
-        if let Poll::Ready(frame) = pin!(&mut *body).poll_frame(&mut unheard) {
+        let mut noop = Context::from_waker(Waker::noop());
+        if let Poll::Ready(frame) = pin!(&mut *body).poll_frame(&mut noop) {
             return Poll::Ready(frame);
         }
         self.poll(cx);
-        pin!(body).poll_frame(&mut unheard)
+        pin!(body).poll_frame(&mut noop)
     }
 
     /// The first `most` bytes of a refusal's content, as far as they arrive within the time-out, and whether that is all of

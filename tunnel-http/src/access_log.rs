@@ -192,7 +192,7 @@ pub struct Forwarded<'a> {
     pub request_bytes: u64,
 }
 
-/// One exchange from its request to its end, as the access log tells it.
+/// One exchange from its request to its end, as the access log records it.
 #[derive(Debug)]
 pub struct ExchangeRecord {
     began: Instant,

@@ -38,7 +38,7 @@ pub(crate) enum ResponseContent {
     LengthOnly,
 }
 
-/// Converts a received response's head to the one that is forwarded, without hop-by-hop fields.
+/// Converts a received response's head to the one that is forwarded, without connection-specific fields.
 ///
 /// # Errors
 /// A description, if the status or the length is not valid.

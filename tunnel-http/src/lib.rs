@@ -14,8 +14,8 @@
 //! - [`connection`], [`tasks`]: one connection to its last byte, driven by hyper, and the tasks that it runs.
 //! - [`http1`]: the guard that reads HTTP/1 beside hyper and refuses what two parsers could read differently.
 //! - [`check`], [`outgoing`]: what a request has to be, and the fields with which it goes on.
-//! - [`received`], [`content`], [`trailers`], [`listener_body`]: contents as hyper gives them, with their time-outs; a cut is
-//!   never an end.
+//! - [`received`], [`content`], [`trailers`], [`listener_body`]: content as hyper gives it, with its time-outs; a cut
+//!   is never an end.
 //! - [`answer`]: the head and content of a response or of a problem.
 //! - [`upgraded`], [`long_streams`]: upgraded connections, and how long streams end in order.
 //! - [`access_log`]: the record of an exchange, and its line.

@@ -45,7 +45,7 @@ pub struct ReceivedContent {
     gate: Option<Gate>,
     /// Bounds the wait for each piece of the content.
     silence: Option<Silence>,
-    /// Knows which rule a content over HTTP/1 broke.
+    /// Knows which rule content over HTTP/1 broke.
     guard: Option<GuardHandle>,
 }
 

@@ -1,10 +1,10 @@
 //! Ends long streams early and in order.
 //!
-//! A content that is cut is an error to its reader, and must never look like an end. But some protocols have an end after
+//! Content that is cut is an error to its reader, and must never look like an end. But some protocols have an end after
 //! which the reader connects again: a close frame, the status of a call, the gap between two events. This module finds the
 //! positions where such an end is possible, and ends the stream there when the program stops.
 //!
-//! In: the bytes of a content, which pass unchanged.
+//! In: the bytes of content, which pass unchanged.
 
 mod events;
 mod long_stream;
@@ -63,7 +63,7 @@ pub enum StreamFormat {
     WebSocket(Frames, &'static [u8]),
 }
 
-/// The last part of a content that ends early in order.
+/// The last part of content that ends early in order.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum EarlyEnd {
     /// These bytes.
@@ -88,7 +88,7 @@ impl StreamFormat {
         } else {
             return None;
         };
-        // A content with a declared length cannot end earlier.
+        // Content with a declared length cannot end earlier.
         (!headers.contains_key(header::CONTENT_LENGTH)).then_some(format)
     }
 

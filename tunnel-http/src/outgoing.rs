@@ -1,7 +1,7 @@
 //! The head of the forwarded request, built from the checked one.
 //!
-//! Hop-by-hop fields are left out first; then the program's own are added, so that a received `Connection` field cannot
-//! remove them. Forwarding fields are used only from trusted proxies.
+//! Connection-specific fields are left out first; then the program's own are added, so that a received `Connection`
+//! field cannot remove them. Forwarding fields are used only from trusted proxies.
 
 use std::{collections::HashSet, net::IpAddr};
 
@@ -145,8 +145,9 @@ impl ViaName {
     }
 }
 
-/// Writes the fields of the forwarded request, except the host. Returns the id that the request has in all logs: its own, if that has visible ASCII characters only, or a new one. `Via` (RFC 9110 section 7.6.3) is added only
-/// if `sends_via`; a received one is sent on in any case.
+/// Writes the fields of the forwarded request, except the host. Returns the id that the request has in all logs: its
+/// own, if that has visible ASCII characters only, or a new one. `Via` (RFC 9110 section 7.6.3) is added only if
+/// `sends_via`; a received one is sent on in any case.
 ///
 /// # Errors
 /// When the request has passed this program before.

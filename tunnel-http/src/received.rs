@@ -28,11 +28,11 @@ use crate::tasks::Tasks;
 /// the next window only by reading what is written to it, and so has read its answer by then.
 const DISCARD_BYTES: usize = 1024 * 1024;
 
-/// How long such a content is discarded at most: what a closing connection of HTTP/1 has as well. Longer
+/// How long such content is discarded at most: what a closing connection of HTTP/1 has as well. Longer
 /// than a round trip, so that the peer has read its answer and stopped by then.
 const DISCARD_TIME: Duration = Duration::from_secs(2);
 
-/// Why a content ended before it was whole.
+/// Why received content ended before it was whole.
 #[derive(Debug, thiserror::Error)]
 pub enum ReceiveError {
     /// Its connection or stream failed, or it broke HTTP.
@@ -99,8 +99,8 @@ impl ReceivedBody {
         else {
             return;
         };
-        let mut unheard = Context::from_waker(Waker::noop());
-        let first = match Pin::new(&mut incoming).poll_frame(&mut unheard) {
+        let mut noop = Context::from_waker(Waker::noop());
+        let first = match Pin::new(&mut incoming).poll_frame(&mut noop) {
             Poll::Ready(Some(Ok(frame))) => length(&frame),
             // The whole exchange is over.
             Poll::Ready(_) => return,
@@ -115,7 +115,7 @@ impl ReceivedBody {
     }
 }
 
-/// Reads a content to its end, or to the bound. So many bytes were read of it.
+/// Reads and drops content to its end, or to the bound. `first` bytes of it were read before.
 async fn discard(mut incoming: Incoming, first: usize) {
     let mut discarded = first;
     while discarded < DISCARD_BYTES

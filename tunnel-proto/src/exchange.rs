@@ -10,8 +10,8 @@
 //!
 //! Each direction is one self-delimiting binary HTTP message, so a stream whose two messages are complete
 //! becomes idle and carries the next exchange. Otherwise it is reset, which the other end reports as a cut,
-//! never as an end. An upgraded connection is an exchange like any other: the two contents are the bytes of
-//! the two directions, and the end of a content is the half-close of its direction.
+//! never as an end. An upgraded connection is an exchange like any other: the content of each message is
+//! the bytes of one direction, and its end is the half-close of that direction.
 
 mod accept;
 mod body;

@@ -67,7 +67,7 @@ pub fn nominated(headers: &HeaderMap) -> HashSet<HeaderName> {
     nominated
 }
 
-/// Whether a field belongs to one connection only (hop-by-hop) and is never forwarded.
+/// Whether a field is connection-specific (hop-by-hop), and so never forwarded.
 ///
 /// Without those that `Connection` lists: a caller removes them too, with [`nominated`]. Includes `te`: the
 /// caller adds `te: trailers` again to the outgoing message.

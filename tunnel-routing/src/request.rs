@@ -1,6 +1,6 @@
 //! Where a request comes from: a session of the tunnel, or a listener.
 //!
-//! Both bring a head, a content and a sender for informational heads, so that routes and upstreams need not know
+//! Both bring a head, content and a sender for informational heads, so that routes and upstreams need not know
 //! which it was.
 
 use std::pin::Pin;

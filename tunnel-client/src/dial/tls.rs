@@ -32,7 +32,7 @@ pub(super) struct Tls {
     state: Mutex<TlsState>,
 }
 
-/// The roots in use, and the configuration that was made of them.
+/// The roots in use, and the configuration that was made from them.
 #[derive(Debug)]
 struct TlsState {
     roots: Roots,

@@ -23,10 +23,10 @@ pub(super) type ResponseBody =
 /// An upgrade that was granted.
 pub(super) type GrantedUpgrade = Upgrade<RoutedContent, Direct<ResponseError>, ServedExchange>;
 
-/// The error of a content that cannot end in order when the client stops.
+/// The error of content that cannot end in order when the client stops.
 pub(super) const STOPPED: Direct<ResponseError> = Direct(|| ResponseError::Stopped);
 
-/// Why a content is incomplete.
+/// Why the content of a response is incomplete.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum ResponseError {
     #[error("{0}")]

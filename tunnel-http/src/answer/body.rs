@@ -30,7 +30,7 @@ pub struct ResponseBody<B: Body, C, O: Observer<B::Error>> {
 
 #[allow(
     clippy::large_enum_variant,
-    reason = "most contents are forwarded; a box would cost each of them an allocation"
+    reason = "most content is forwarded; a box would cost an allocation each time"
 )]
 enum Source<B: Body, C> {
     Forwarded(B),
@@ -47,13 +47,14 @@ where
     C: Carrier<B::Error> + Unpin,
     O: Observer<B::Error> + Unpin,
 {
-    /// A content of the program itself.
+    /// Content of the program itself.
     pub fn own(content: impl Into<Bytes>) -> Self {
         let content = content.into();
         Self::new(Source::Own((!content.is_empty()).then_some(content)))
     }
 
-    /// A received response as it is forwarded: without hop-by-hop fields, and without content if its status has none.
+    /// A received response as it is forwarded: without connection-specific fields, and without content if its status
+    /// has none.
     ///
     /// # Errors
     /// A description, if the status or the length is not valid.

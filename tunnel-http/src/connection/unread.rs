@@ -128,7 +128,7 @@ impl<E> Pieces<E> {
         self.rest.is_empty() && self.failure.is_none()
     }
 
-    /// The size hint of these bytes and of a content with the size hint `more`.
+    /// The size hint of these bytes and of content with the size hint `more`.
     #[must_use]
     pub fn size_hint(&self, more: SizeHint) -> SizeHint {
         let rest = self.rest.len() as u64;

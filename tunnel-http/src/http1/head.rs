@@ -10,7 +10,7 @@ use super::violation::Violation;
 const METHOD_BYTES: usize = 32;
 /// Longest target that `http::Uri` can hold. RFC 9112 requires at least 8000.
 const TARGET_BYTES: usize = 65_534;
-/// Longest field name. The `http` crate ends at 64 KiB, and not gracefully.
+/// Longest field name. hyper panics (in debug builds) or fails with an internal error on one over 64 KiB.
 const NAME_BYTES: usize = 1024;
 /// Greatest content-length: hyper uses the two numbers above it for unknown lengths.
 const GREATEST_LENGTH: u64 = u64::MAX - 2;

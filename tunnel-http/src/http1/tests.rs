@@ -283,7 +283,7 @@ async fn what_was_read_before_comes_first() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_refused_head_is_told_apart_from_nothing_and_never_served() {
+async fn a_refused_head_is_answered_and_never_served() {
     let mut client = Client::connect(echo);
     client.send([BAD, GET].concat()).await;
     assert_eq!(
@@ -328,7 +328,7 @@ async fn requests_before_a_refused_one_are_answered_first() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_refusal_behind_an_answer_that_closes_is_not_told() {
+async fn no_refusal_is_sent_after_a_response_with_connection_close() {
     let mut client = Client::connect(echo);
     client
         .send(

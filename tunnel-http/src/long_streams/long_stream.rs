@@ -1,6 +1,6 @@
 //! A long stream, which ends early in order when the program stops.
 //!
-//! In: the bytes of a content, in parts of any size. Out: those bytes, up to the position of an early end, and the end of
+//! In: the bytes of content, in parts of any size. Out: those bytes, up to the position of an early end, and the end of
 //! its protocol; or an error, if there is no such position in time.
 
 use std::fmt;
@@ -21,7 +21,7 @@ use super::{EarlyEnd, StreamFormat};
 /// How long a stream may continue until it can end in order, and how long its peer may take to answer that.
 pub const GRACE: Duration = Duration::from_secs(1);
 
-/// A content whose bytes may be held back, by a rate for example.
+/// Content whose bytes may be held back, by a rate for example.
 pub trait Hold: Body {
     /// Releases all held bytes: the next poll returns them. Returns whether there are any.
     fn release(&mut self) -> bool {
@@ -36,9 +36,9 @@ pub trait Hold: Body {
 
 impl<R: AsyncRead + Unpin> Hold for ReadBody<R> {}
 
-/// The connection that carries a content to this program, such as a session.
+/// The connection that carries content to this program, such as a session.
 pub trait Carrier<E> {
-    /// The error of a content that is cut because it could not end in order within [`GRACE`].
+    /// The error of content that is cut because it could not end in order within [`GRACE`].
     fn cut(&self) -> E;
 
     /// Whether this error is that of a carrier that has left on purpose.
@@ -52,7 +52,7 @@ pub trait Carrier<E> {
     }
 }
 
-/// The carrier of a content that cannot leave. Holds the constructor of the error of a cut.
+/// The carrier of content that cannot leave. Holds the constructor of the error of a cut.
 #[derive(Debug, Clone, Copy)]
 pub struct Direct<E>(pub fn() -> E);
 
@@ -62,7 +62,7 @@ impl<E> Carrier<E> for Direct<E> {
     }
 }
 
-/// A content that ends early in order when the program stops.
+/// Content that ends early in order when the program stops.
 pub struct LongStream<B: Body, C> {
     body: B,
     format: StreamFormat,
@@ -100,7 +100,7 @@ impl<B: Body, C> fmt::Debug for LongStream<B, C> {
 }
 
 impl<B: Body, C> LongStream<B, C> {
-    /// A content of this format, which ends early when `stage` is reached or its carrier has left.
+    /// Content of this format, which ends early when `stage` is reached or its carrier has left.
     pub fn new(body: B, format: StreamFormat, carrier: C, stage: &Shutdown) -> Self {
         Self {
             body,

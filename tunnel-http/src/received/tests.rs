@@ -59,7 +59,7 @@ fn piece(bytes: usize) -> Bytes {
     vec![7; bytes].into()
 }
 
-/// What the other end makes of a content of four bytes that ends like this.
+/// What the other end makes of content of four bytes that ends like this.
 async fn read(end: impl AsyncFnOnce(SendStream<Bytes>, Owned<()>)) -> Result<usize, ReceiveError> {
     let (near, far) = tokio::io::duplex(64 * 1024);
     let (tell, mut told) = mpsc::channel(1);

@@ -1,8 +1,8 @@
 //! Whether a request carries the operator's token.
 //!
-//! In come a file with the token, and the fields of requests; out comes yes, or a named refusal. Only the
-//! token's hash is kept, and compared in equal time, so nothing here can show it. Which requests
-//! need it, and when the file is read again, is the programs' business.
+//! In: a file with the token, and the fields of requests. Out: yes, or the reason of a refusal. Only a hash of the
+//! token is kept, and compared in constant time. Which requests need the token, and when the file is read again, is
+//! decided by the programs.
 
 use std::fmt;
 use std::fs;
@@ -17,7 +17,7 @@ use subtle::ConstantTimeEq;
 /// Fewer characters than this can be guessed.
 const MIN_TOKEN: usize = 16;
 
-/// Knows the operator's token when it sees it. For a file that has changed there is another one.
+/// Compares a request's bearer token with the hash of the operator's. Made anew when the file changes.
 pub struct BearerGuard {
     hash: [u8; 32],
 }

@@ -1,8 +1,8 @@
 //! Upgraded connections: a connection as the body of a message, and a body copied to a connection.
 //!
-//! An upgrade is an exchange whose contents are the bytes of its two directions, so it needs nothing else
-//! of the protocol. Each end joins its own connection to the two bodies with these functions. The end of a
-//! body is the half-close of its direction, and a body that fails is a cut.
+//! An upgrade is an exchange in which the content of each message is the bytes of one direction, so it needs nothing
+//! else of the protocol. Each end joins its own connection to the two bodies with these functions. The end of a body is
+//! the half-close of its direction, and a body that fails is a cut.
 
 use std::{
     io,

@@ -220,7 +220,7 @@ impl Mux {
         self.streams.lock().trim();
     }
 
-    /// When the oldest announced stream was opened on which the other end has sent nothing.
+    /// When the oldest announced stream on which the other end has sent nothing was opened.
     pub(super) fn waiting_since(&self) -> Option<Instant> {
         self.streams.lock().waiting_since()
     }

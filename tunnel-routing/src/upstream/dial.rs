@@ -22,9 +22,9 @@ use super::socket::Socket;
 use super::tls::{Offer, TlsOffers};
 use crate::url::UpstreamScheme;
 
-/// Keepalive of connections to upstreams: a lost peer is found after 20 s, like unacknowledged bytes. While those are
-/// limited the kernel goes by that limit and not by the number of probes, so that longer intervals would end a
-/// connection after one lost probe.
+/// Keepalive of connections to upstreams: a lost peer is found after 20 s, like unacknowledged bytes. With
+/// `TCP_USER_TIMEOUT` set, the kernel ends the connection at that time, not after a number of probes: with longer
+/// intervals one lost probe would be enough.
 const KEEPALIVE: Keepalive = Keepalive {
     idle: Duration::from_secs(8),
     interval: Duration::from_secs(4),
@@ -212,7 +212,7 @@ fn reason(error: &StepError) -> Reason {
             Reason::TlsCertificateError
         }
         StepError::Failed(Step::Tls, _) => Reason::TlsProtocolError,
-        // Nobody listens on a Unix socket whose file is there, or is missing.
+        // A Unix socket without a listener: its file is there (refused) or missing (not found).
         StepError::Failed(_, error)
             if matches!(
                 error.kind(),

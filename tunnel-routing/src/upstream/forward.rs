@@ -101,7 +101,7 @@ impl RoutedRequest {
     /// How much of the request the upstream may have processed, after its connection gave no response.
     fn delivery(&self, error: &ResponseError, connection: &mut Connection) -> Delivery {
         if !matches!(error, ResponseError::Io(_) | ResponseError::Ended) {
-            // Polled again, a content that failed could seem to have ended.
+            // Polled again, content that failed could seem to have ended.
             return Delivery::Started;
         }
         if let Some(content) = connection.take_back() {

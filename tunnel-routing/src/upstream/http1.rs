@@ -230,8 +230,8 @@ impl Connection {
         {
             return false;
         }
-        let mut unheard = Context::from_waker(Waker::noop());
-        let read = self.input.poll_fill(&mut self.socket, &mut unheard);
+        let mut noop = Context::from_waker(Waker::noop());
+        let read = self.input.poll_fill(&mut self.socket, &mut noop);
         read.is_pending()
     }
 

@@ -23,7 +23,7 @@ use super::outgoing_body::OutgoingBody;
 
 const TRAILERS: HeaderValue = HeaderValue::from_static("trailers");
 
-/// The content over HTTP/2. A content that fails resets the stream; what failed is in its
+/// The content over HTTP/2. Content that fails resets the stream; what failed is in its
 /// [`Progress`](super::progress::Progress).
 pub(super) type Http2Content = MapErr<OutgoingBody, fn(BodyError) -> h2::Error>;
 

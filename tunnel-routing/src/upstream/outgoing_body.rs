@@ -39,7 +39,7 @@ impl OutgoingBody {
         }
     }
 
-    /// An empty content.
+    /// The body of a request without content.
     pub(super) fn empty(progress: Arc<Progress>) -> Self {
         progress.on_end();
         Self {
@@ -51,7 +51,7 @@ impl OutgoingBody {
         }
     }
 
-    /// Allows at most this many bytes. A longer content is refused at once if its length is known, and else fails
+    /// Allows at most this many bytes. Longer content is refused at once if its length is known, and else fails
     /// where it exceeds the limit.
     pub(super) fn limit(&mut self, bytes: u64) -> Result<(), Problem> {
         (self.left, self.limit) = (bytes, bytes);
@@ -62,7 +62,8 @@ impl OutgoingBody {
     }
 }
 
-/// The bytes missing of a declared length after this frame, or after the end.
+/// How many bytes of the declared length are missing after this frame, if `missing` were before it. No frame means the
+/// end of the content.
 ///
 /// # Errors
 /// When the content is shorter or longer than declared: the upstream would take the next request for the rest of this
@@ -76,7 +77,7 @@ fn counted(missing: u64, frame: Option<&Frame<Bytes>>) -> Result<u64, BodyError>
     .ok_or(BodyError::Length)
 }
 
-/// The problem of a content that is larger than `limit`.
+/// The problem of content that is larger than `limit`.
 fn too_large(limit: u64) -> Problem {
     let detail = format!("the request's content is larger than {limit} bytes");
     Problem::new(Hop::Client, Reason::BodyTooLarge, detail)
@@ -107,9 +108,13 @@ impl Body for OutgoingBody {
                 frame = Some(Err(BodyError::Aborted(too_large(this.limit))));
             }
         }
-        if let (Some(missing), Some(Ok(_)) | None) = (&mut this.missing, &frame) {
-            let next = frame.as_ref().and_then(|frame| frame.as_ref().ok());
-            match counted(*missing, next) {
+        if let Some(missing) = &mut this.missing {
+            let left = match &frame {
+                Some(Ok(next)) => counted(*missing, Some(next)),
+                Some(Err(_)) => Ok(*missing),
+                None => counted(*missing, None),
+            };
+            match left {
                 Ok(left) => *missing = left,
                 Err(error) => frame = Some(Err(error)),
             }
@@ -121,7 +126,7 @@ impl Body for OutgoingBody {
     }
 
     fn is_end_stream(&self) -> bool {
-        // A content that ends too early has to be polled for its end, which is an error.
+        // Content that ends too early has to be polled for its end, which is an error.
         self.missing.is_none_or(|missing| missing == 0)
             && self.body.as_ref().is_none_or(|body| body.is_end_stream())
     }

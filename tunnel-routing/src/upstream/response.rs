@@ -10,8 +10,8 @@ use http_body::Body;
 use tunnel_proto::problem::{Hop, Problem, Reason};
 use tunnel_proto::{fields, limits};
 
-/// Reduces a head to what is forwarded, except for hop-by-hop fields that never enter the tunnel. After an error the
-/// head is useless.
+/// Reduces a head to what is forwarded, except for connection-specific fields, which never enter the tunnel. After an
+/// error the head is useless.
 pub(super) fn check<B>(response: &mut Response<B>) -> Result<(), Problem> {
     let status = response.status();
     check_status(status)?;
@@ -39,8 +39,8 @@ pub(super) fn check_declared<B: Body>(
     response: &Response<B>,
     method: &Method,
 ) -> Result<(), Problem> {
-    let is_bare = *method == Method::HEAD || response.status() == StatusCode::NOT_MODIFIED;
-    if is_bare || !response.body().is_end_stream() {
+    let has_no_content = *method == Method::HEAD || response.status() == StatusCode::NOT_MODIFIED;
+    if has_no_content || !response.body().is_end_stream() {
         return Ok(());
     }
     match fields::content_length(response.headers()) {

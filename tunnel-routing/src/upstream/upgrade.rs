@@ -181,7 +181,7 @@ pub(super) fn failed(detail: impl Into<std::borrow::Cow<'static, str>>) -> Probl
 }
 
 impl UpgradedConnection {
-    /// Joins an upgraded connection to the two contents. `unread` was read past the response.
+    /// Joins an upgraded connection to the content of request and response. `unread` was read past the response.
     pub(super) fn new<IO>(
         io: IO,
         unread: Bytes,

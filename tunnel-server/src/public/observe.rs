@@ -96,7 +96,7 @@ impl Observation {
         self.permit.iter_mut().for_each(Permit::not_upgraded);
     }
 
-    /// The request has a content. What is sent of it is reported to the returned value.
+    /// The request has content. What is sent of it is reported to the returned value.
     pub(super) fn on_upload(&mut self, counter: IntCounter) -> Arc<Upload> {
         let upload = Upload {
             counter,

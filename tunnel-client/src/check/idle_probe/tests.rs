@@ -1,4 +1,4 @@
-//! The estimate as a table, and sessions over ways that cut, lose or bear silence, on a paused clock.
+//! The estimate as a table, and sessions over paths that keep, cut or lose an idle connection, on a paused clock.
 
 use bytes::Bytes;
 use testkit::tunnel::{FakeEnd, without_pings};
@@ -92,28 +92,28 @@ fn pings_that_come_too_seldom_are_named() {
     );
 }
 
-/// What the way does with silence.
+/// What the path does with an idle connection.
 #[derive(Clone, Copy)]
-enum Way {
-    Bears,
+enum Path {
+    Keeps,
     CutsAfter(Duration),
     LosesAfter(Duration),
 }
 
-/// A check's session over such a way, and the server's end.
-fn session(way: Way) -> (CheckSession, (FakeEnd, Owned<()>)) {
+/// A check's session over such a path, and the server's end.
+fn session(path: Path) -> (CheckSession, (FakeEnd, Owned<()>)) {
     let (client, near) = duplex(64 * 1024);
     let (far, server) = duplex(64 * 1024);
     let server = FakeEnd::new(server, Bytes::new(), Side::Server, without_pings());
-    let relay = Owned::spawn("way", relay(near, far, way));
+    let relay = Owned::spawn("path", relay(near, far, path));
     (CheckSession::begin(client, Bytes::new()), (server, relay))
 }
 
-async fn relay(mut near: DuplexStream, mut far: DuplexStream, way: Way) {
+async fn relay(mut near: DuplexStream, mut far: DuplexStream, path: Path) {
     let (mut there, mut back) = (vec![0; 4096], vec![0; 4096]);
-    let limit = match way {
-        Way::Bears => secs(1_000_000),
-        Way::CutsAfter(limit) | Way::LosesAfter(limit) => limit,
+    let limit = match path {
+        Path::Keeps => secs(1_000_000),
+        Path::CutsAfter(limit) | Path::LosesAfter(limit) => limit,
     };
     loop {
         tokio::select! {
@@ -125,18 +125,18 @@ async fn relay(mut near: DuplexStream, mut far: DuplexStream, way: Way) {
                 Ok(length @ 1..) => near.write_all(&back[..length]).await.unwrap(),
                 _ => return,
             },
-            () = sleep(limit) => match way {
-                Way::LosesAfter(_) => std::future::pending().await,
+            () = sleep(limit) => match path {
+                Path::LosesAfter(_) => std::future::pending().await,
                 _ => return,
             },
         }
     }
 }
 
-async fn find(way: Way, longest: u64) -> (IdleReport, Duration, Vec<String>) {
+async fn find(path: Path, longest: u64) -> (IdleReport, Duration, Vec<String>) {
     let (mut sessions, mut servers) = (Vec::new(), Vec::new());
     for idle in times(secs(longest)) {
-        let (check, server) = session(way);
+        let (check, server) = session(path);
         sessions.push((idle, check));
         servers.push(server);
     }
@@ -147,8 +147,8 @@ async fn find(way: Way, longest: u64) -> (IdleReport, Duration, Vec<String>) {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_way_that_bears_silence_has_no_limit() {
-    let (report, took, lines) = find(Way::Bears, 120).await;
+async fn a_path_that_keeps_idle_connections_has_no_limit() {
+    let (report, took, lines) = find(Path::Keeps, 120).await;
     assert_eq!((report.limit, report.proven), (None, secs(120)));
     assert_eq!(lines.len(), 4, "{lines:?}");
     assert!(took < secs(130), "side by side: {took:?}");
@@ -156,7 +156,7 @@ async fn a_way_that_bears_silence_has_no_limit() {
 
 #[tokio::test(start_paused = true)]
 async fn a_cut_says_when() {
-    let (report, took, lines) = find(Way::CutsAfter(secs(45)), 300).await;
+    let (report, took, lines) = find(Path::CutsAfter(secs(45)), 300).await;
     let (from, to) = report.limit.unwrap();
     assert!(
         (44..=46).contains(&from.as_secs()) && (44..=46).contains(&to.as_secs()),
@@ -169,7 +169,7 @@ async fn a_cut_says_when() {
 
 #[tokio::test(start_paused = true)]
 async fn silence_says_between_which_times() {
-    let (report, took, lines) = find(Way::LosesAfter(secs(45)), 300).await;
+    let (report, took, lines) = find(Path::LosesAfter(secs(45)), 300).await;
     assert_eq!(report.limit, Some((secs(30), secs(60))));
     assert!(took < secs(90), "{took:?}");
     assert!(
@@ -186,12 +186,12 @@ async fn what_the_server_ends_itself_is_no_limit_of_the_way() {
         (CloseReason::Revoked, true),
         (CloseReason::Expired, true),
         (CloseReason::Disconnected, true),
-        // As a proxy on the way closes what has been idle for too long.
+        // As a proxy on the path closes what has been idle for too long.
         (CloseReason::Other(1001), false),
     ] {
         let (mut sessions, mut servers) = (Vec::new(), Vec::new());
         for idle in times(secs(60)) {
-            let (check, server) = session(Way::Bears);
+            let (check, server) = session(Path::Keeps);
             sessions.push((idle, check));
             servers.push(server);
         }

@@ -508,7 +508,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn what_login_is_wanted_is_told() {
+    async fn the_error_names_the_login_that_is_wanted() {
         let mut attempts = ConnectAttempts::new(AUTHORITY, None);
         let (outcome, _) = run(&mut attempts, &[WANTS_BASIC]).await;
         let error = outcome.err().unwrap();
@@ -606,7 +606,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_refusal_is_told_in_the_proxy_s_own_words() {
+    async fn a_refusal_is_reported_in_the_proxy_s_own_words() {
         let page = format!("<html><h1>Access\x1b Denied</h1>{}", "x".repeat(100_000));
         let response = format!(
             "HTTP/1.1 403 Not For You\r\nconnection: close\r\ncontent-length: {}\r\n\r\n{page}",

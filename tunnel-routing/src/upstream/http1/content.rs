@@ -35,7 +35,7 @@ pub(in crate::upstream) enum Chunks {
     Trailers,
 }
 
-/// Why a content is incomplete.
+/// Why the content of a response is incomplete.
 #[derive(Debug, thiserror::Error)]
 pub(in crate::upstream) enum ContentError {
     #[error("the connection ended before the content did")]

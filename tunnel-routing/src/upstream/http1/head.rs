@@ -55,7 +55,8 @@ pub(super) fn next(input: &mut Input, is_head: bool) -> Result<Option<Head>, Hea
     while let [b'\r' | b'\n', ..] = input.bytes()[..] {
         input.bytes().advance(1);
     }
-    // Parsed again only when an empty line is there: a head rarely comes in pieces.
+    // Parsed at once the first time, since a head rarely comes in pieces; then only when its empty line is there, so
+    // that one that trickles in is not parsed for each piece.
     if input.is_scanned() && input.empty_line().is_none() {
         return partial(input);
     }
@@ -69,6 +70,8 @@ pub(super) fn next(input: &mut Input, is_head: bool) -> Result<Option<Head>, Hea
     };
     match read {
         Some(head) => head.map(Some),
+        // The parser wants more, although the empty line that ends a head is there: more bytes would not complete it.
+        // httparse has no error for that; any of them says that the head is malformed.
         None if input.empty_line().is_some() => Err(HeadError::Syntax(httparse::Error::Status)),
         None => partial(input),
     }
@@ -166,11 +169,11 @@ fn head(
         return Err(HeadError::OldTransferEncoding);
     }
     let status = layout.status;
-    let is_bare = is_head
+    let has_no_content = is_head
         || status.is_informational()
         || status == StatusCode::NO_CONTENT
         || status == StatusCode::NOT_MODIFIED;
-    let content = if is_bare {
+    let content = if has_no_content {
         Content::Ended
     } else {
         content(&headers, has_coding)
@@ -178,7 +181,7 @@ fn head(
     Ok(Head {
         status,
         headers,
-        // A content that ends with its connection leaves none to keep.
+        // Content that ends with its connection leaves no connection to keep.
         is_kept: is_kept && !is_closed && !matches!(content, Content::ToEnd),
         keep_alive,
         content,
@@ -301,7 +304,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_http_is_told_at_once() {
+    fn what_is_no_http_is_refused_at_once() {
         for text in [
             "\0",
             "SSH-2.0",

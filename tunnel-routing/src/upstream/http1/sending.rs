@@ -136,7 +136,7 @@ impl<B: Body<Data = Bytes, Error = BodyError> + Unpin> Sending<B> {
     }
 
     fn take_frame(&mut self, frame: Frame<Bytes>) {
-        // A content of which a frame was taken cannot be given back.
+        // Content of which a frame was taken cannot be given back.
         self.has_begun = true;
         self.is_unflushed = true;
         let data = match frame.into_data() {

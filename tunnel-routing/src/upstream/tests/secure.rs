@@ -16,7 +16,7 @@ use testkit::ca::self_signed;
 
 use super::*;
 
-/// A certificate of its own for a name, and who trusts it.
+/// A self-signed certificate for a name, and roots that trust it.
 struct Certificate {
     identity: Identity,
     roots: Roots,
@@ -45,7 +45,7 @@ async fn serve(mut stream: impl AsyncReadExt + AsyncWriteExt + Unpin, content: &
     }
 }
 
-/// An upstream under TLS that answers with the name it was asked by.
+/// An upstream under TLS that answers with the server name (SNI) of the connection.
 async fn secure(identity: &Identity, client_auth: Option<&ClientAuth>) -> (String, Owned<()>) {
     let config = server_config(identity, &[b"http/1.1"], client_auth).unwrap();
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
@@ -192,7 +192,7 @@ async fn http2_goes_over_a_unix_socket_too() {
     let _upstream = Owned::spawn("upstream", async move {
         let (stream, _) = listener.accept().await.unwrap();
         let service = service_fn(async |request: Request<Incoming>| {
-            // Taken to its end, if it has one.
+            // Reads the content to its end, unless it is cut.
             let _ = request.into_body().collect().await;
             let content = Full::new(Bytes::from_static(b"by streams"));
             Ok::<_, std::convert::Infallible>(Response::new(content))
