@@ -50,6 +50,15 @@ pub(crate) enum CredentialError {
     Certificate(#[from] TlsFilesError),
 }
 
+/// The paths, separated by commas.
+impl fmt::Display for Credentials {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let paths = self.paths();
+        let paths: Vec<_> = paths.iter().map(|path| path.to_string_lossy()).collect();
+        f.write_str(&paths.join(", "))
+    }
+}
+
 impl Credentials {
     /// No file is read yet.
     pub(crate) fn new(files: CredentialFiles) -> Self {

@@ -350,14 +350,11 @@ impl DialError {
         }
     }
 
-    /// Whether a program between client and server may be the cause: TLS that fails, a proxy that refuses, a response
-    /// that is not a tunnel server's.
-    pub(crate) fn may_be_intermediary(&self) -> bool {
+    /// Whether the path to the server may be the cause, about which `check` says more: all but a refusal by the server
+    /// itself, and a file of this client.
+    pub(crate) fn is_on_path(&self) -> bool {
         match self {
-            Self::Step { error, .. } => matches!(
-                error.step(),
-                Step::ProxyTls | Step::Proxy | Step::Tls | Step::Upgrade
-            ),
+            Self::Step { .. } => true,
             Self::Refused { response, .. } => response.refusal.is_none(),
             Self::Credential(_) => false,
         }

@@ -130,7 +130,10 @@ impl TokenEvidence {
             TokenKind::DamagedJwt => {
                 "looks like a JSON Web Token but cannot be parsed: is it complete?".to_owned()
             }
-            TokenKind::Opaque => "a token that only the server's platform knows".to_owned(),
+            TokenKind::Opaque => {
+                "neither a runtime token nor a JWT: whether it is valid, only the server can tell"
+                    .to_owned()
+            }
         };
         let times = match (self.not_before, self.expires) {
             (Some(begin), _) if begin > now => format!(", not valid before {}", moment(begin)),

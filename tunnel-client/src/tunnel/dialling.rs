@@ -385,6 +385,7 @@ impl Dialling {
         } else {
             tracing::error!(
                 why,
+                files = %self.parts.credentials,
                 ?wait,
                 "the credential is refused, dialling again: a server that has not read its list yet will accept it; \
                  if not, put a valid one into its file, or have the runtimes file of the server corrected"
@@ -393,12 +394,12 @@ impl Dialling {
         Ok(wait)
     }
 
-    /// Logs once that `check` finds out more about a failure that a program in between may have caused.
+    /// Logs once that `check` finds out more about a failure on the path.
     fn hint(&self, failure: &DialFailure) {
         let DialFailure::Dial(error) = failure else {
             return;
         };
-        if error.may_be_intermediary() && !self.has_hinted.swap(true, Ordering::Relaxed) {
+        if error.is_on_path() && !self.has_hinted.swap(true, Ordering::Relaxed) {
             tracing::warn!(
                 "run `tunnel-client check` with the same flags, variables and file: it tests this path step by step, and \
                  says what is wrong and what to do about it"

@@ -21,7 +21,7 @@ use tunnel_proto::{
     control::Control,
     limits,
     memory::MemoryAccount,
-    session::{Session, SessionEvent, SessionSettings, Side, SilenceLimits},
+    session::{Session, SessionEnd, SessionEvent, SessionSettings, Side, SilenceLimits},
 };
 
 use crate::{
@@ -114,8 +114,8 @@ async fn keep(target: Target, dialling: Dialling, current: Arc<ArcSwapOption<Ses
                 pause = shortest;
                 let node = &target.name;
                 tracing::info!(%node, "linked to another node");
-                carry(stream, &target, &dialling, &current).await;
-                tracing::warn!(%node, "the link to another node has ended");
+                let end = carry(stream, &target, &dialling, &current).await;
+                tracing::warn!(%node, %end, "the link to another node has ended");
             }
             Ok(Err(error)) => {
                 tracing::debug!(node = %target.name, %error, "cannot dial another node");
@@ -150,7 +150,7 @@ async fn dial(target: &Target, tls: &PeerTls) -> io::Result<TlsStream<ReadAhead<
     }
 }
 
-/// Moves the bytes of a link until it ends.
+/// Moves the bytes of a link until it ends; returns why it did.
 async fn carry(
     stream: TlsStream<ReadAhead<TcpStream>>,
     target: &Target,
@@ -162,7 +162,7 @@ async fn carry(
         ..
     }: &Dialling,
     current: &ArcSwapOption<Session>,
-) {
+) -> SessionEnd {
     let settings = SessionSettings {
         ping_interval: PING_INTERVAL,
         exchanges: limits::EXCHANGES_MAX,
@@ -186,16 +186,14 @@ async fn carry(
         }
     };
     let reporting = async {
-        match reporter {
-            Some(nodes) => send_reports(nodes, target, &session).await,
-            None => pending().await,
+        if let Some(nodes) = reporter {
+            send_reports(nodes, target, &session).await;
         }
+        pending().await
     };
     tokio::select! {
-        (end, ()) = async { tokio::join!(driver, listen) } => {
-            tracing::debug!(%end, "a link has ended");
-        }
-        () = reporting => {}
+        (end, ()) = async { tokio::join!(driver, listen) } => end,
+        end = reporting => end,
     }
 }
 
