@@ -146,7 +146,7 @@ async fn a_leader_that_stood_still_for_longer_than_leases_live_changes_nothing()
 }
 
 /// etcd is lost as a whole for some time. Requests go on; a client that has lost its connection comes back; a runtime that
-/// nobody holds is given; one that somebody holds is not, until etcd is back.
+/// nobody holds is given; one that somebody holds is not, until etcd is back. `E2E_ETCD_AWAY` sets the seconds.
 async fn is_away(time: Duration) {
     let mut loaded = Loaded::start().await;
     let addresses = [0, 1].map(|number| loaded.nodes.server(number).tunnel_address());
@@ -217,7 +217,8 @@ async fn is_away(time: Duration) {
 #[tokio::test]
 #[ignore = "takes a minute: e2e/run-cluster runs it"]
 async fn without_etcd_requests_and_clients_go_on() {
-    is_away(Duration::from_secs(20)).await;
+    let seconds = std::env::var("E2E_ETCD_AWAY").map_or(20, |text| text.parse().unwrap());
+    is_away(Duration::from_secs(seconds)).await;
 }
 
 /// etcd is lost as a whole, and comes back: nobody notices.
