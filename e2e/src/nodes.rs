@@ -327,13 +327,14 @@ impl Nodes {
     pub async fn wait_holders(&self, number: Number, label: &str, holders: &[Number]) {
         let others = holders.iter().filter(|holder| **holder != number);
         let others: Vec<_> = others.map(|holder| name(*holder)).collect();
-        let path = format!("/api/v1/runtimes/{label}");
+        let path = format!("/api/v1/runtimes/{label}?scope=node");
         let admin = self.server(number).admin();
         let what = format!("{} to know that {others:?} hold {label}", name(number));
         eventually(SOON, &what, async || {
             let runtime: serde_json::Value = admin.get(&path).await.json();
-            let known = runtime["other_nodes"].as_array()?.clone();
-            let mut known: Vec<_> = known.iter().filter_map(|node| node.as_str()).collect();
+            let known = runtime["nodes"].as_array()?.clone();
+            let known = known.iter().filter_map(|node| node.as_str());
+            let mut known: Vec<_> = known.filter(|node| *node != name(number)).collect();
             known.sort_unstable();
             (known == others).then_some(())
         })

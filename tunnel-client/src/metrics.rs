@@ -128,6 +128,7 @@ impl Metrics {
     pub(crate) fn new() -> Result<Self, prometheus::Error> {
         let mut families = Families::new("tunnel_client");
         let new = &mut families;
+        new.process(env!("CARGO_PKG_VERSION"))?;
         let reasons: Vec<_> = Reason::ALL.iter().map(|reason| reason.name()).collect();
         let bytes = new.counters(
             "bytes_total",

@@ -1,5 +1,7 @@
 //! The metric families of a program: made and registered in one place, which also lists what they are.
 
+#[cfg(target_os = "linux")]
+use prometheus::process_collector::ProcessCollector;
 use prometheus::{
     Histogram, HistogramOpts, IntCounter, IntCounterVec, IntGauge, IntGaugeVec, Opts, Registry,
     Result, core::Collector,
@@ -88,6 +90,37 @@ impl Families {
     pub fn counters(&mut self, name: &str, help: &str, labels: &[&str]) -> Result<IntCounterVec> {
         let options = self.listed("counter", name, help, labels);
         self.registered(IntCounterVec::new(options, labels)?)
+    }
+
+    /// A counter with one label of a few known values, all of which are there from the start: the first increment of a
+    /// series that appears with it is not seen by `increase` and `rate`.
+    pub fn counters_of(
+        &mut self,
+        name: &str,
+        help: &str,
+        label: &str,
+        values: impl IntoIterator<Item = &'static str>,
+    ) -> Result<IntCounterVec> {
+        let counters = self.counters(name, help, &[label])?;
+        for value in values {
+            counters.get_metric_with_label_values(&[value])?;
+        }
+        Ok(counters)
+    }
+
+    /// The version of the program, and what it uses as a process: `process_…`, without the prefix, which are the names that
+    /// all exporters use. Those are there on Linux only.
+    pub fn process(&mut self, version: &str) -> Result<()> {
+        let info = self.gauges(
+            "build_info",
+            "1; the label has the version of the program",
+            &["version"],
+        )?;
+        info.get_metric_with_label_values(&[version])?.set(1);
+        #[cfg(target_os = "linux")]
+        self.registry
+            .register(Box::new(ProcessCollector::for_self()))?;
+        Ok(())
     }
 
     /// A histogram without labels; `bounds` are the upper bounds of its buckets.

@@ -33,6 +33,9 @@ pub enum CloseReason {
     Other(u16),
 }
 
+/// The code for a connection that broke without a close frame; never sent (RFC 6455 section 7.1.5).
+const ABNORMAL: u16 = 1006;
+
 /// What a tunnel client does when a session has ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum AfterClose {
@@ -45,6 +48,27 @@ pub enum AfterClose {
 }
 
 impl CloseReason {
+    /// The connection broke without a close frame.
+    pub const CONNECTION_LOST: Self = Self::Other(ABNORMAL);
+
+    /// One reason of each name.
+    pub const ALL: [Self; 14] = [
+        Self::Left,
+        Self::Drained,
+        Self::Superseded,
+        Self::Revoked,
+        Self::ProtocolError,
+        Self::Dead,
+        Self::Overloaded,
+        Self::Internal,
+        Self::Expired,
+        Self::Conflict,
+        Self::Wedged,
+        Self::Disconnected,
+        Self::CONNECTION_LOST,
+        Self::Other(1000),
+    ];
+
     /// The close code on the wire.
     #[must_use]
     pub fn code(self) -> u16 {
@@ -101,6 +125,7 @@ impl CloseReason {
             Self::Conflict => "conflict",
             Self::Wedged => "wedged",
             Self::Disconnected => "disconnected",
+            Self::Other(ABNORMAL) => "connection_lost",
             Self::Other(_) => "other",
         }
     }
@@ -130,7 +155,13 @@ mod tests {
     #[test]
     fn every_code_round_trips() {
         for code in 1000..=4999 {
-            assert_eq!(CloseReason::from_code(code).code(), code);
+            let reason = CloseReason::from_code(code);
+            assert_eq!(reason.code(), code);
+            assert!(
+                CloseReason::ALL
+                    .iter()
+                    .any(|listed| listed.name() == reason.name())
+            );
         }
     }
 

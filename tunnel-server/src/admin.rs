@@ -2,7 +2,8 @@
 //!
 //! ```text
 //!   admin listener ─▶ api ─▶ view ─▶ registry, sessions
-//!   (tunnel-ops)       └──▶ event_stream ◀── events ◀─report─ every part of the server
+//!   (tunnel-ops)       ├──▶ event_stream ◀── events ◀─report─ every part of the server
+//!                      └──▶ the APIs of other nodes ─▶ merge
 //! ```
 //!
 //! In: requests below `/api/v1` that the listener has checked. Out: JSON and a stream of events, as described by
@@ -11,6 +12,7 @@
 pub mod address;
 pub mod api;
 mod event_stream;
+mod merge;
 pub mod nodes;
 pub mod view;
 
@@ -52,6 +54,10 @@ pub(crate) fn routes(api: Api, shutdown: Shutdown) -> AdminRoutes {
             .filter_map(|host| host.as_str().parse().ok())
             .collect(),
     };
-    AdminRoutes::new(api.metrics.registry().clone(), ready, settings)
-        .with_api(api::router(Arc::new(api)))
+    AdminRoutes::new(api.metrics.registry().clone(), ready, settings).with_api(router(api))
+}
+
+/// The routes below `/api/v1`.
+pub(crate) fn router(api: Api) -> axum::Router {
+    api::router(Arc::new(api))
 }

@@ -34,7 +34,7 @@ use tokio_rustls::rustls::pki_types::CertificateDer;
 use tunnel_ops::tls_files::{ClientCheck, Roots};
 use tunnel_proto::handshake::Greeting;
 
-pub use self::credential::{CredentialId, CredentialKind};
+pub use self::credential::{CredentialId, CredentialKind, CredentialView};
 use self::jwks::Jwks;
 use self::jwt::{JwtVerifier, SigningKey};
 use self::labels::{Labels, NamedRuntime};
@@ -44,7 +44,7 @@ pub use self::refusal::AuthRefusal;
 use self::revocation::{Revocation, Revocations, RevocationsFull};
 pub(crate) use self::setup::PreparedCredentials;
 pub use self::setup::{AuthSetupError, load_platform_token};
-use crate::runtimes::{AccountName, RuntimeEntry, RuntimeName, Runtimes};
+use crate::runtimes::{AccountName, RuntimeEntry, RuntimeLabel, RuntimeName, Runtimes};
 use crate::token::{TokenHash, TokenId};
 
 /// The credentials that a tunnel client presents when it dials.
@@ -174,6 +174,28 @@ impl Authenticator {
         };
         let query = PlatformQuery::new(token, presented.greeting, presented.peer);
         platform.verify(&Arc::new(query)).await
+    }
+
+    /// The runtime and the credential of a tunnel client that was refused, as far as they are certain: of a listed token
+    /// by its public id, with a wrong secret too; of a JSON Web Token whose signature is good; of a certificate, whose
+    /// chain TLS has verified. What the platform refuses is nobody's.
+    pub(crate) fn identify(
+        &self,
+        bearer: Option<&str>,
+        certificates: &[CertificateDer<'static>],
+    ) -> Option<(RuntimeLabel, CredentialId)> {
+        let of_token = bearer.and_then(|token| {
+            if static_token::has_form(token) {
+                return static_token::identify(&self.runtimes.load(), token);
+            }
+            self.jwt.as_ref()?.identify(token)
+        });
+        let of_certificate = || {
+            self.clients.load().as_ref()?;
+            certificate::identify(certificates)
+        };
+        let (named, credential) = of_token.or_else(of_certificate)?;
+        Some((named.label().ok()?, credential))
     }
 
     /// The grant of verified credentials.

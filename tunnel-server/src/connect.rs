@@ -6,6 +6,7 @@
 
 pub(crate) mod checks;
 pub(crate) mod gate;
+mod refused;
 mod session;
 
 use std::{convert::Infallible, future::pending, io, net::SocketAddr, sync::Arc, time::Duration};
@@ -38,18 +39,19 @@ use tunnel_ops::read_ahead::ReadAhead;
 use tunnel_ops::socket::{set_unsent_limit, set_user_timeout};
 use tunnel_ops::tls_files::LiveServerConfig;
 use tunnel_proto::{
-    handshake::{self, Greeting, NotASession},
+    handshake::{self, Greeting},
     refusal::RefusalReason,
 };
 
 use self::{
     checks::{CheckPermit, Checks},
     gate::{Gate, HandshakePermit, Rejection},
+    refused::{Refusal, RefusedClient},
     session::LiveSession,
 };
 use crate::{
     allowance::Allowance,
-    auth::{AuthRefusal, Authenticator, Grant, Presented, bearer},
+    auth::{Authenticator, Grant, Presented, bearer},
     budget::sources,
     config::live::LiveConfig,
     directory::ClaimRefusal,
@@ -73,12 +75,6 @@ const USER_TIMEOUT: Duration = Duration::from_secs(30);
 /// Time for TLS, and time for the request's head, of a client that has a pass, since other clients wait for the pass.
 const GATED_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// `Retry-After` of an instance whose runtime another instance holds.
-const HELD_RETRY: Duration = Duration::from_secs(10);
-
-/// `Retry-After` while the shared directory cannot be written: longer than an election of etcd.
-const DIRECTORY_RETRY: Duration = Duration::from_secs(2);
-
 /// `Retry-After` of a check for which there is no permit.
 const CHECK_RETRY: Duration = Duration::from_secs(30);
 
@@ -100,13 +96,6 @@ pub(crate) struct TunnelListener {
     pub(crate) refusal_lines: Allowance,
 }
 
-/// Why a request is refused, and when the client may try again, if that is known.
-struct Refusal {
-    reason: RefusalReason,
-    detail: String,
-    retry_after: Option<Duration>,
-}
-
 /// A request that was accepted.
 struct Admitted {
     grant: Grant,
@@ -118,6 +107,12 @@ struct Admitted {
     upgrade: OnUpgrade,
     /// The permit of a session that only checks the path.
     check: Option<CheckPermit>,
+}
+
+/// What has become of the request of a connection.
+enum Outcome {
+    Admitted(Admitted),
+    Refused(RefusedClient),
 }
 
 /// Accepts tunnel clients until the server drains, then waits for their sessions to end.
@@ -287,10 +282,10 @@ async fn serve_request(
 ) -> Option<(Admitted, TunnelStream, Bytes)> {
     let certificates = stream.get_ref().1.peer_certificates();
     let certificates = certificates.unwrap_or_default().to_vec();
-    let admitted = Arc::new(Mutex::new(None));
+    let request_outcome = Mutex::new(None);
     let client = (outcome, &*certificates);
     let service = service_fn(|request| {
-        let response = respond(shared, request, peer, client, &admitted);
+        let response = respond(shared, request, peer, client, &request_outcome);
         async move { Ok::<_, Infallible>(response.await) }
     });
     let serving = http1::Builder::new()
@@ -308,8 +303,16 @@ async fn serve_request(
         .with_upgrades();
     // The head has its own limit; this one also bounds the authentication and the response.
     let limit = 2 * GATED_TIMEOUT + 3 * shared.config.load().settings.auth_timeout;
-    timeout(limit, serving).await.ok()?.ok()?;
-    let mut admitted: Admitted = admitted.lock().take()?;
+    let served = timeout(limit, serving).await;
+    let mut admitted = match request_outcome.into_inner()? {
+        Outcome::Admitted(admitted) => admitted,
+        // After the response, so that the time it takes discloses nothing.
+        Outcome::Refused(refused) => {
+            refused.report(shared, peer, &certificates);
+            return None;
+        }
+    };
+    served.ok()?.ok()?;
     let upgraded = (&mut admitted.upgrade).await.ok()?;
     let parts = upgraded.downcast::<TokioIo<TunnelStream>>().ok()?;
     Some((admitted, parts.io.into_inner(), parts.read_buf))
@@ -318,29 +321,31 @@ async fn serve_request(
 /// The response to one request: 101, or a refusal with its reason.
 async fn respond(
     shared: &TunnelListener,
-    request: Request<Incoming>,
-    peer: SocketAddr,
-    client: (&GateOutcome, &[CertificateDer<'static>]),
-    admitted: &Mutex<Option<Admitted>>,
-) -> Response<Full<Bytes>> {
-    match admit(shared, request, peer, client, admitted).await {
-        Ok(response) => response,
-        Err(refusal) => refuse(&shared.metrics, &refusal),
-    }
-}
-
-/// Checks and authenticates a request. If it is accepted, returns the 101 and stores the request in `admitted`.
-async fn admit(
-    shared: &TunnelListener,
     mut request: Request<Incoming>,
     peer: SocketAddr,
+    client: (&GateOutcome, &[CertificateDer<'static>]),
+    outcome: &Mutex<Option<Outcome>>,
+) -> Response<Full<Bytes>> {
+    let (response, of_request) = match admit(shared, &mut request, peer, client).await {
+        Ok((response, admitted)) => (response, Outcome::Admitted(admitted)),
+        Err(refusal) => {
+            let refused = RefusedClient::new(refusal, &request);
+            (refused.response(&shared.metrics), Outcome::Refused(refused))
+        }
+    };
+    *outcome.lock() = Some(of_request);
+    response
+}
+
+/// Checks and authenticates a request. If it is accepted, returns the 101.
+async fn admit(
+    shared: &TunnelListener,
+    request: &mut Request<Incoming>,
+    peer: SocketAddr,
     (outcome, certificates): (&GateOutcome, &[CertificateDer<'static>]),
-    admitted: &Mutex<Option<Admitted>>,
-) -> Result<Response<Full<Bytes>>, Refusal> {
+) -> Result<(Response<Full<Bytes>>, Admitted), Refusal> {
     outcome.on_request();
-    let greeting = handshake::check_request(&request).inspect_err(
-        |error| tracing::debug!(%peer, %error, "a request on the tunnel listener does not ask for a session"),
-    )?;
+    let greeting = handshake::check_request(request)?;
     if let Some(after) = outcome.retry_after {
         let detail = "this server has too many handshakes in progress: dial again later";
         return Err(Refusal::for_now(
@@ -366,30 +371,24 @@ async fn admit(
         peer,
     };
     let changed = shared.authenticator.changed();
-    let grant = shared.authenticator.authenticate(&presented).await;
-    let grant = grant.inspect_err(|error| {
-        let (instance, reason) = (greeting.instance.id().to_string(), error.name());
-        if let Some(left_out) = shared.refusal_lines.take() {
-            tracing::warn!(%peer, instance, reason, %error, left_out, "a tunnel client was refused");
-        }
-    })?;
-    let check = may_begin(shared, &grant, &greeting, peer).await?;
+    let grant = shared.authenticator.authenticate(&presented).await?;
+    let check = may_begin(shared, &grant, &greeting).await;
+    let check = check.map_err(|refusal| refusal.of(&grant))?;
     let result = match check {
         Some(_) => "checked",
         None => "accepted",
     };
     shared.metrics.handshakes.with_label_values(&[result]).inc();
-    let response = switching_protocols(&request, greeting.subprotocol());
-    let upgrade = hyper::upgrade::on(&mut request);
-    *admitted.lock() = Some(Admitted {
+    let response = switching_protocols(request, greeting.subprotocol());
+    let admitted = Admitted {
         changed,
         grant,
         greeting,
         allow_from,
-        upgrade,
+        upgrade: hyper::upgrade::on(request),
         check,
-    });
-    Ok(response)
+    };
+    Ok((response, admitted))
 }
 
 /// Whether an authenticated session can begin: a check if there is a permit for it, which is returned; any other if its
@@ -398,7 +397,6 @@ async fn may_begin(
     shared: &TunnelListener,
     grant: &Grant,
     greeting: &Greeting,
-    peer: SocketAddr,
 ) -> Result<Option<CheckPermit>, Refusal> {
     let runtime = &grant.runtime;
     if greeting.is_check {
@@ -422,10 +420,6 @@ async fn may_begin(
         go_elsewhere(shared, greeting)?;
         return Ok(None);
     };
-    let (label, instance) = (runtime.label.as_str(), greeting.instance.id().to_string());
-    if let Some(left_out) = shared.refusal_lines.take() {
-        tracing::warn!(runtime = label, instance, %peer, %refusal, left_out, "a tunnel client was refused");
-    }
     if let ClaimRefusal::Contested { takeovers, .. } = &refusal {
         let contested = Event::of(EventKind::Contested, &runtime.label);
         shared
@@ -457,10 +451,9 @@ fn go_elsewhere(shared: &TunnelListener, greeting: &Greeting) -> Result<(), Refu
 /// The source networks that the instance itself allows for its runtime.
 fn allow_from(greeting: &Greeting) -> Result<Option<Vec<IpNet>>, Refusal> {
     let list = greeting.allow_from.as_deref().map(sources::parse);
-    list.transpose().map_err(|error| Refusal {
-        reason: RefusalReason::AllowFromMalformed,
-        detail: format!("the tunnel client's source addresses: {error}"),
-        retry_after: None,
+    list.transpose().map_err(|error| {
+        let detail = format!("the tunnel client's source addresses: {error}");
+        Refusal::new(RefusalReason::AllowFromMalformed, detail)
     })
 }
 
@@ -487,84 +480,6 @@ fn switching_protocols(
         headers.insert(header::SEC_WEBSOCKET_ACCEPT, accept);
     }
     response
-}
-
-fn refuse(metrics: &Metrics, refusal: &Refusal) -> Response<Full<Bytes>> {
-    let (reason, status) = (refusal.reason, refusal.reason.status());
-    let refused = metrics.handshakes.with_label_values(&[reason.name()]);
-    refused.inc();
-    // Serialising strings into memory cannot fail.
-    let body = handshake::Refusal::new(reason, refusal.detail.as_str());
-    let body = serde_json::to_vec(&body).unwrap_or_default();
-    let mut response = Response::new(Full::new(body.into()));
-    *response.status_mut() = status;
-    let headers = response.headers_mut();
-    headers.insert(header::CONNECTION, HeaderValue::from_static("close"));
-    headers.insert(
-        header::CONTENT_TYPE,
-        HeaderValue::from_static("application/json"),
-    );
-    match status {
-        StatusCode::UNAUTHORIZED => {
-            headers.insert(header::WWW_AUTHENTICATE, HeaderValue::from_static("Bearer"));
-        }
-        StatusCode::UPGRADE_REQUIRED => {
-            headers.insert(header::UPGRADE, HeaderValue::from_static("websocket"));
-        }
-        _ => {}
-    }
-    if let Some(after) = refusal.retry_after {
-        let seconds = after.as_secs() + u64::from(after.subsec_nanos() > 0);
-        headers.insert(header::RETRY_AFTER, HeaderValue::from(seconds));
-    }
-    response
-}
-
-impl Refusal {
-    /// A refusal of a request that may be accepted later.
-    fn for_now(reason: RefusalReason, detail: &str, after: Duration) -> Self {
-        Self {
-            reason,
-            detail: detail.to_owned(),
-            retry_after: Some(after),
-        }
-    }
-}
-
-impl From<NotASession> for Refusal {
-    fn from(error: NotASession) -> Self {
-        Self {
-            reason: error.reason(),
-            detail: error.to_string(),
-            retry_after: None,
-        }
-    }
-}
-
-impl From<AuthRefusal> for Refusal {
-    fn from(refusal: AuthRefusal) -> Self {
-        Self {
-            reason: refusal.reason(),
-            detail: refusal.to_string(),
-            retry_after: refusal.retry_after(),
-        }
-    }
-}
-
-/// 409, or 503 while the directory is unavailable.
-impl From<ClaimRefusal> for Refusal {
-    fn from(refusal: ClaimRefusal) -> Self {
-        let retry_after = match refusal {
-            ClaimRefusal::Superseded { .. } | ClaimRefusal::Held { .. } => HELD_RETRY,
-            ClaimRefusal::Contested { retry_after, .. } => retry_after,
-            ClaimRefusal::Unavailable => DIRECTORY_RETRY,
-        };
-        Self {
-            reason: refusal.reason(),
-            detail: refusal.to_string(),
-            retry_after: Some(retry_after),
-        }
-    }
 }
 
 #[cfg(all(test, target_os = "linux"))]

@@ -35,6 +35,8 @@ pub enum EventKind {
     SessionBegan,
     /// A session has ended; the reason says why.
     SessionEnded,
+    /// A tunnel client of a runtime was refused; the reason says why. Reported once while it is refused again and again.
+    Refused,
     /// A newer instance has taken a runtime over.
     Superseded,
     /// Instances repeatedly take a runtime from each other, and takeovers are delayed.
@@ -121,11 +123,12 @@ pub struct TooSlow;
 
 impl EventKind {
     /// Every kind.
-    pub const ALL: [Self; 11] = [
+    pub const ALL: [Self; 12] = [
         Self::Online,
         Self::Offline,
         Self::SessionBegan,
         Self::SessionEnded,
+        Self::Refused,
         Self::Superseded,
         Self::Contested,
         Self::Revoked,
@@ -143,6 +146,7 @@ impl EventKind {
             Self::Offline => "offline",
             Self::SessionBegan => "session-began",
             Self::SessionEnded => "session-ended",
+            Self::Refused => "refused",
             Self::Superseded => "superseded",
             Self::Contested => "contested",
             Self::Revoked => "revoked",

@@ -21,6 +21,7 @@ mod connect;
 pub mod directory;
 pub mod events;
 mod gauges;
+pub mod history;
 mod lifecycle;
 mod lock;
 pub mod metrics;

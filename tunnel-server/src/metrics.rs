@@ -21,7 +21,11 @@ use prometheus::{
     proto::MetricFamily,
 };
 use tunnel_ops::metrics::{Families, Family};
-use tunnel_proto::problem::Problem;
+use tunnel_proto::{
+    close::CloseReason,
+    problem::{Hop, Problem, Reason},
+    refusal::RefusalReason,
+};
 
 pub(crate) use self::peers::Forwarding;
 pub use self::peers::PeerMetrics;
@@ -29,6 +33,7 @@ use crate::{
     auth::Authenticator,
     directory::DirectoryMetrics,
     gauges::{GaugeFamilies, Gauges},
+    history::{Carried, History},
     runtimes::RuntimeLabel,
 };
 
@@ -41,6 +46,31 @@ const DURATIONS: &[f64] = &[
 
 /// Status classes of exchanges, by first digit.
 const CLASSES: [&str; 5] = ["1xx", "2xx", "3xx", "4xx", "5xx"];
+
+/// The causes for which connections of each listener are refused.
+const REFUSED_CONNECTIONS: [(&str, &[&str]); 2] = [
+    (
+        "public",
+        &[
+            "max_connections",
+            "max_connections_per_address",
+            "proxy_protocol",
+            "tls",
+            "first_byte",
+            "stopping",
+        ],
+    ),
+    (
+        "tunnel",
+        &[
+            "max_connections",
+            "max_connections_per_address",
+            "max_handshakes",
+            "silent",
+            "tls",
+        ],
+    ),
+];
 
 /// All families; one for each server.
 pub struct Metrics {
@@ -96,6 +126,9 @@ struct Read {
     tasks: IntGauge,
     buffered: IntGauge,
     held: IntGaugeVec,
+    runtimes: IntGaugeVec,
+    runtime_online: IntGaugeVec,
+    runtime_last_online: IntGaugeVec,
     platform_away: IntGauge,
     jwks_keys: IntGauge,
 }
@@ -104,6 +137,8 @@ struct Read {
 pub struct RuntimeMetrics {
     label: RuntimeLabel,
     metrics: Arc<Metrics>,
+    /// What remains of the series when they end.
+    history: Arc<History>,
     /// Made with the first exchange, since most runtimes are idle most of the time.
     classes: [OnceLock<IntCounter>; 5],
     traffic: OnceLock<Traffic>,
@@ -137,32 +172,32 @@ impl Metrics {
     pub fn new() -> prometheus::Result<Arc<Self>> {
         let mut families = Families::new("tunnel_server");
         let new = &mut families;
+        new.process(env!("CARGO_PKG_VERSION"))?;
         let metrics = Arc::new(Self {
             sessions: new.gauge("sessions", "Live sessions")?,
-            handshakes: new.counters(
+            handshakes: new.counters_of(
                 "handshakes_total",
                 "Requests for a session: accepted, checked, or the reason of the refusal",
-                &["result"],
+                "result",
+                ["accepted", "checked"].into_iter().chain(refusals()),
             )?,
             handshakes_open: new.gauge("handshakes_open", "Handshakes under way")?,
             tls_handshakes: tls_handshakes(new)?,
-            refreshes_refused: new.counters(
+            refreshes_refused: new.counters_of(
                 "refreshes_refused_total",
                 "Newer tokens of live sessions that were refused",
-                &["reason"],
+                "reason",
+                refusals(),
             )?,
-            sessions_ended: new.counters("sessions_ended_total", "Ended sessions", &["reason"])?,
+            sessions_ended: new.counters_of(
+                "sessions_ended_total",
+                "Ended sessions",
+                "reason",
+                CloseReason::ALL.map(CloseReason::name),
+            )?,
             connections: new.gauges("connections", "Open connections", &["listener"])?,
-            connections_refused: new.counters(
-                "connections_refused_total",
-                "Connections that ended before their first request",
-                &["listener", "cause"],
-            )?,
-            problems: new.counters(
-                "problems_total",
-                "Answers that the tunnel itself made, by problem",
-                &["reason", "hop"],
-            )?,
+            connections_refused: connections_refused(new)?,
+            problems: problems(new)?,
             own_duration: new.histogram(
                 "own_duration_seconds",
                 "From the checked request until it is on its way through a session",
@@ -317,6 +352,9 @@ impl Metrics {
             tasks: self.read.tasks.clone(),
             buffered: self.read.buffered.clone(),
             entries: self.read.held.clone(),
+            runtimes: self.read.runtimes.clone(),
+            runtime_online: self.read.runtime_online.clone(),
+            runtime_last_online: self.read.runtime_last_online.clone(),
         };
         self.registry().register(Box::new(families))
     }
@@ -335,7 +373,11 @@ impl Metrics {
 
     /// The series of a runtime, which are made if it has none.
     #[must_use]
-    pub fn runtime(self: &Arc<Self>, label: &RuntimeLabel) -> Arc<RuntimeMetrics> {
+    pub fn runtime(
+        self: &Arc<Self>,
+        label: &RuntimeLabel,
+        history: &Arc<History>,
+    ) -> Arc<RuntimeMetrics> {
         let mut runtimes = self.runtimes.lock();
         if let Some(held) = runtimes.get(label).and_then(Weak::upgrade) {
             return held;
@@ -343,6 +385,7 @@ impl Metrics {
         let made = Arc::new(RuntimeMetrics {
             label: label.clone(),
             metrics: self.clone(),
+            history: history.clone(),
             classes: Default::default(),
             traffic: OnceLock::new(),
         });
@@ -355,10 +398,11 @@ impl Configuration {
     /// The gauges at the start, with the first configuration in force.
     fn new(new: &mut Families) -> prometheus::Result<Self> {
         let families = Self {
-            reloads: new.counters(
+            reloads: new.counters_of(
                 "config_reloads_total",
                 "Reloads of the configuration: taken or refused",
-                &["result"],
+                "result",
+                ["taken", "refused"],
             )?,
             version: new.gauge(
                 "config_version",
@@ -392,6 +436,21 @@ impl Read {
                 "Received bytes of answers that platform clients have not taken yet",
             )?,
             held: new.unregistered_gauges("held", "Entries of the server's tables", &["table"])?,
+            runtimes: new.unregistered_gauges(
+                "runtimes",
+                "Known runtimes: online with a session at this node, or offline",
+                &["state"],
+            )?,
+            runtime_online: new.unregistered_gauges(
+                "runtime_online",
+                "1 while a listed runtime has a session at this node, else 0; only with runtime-metrics",
+                &["runtime"],
+            )?,
+            runtime_last_online: new.unregistered_gauges(
+                "runtime_last_online_seconds",
+                "When a listed runtime was last online at this node, in seconds since 1970; only with runtime-metrics, and while it is offline",
+                &["runtime"],
+            )?,
             platform_away: new.unregistered_gauge(
                 "platform_away",
                 "1 while the platform gives no answer, else 0; only with auth-url",
@@ -402,6 +461,38 @@ impl Read {
             )?,
         })
     }
+}
+
+fn refusals() -> impl Iterator<Item = &'static str> {
+    RefusalReason::ALL.iter().map(|reason| reason.name())
+}
+
+fn connections_refused(new: &mut Families) -> prometheus::Result<IntCounterVec> {
+    let family = new.counters(
+        "connections_refused_total",
+        "Connections that ended before their first request",
+        &["listener", "cause"],
+    )?;
+    for (listener, causes) in REFUSED_CONNECTIONS {
+        for cause in causes {
+            family.get_metric_with_label_values(&[listener, cause])?;
+        }
+    }
+    Ok(family)
+}
+
+fn problems(new: &mut Families) -> prometheus::Result<IntCounterVec> {
+    let family = new.counters(
+        "problems_total",
+        "Answers that the tunnel itself made, by problem",
+        &["reason", "hop"],
+    )?;
+    for reason in Reason::ALL {
+        for hop in [Hop::Server, Hop::Client] {
+            family.get_metric_with_label_values(&[reason.name(), hop.name()])?;
+        }
+    }
+    Ok(family)
 }
 
 fn takeovers(new: &mut Families) -> prometheus::Result<IntCounter> {
@@ -458,9 +549,22 @@ impl RuntimeMetrics {
         })
     }
 
-    /// The series of its traffic; `None` if it had none yet.
-    pub fn traffic_so_far(&self) -> Option<&Traffic> {
-        self.traffic.get()
+    /// What is remembered of the runtime.
+    #[must_use]
+    pub fn history(&self) -> &History {
+        &self.history
+    }
+
+    /// What these series have counted.
+    #[must_use]
+    pub fn carried(&self) -> Carried {
+        let answers = self.classes.iter().filter_map(OnceLock::get);
+        let traffic = self.traffic.get();
+        Carried {
+            requests: answers.map(IntCounter::get).sum(),
+            bytes_in: traffic.map_or(0, |traffic| traffic.bytes_in.get()),
+            bytes_out: traffic.map_or(0, |traffic| traffic.bytes_out.get()),
+        }
     }
 
     /// Counts an answered exchange.
@@ -485,6 +589,7 @@ impl Drop for RuntimeMetrics {
             return;
         }
         runtimes.remove(&self.label);
+        self.history.on_series_end(self.carried());
         let name = self.label.as_str();
         for class in CLASSES {
             let _ = self.metrics.exchanges.remove_label_values(&[name, class]);
@@ -522,15 +627,24 @@ mod tests {
     }
 
     #[test]
-    fn a_runtimes_series_go_with_the_last_holder() {
+    fn a_runtimes_series_go_with_the_last_holder_and_what_they_counted_stays() {
         let metrics = Metrics::new().unwrap();
-        let first = metrics.runtime(&label());
-        let second = metrics.runtime(&label());
+        let history = Arc::new(History::default());
+        let first = metrics.runtime(&label(), &history);
+        let second = metrics.runtime(&label(), &history);
         first.count_answer(StatusCode::OK);
         assert!(series(&metrics) > 0);
         drop(first);
         assert!(series(&metrics) > 0);
+        second.traffic().bytes_in.inc_by(5);
+        assert_eq!(history.get().carried, Carried::default());
         drop(second);
         assert_eq!(series(&metrics), 0);
+        let carried = Carried {
+            requests: 1,
+            bytes_in: 5,
+            bytes_out: 0,
+        };
+        assert_eq!(history.get().carried, carried);
     }
 }

@@ -11,6 +11,7 @@
 //! the other node's own sessions or not at all, so that it is forwarded once at most.
 
 pub(crate) mod accept;
+mod ask;
 mod link;
 mod note;
 mod relay;
@@ -34,7 +35,7 @@ use tunnel_ops::tls_files::LiveServerConfig;
 use tunnel_proto::{memory::MemoryAccount, session::Session};
 
 use self::link::{Link, Target};
-pub(crate) use self::note::Note;
+pub(crate) use self::{ask::Answers, note::Note};
 use crate::{
     directory::{Epoch, Holder, NodeName, NodeState, Shared},
     lifecycle::Lifecycle,
@@ -63,6 +64,8 @@ pub(crate) struct PeerListener {
     pub(crate) metrics: Arc<Metrics>,
     pub(crate) lifecycle: Arc<Lifecycle>,
     pub(crate) tls: Arc<LiveServerConfig>,
+    /// The admin API of this node alone, for other nodes.
+    pub(crate) api: axum::Router,
 }
 
 /// The links of one shard to all other nodes.

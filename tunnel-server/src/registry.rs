@@ -29,6 +29,8 @@ use crate::{
     config::Config,
     directory::{Claim, ClaimGuard, ClaimRefusal, Directory, Epoch, Observer, OnConflict},
     events::{Event, EventKind, Events},
+    gauges::ListedRuntime,
+    history::History,
     lock::{Mutex, RwLock},
     metrics::{Metrics, RuntimeMetrics},
     runtimes::{RuntimeEntry, RuntimeLabel},
@@ -65,6 +67,7 @@ pub struct Slot {
     /// Notified whenever a link to another node has opened.
     linked: Arc<Notify>,
     budget: Arc<Budget>,
+    history: Arc<History>,
     /// The series of requests that are forwarded to other nodes, and the time of the last one.
     forwarded: Mutex<Option<(Arc<RuntimeMetrics>, Instant)>>,
 }
@@ -220,6 +223,7 @@ impl Registry {
                 joined: Notify::new(),
                 linked: self.linked.clone(),
                 budget: Budget::new(self.budget.clone()),
+                history: Arc::default(),
                 forwarded: Mutex::new(None),
             })
         });
@@ -234,6 +238,31 @@ impl Registry {
     /// The number of known runtimes.
     pub(crate) fn len(&self) -> usize {
         self.slots.read().len()
+    }
+
+    /// The number of known runtimes in each state.
+    pub(crate) fn states(&self) -> [(&'static str, usize); 2] {
+        let slots = self.slots.read();
+        let online = slots
+            .values()
+            .filter(|slot| slot.tunnel().is_some())
+            .count();
+        [("online", online), ("offline", slots.len() - online)]
+    }
+
+    /// The runtimes of the runtimes file.
+    pub(crate) fn listed(&self) -> Vec<ListedRuntime> {
+        let slots = self.slots.read();
+        let listed = slots.values().filter(|slot| slot.listed.load().is_some());
+        let listed = listed.map(|slot| {
+            let state = slot.state.lock();
+            ListedRuntime {
+                label: slot.label.clone(),
+                is_online: state.tunnel.is_some(),
+                last_online: state.last_online_at,
+            }
+        });
+        listed.collect()
     }
 
     /// The number of open exchanges of all runtimes.
@@ -413,7 +442,7 @@ impl Registry {
             present.adopt(claim.epoch);
             return (present.clone(), false);
         }
-        let metrics = self.metrics.runtime(&slot.label);
+        let metrics = self.metrics.runtime(&slot.label, &slot.history);
         let tunnel = Tunnel::new(claim.clone(), allow_from, metrics);
         (Arc::new(tunnel), true)
     }
@@ -477,6 +506,12 @@ impl Slot {
     #[must_use]
     pub fn budget(&self) -> &Arc<Budget> {
         &self.budget
+    }
+
+    /// What is remembered of the runtime.
+    #[must_use]
+    pub fn history(&self) -> &Arc<History> {
+        &self.history
     }
 
     /// Replaces the runtime's entry.
@@ -565,6 +600,12 @@ impl Slot {
 }
 
 impl Membership {
+    /// The runtime's slot.
+    #[must_use]
+    pub fn slot(&self) -> &Slot {
+        &self.slot
+    }
+
     /// The tunnel that the session belongs to.
     #[must_use]
     pub fn tunnel(&self) -> &Arc<Tunnel> {

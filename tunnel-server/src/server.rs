@@ -31,7 +31,7 @@ use self::{
     shard::{Shard, Sockets},
 };
 use crate::{
-    admin,
+    admin::{self, api::Reach},
     auth::AuthSetupError,
     config::{Config, effective::Effective},
     directory::DirectoryError,
@@ -192,7 +192,12 @@ impl Server {
             addresses,
         } = self;
         parts.threads.add(Handle::current());
-        let api = parts.admin_api(addresses.admin.ip().is_loopback());
+        let links = parts.links(true);
+        let reach = match addresses.admin.ip().is_loopback() {
+            true => Reach::Local,
+            false => Reach::Network,
+        };
+        let api = parts.admin_api(reach, links.clone());
         let routes = admin::routes(api, shutdown.clone());
         // The first to start and the last to stop: how the rest does so can be watched there.
         let admin = Owned::spawn("admin", admin.serve(routes, std::future::pending()));
@@ -202,7 +207,7 @@ impl Server {
             return Ok(());
         }
         let mut running = Vec::new();
-        let listeners = parts.listeners(shards.len());
+        let listeners = parts.listeners(shards.len(), links);
         for (number, (listeners, sockets)) in listeners.into_iter().zip(shards).enumerate() {
             let shard = Shard::start(number, &parts.threads, listeners, sockets);
             running.push(shard.map_err(|error| RunError::Shard(number, error))?);

@@ -13,9 +13,7 @@ use arc_swap::ArcSwap;
 use ipnet::IpNet;
 use parking_lot::Mutex;
 use tokio::sync::Notify;
-use tunnel_proto::{
-    control::RoutesSummary, handshake::InstanceId, limits, problem::Reason, session::Session,
-};
+use tunnel_proto::{control::RoutesSummary, handshake::InstanceId, limits, session::Session};
 
 use crate::{
     auth::Grant,
@@ -32,8 +30,6 @@ pub struct Tunnel {
     changed: Notify,
     /// Where the instance itself lets its runtime be reached from; `None` means from anywhere.
     allow_from: Option<Vec<IpNet>>,
-    /// The last problem of an exchange.
-    last_problem: Mutex<Option<(Reason, SystemTime)>>,
     /// The runtime's metrics.
     pub metrics: Arc<RuntimeMetrics>,
 }
@@ -139,7 +135,6 @@ impl Tunnel {
             members: OrderedMutex::default(),
             changed: Notify::new(),
             allow_from,
-            last_problem: Mutex::default(),
             metrics,
         }
     }
@@ -209,17 +204,6 @@ impl Tunnel {
     /// A session of this tunnel has recovered.
     pub(crate) fn on_recovery(&self) {
         self.changed.notify_waiters();
-    }
-
-    /// Records the problem of an exchange.
-    pub fn on_problem(&self, reason: Reason) {
-        *self.last_problem.lock() = Some((reason, SystemTime::now()));
-    }
-
-    /// The last problem, and when it occurred.
-    #[must_use]
-    pub fn last_problem(&self) -> Option<(Reason, SystemTime)> {
-        *self.last_problem.lock()
     }
 
     /// All sessions, including those that only finish their exchanges.
@@ -400,7 +384,7 @@ mod tests {
             instance: secret.id().clone(),
             epoch: Epoch::from_number(1),
         };
-        let metrics = Metrics::new().unwrap().runtime(&label);
+        let metrics = Metrics::new().unwrap().runtime(&label, &Arc::default());
         Tunnel::new(claim, None, metrics)
     }
 

@@ -64,18 +64,19 @@ impl Nodes {
             let status: Value = admin.get("/api/v1/status").await.json();
             let known = texts(&status["nodes"], |node| &node["name"]);
             all.extend(differ(&format!("nodes that {own} knows"), &known, &names));
-            let page: Value = admin.get("/api/v1/runtimes").await.json();
+            let page: Value = admin.get("/api/v1/runtimes?scope=node").await.json();
             for runtime in page["runtimes"].as_array().into_iter().flatten() {
                 let label = text(&runtime["label"]);
                 let holders = runtimes.entry(label.clone()).or_default();
-                if runtime["online"] == true {
+                if runtime["instance"].is_string() {
                     let held = Held {
                         instance: text(&runtime["instance"]),
                         epoch: runtime["epoch"].as_u64().unwrap_or(0),
                     };
                     holders.insert(own.clone(), held);
                 }
-                let known = texts(&runtime["other_nodes"], |node| node);
+                let mut known = texts(&runtime["nodes"], |node| node);
+                known.remove(&own);
                 others.push((own.clone(), label, known));
             }
         }
@@ -116,11 +117,11 @@ impl Nodes {
 
     /// The epoch and the instance by which a runtime is held at some node.
     pub async fn held(&self, label: &str) -> Option<(u64, String)> {
-        let path = format!("/api/v1/runtimes/{label}");
+        let path = format!("/api/v1/runtimes/{label}?scope=node");
         for node in &self.nodes {
             let admin = node.server.as_ref()?.admin();
             let runtime: Value = admin.get(&path).await.json();
-            if runtime["online"] == true {
+            if runtime["instance"].is_string() {
                 return Some((runtime["epoch"].as_u64()?, text(&runtime["instance"])));
             }
         }
@@ -129,7 +130,7 @@ impl Nodes {
 
     /// The ids of a runtime's sessions at all nodes.
     pub async fn sessions(&self, label: &str) -> BTreeSet<String> {
-        let path = format!("/api/v1/runtimes/{label}");
+        let path = format!("/api/v1/runtimes/{label}?scope=node");
         let mut all = BTreeSet::new();
         for number in 0..self.nodes.len() {
             let runtime: Value = self.server(number).admin().get(&path).await.json();

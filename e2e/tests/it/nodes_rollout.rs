@@ -125,9 +125,12 @@ async fn a_node_that_stands_still_costs_a_moment_only() {
     let _client = rollout.client(&servers, &upstream).await;
     let mut holds = Vec::new();
     for server in &servers {
-        let view = server.admin().get("/api/v1/runtimes/demo-app").await;
+        let view = server
+            .admin()
+            .get("/api/v1/runtimes/demo-app?scope=node")
+            .await;
         let view: serde_json::Value = serde_json::from_slice(&view.body).unwrap();
-        holds.push(view["online"] == true);
+        holds.push(view["instance"].is_string());
     }
     assert_eq!(holds.iter().filter(|holds| **holds).count(), 2, "two nodes");
     let held = holds.iter().position(|holds| *holds).unwrap();

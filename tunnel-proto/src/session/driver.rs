@@ -75,7 +75,7 @@ impl SessionEnd {
         match self {
             Self::Closed(reason) | Self::ClosedByPeer(reason) => *reason,
             Self::Dead => CloseReason::Dead,
-            Self::WebSocket(WebSocketError::Io(_)) => CloseReason::Other(1006),
+            Self::WebSocket(WebSocketError::Io(_)) => CloseReason::CONNECTION_LOST,
             Self::WebSocket(WebSocketError::Protocol(_)) | Self::Mux(_) | Self::Protocol(_) => {
                 CloseReason::ProtocolError
             }
@@ -376,7 +376,7 @@ impl<IO: AsyncRead + AsyncWrite + Unpin> Driver<IO> {
                     return Err(SessionEnd::ClosedByPeer(reason));
                 }
                 Some(Err(error)) => return Err(SessionEnd::WebSocket(error)),
-                None => return Err(SessionEnd::ClosedByPeer(CloseReason::Other(1006))),
+                None => return Err(SessionEnd::ClosedByPeer(CloseReason::CONNECTION_LOST)),
             }
         }
         if let Some(received_at) = received_at.filter(|_| has_data) {
@@ -575,6 +575,7 @@ impl<IO> Drop for Driver<IO> {
     fn drop(&mut self) {
         // No close frame was exchanged, unless the session has ended in order before.
         let reason = self.session.close_reason();
-        self.session.end(reason.unwrap_or(CloseReason::Other(1006)));
+        self.session
+            .end(reason.unwrap_or(CloseReason::CONNECTION_LOST));
     }
 }

@@ -16,15 +16,15 @@ use axum::{
 };
 use bytes::Bytes;
 use http::{
-    HeaderMap, HeaderName, HeaderValue, StatusCode,
+    HeaderMap, HeaderName, HeaderValue, Method, StatusCode,
     header::{CONTENT_TYPE, WWW_AUTHENTICATE},
     request::Parts,
 };
-use serde::{Deserialize, Serialize};
+use serde::{Deserialize, Serialize, de::DeserializeOwned};
 use tunnel_ops::admin::BearerGuard;
 
 use super::{
-    DESCRIPTION, event_stream,
+    DESCRIPTION, event_stream, merge,
     view::{self, ConfigView, OperationError, RevocationScope, RuntimeView, ServerView},
 };
 use crate::{
@@ -33,7 +33,9 @@ use crate::{
     events::Events,
     lifecycle::Lifecycle,
     metrics::Metrics,
+    peers::{Answers, Peers},
     registry::Registry,
+    runtimes::RuntimeLabel,
 };
 
 /// The prefix of all routes.
@@ -58,6 +60,9 @@ pub struct RuntimesPage {
     /// The value of `after` for the next page; absent on the last one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub next: Option<String>,
+    /// The server nodes that did not answer; what only they know is missing.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub unanswered: Vec<String>,
 }
 
 /// The result of an operation on a runtime.
@@ -67,6 +72,9 @@ pub struct OperationView {
     pub label: String,
     /// The number of affected sessions; 0 if the runtime is offline.
     pub sessions: usize,
+    /// The server nodes that did not answer, so that it may not be done there.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub unanswered: Vec<String>,
 }
 
 /// The body of an error response.
@@ -88,8 +96,21 @@ pub(crate) struct Api {
     pub(crate) lifecycle: Arc<Lifecycle>,
     /// Checks the admin token. Without it nothing can be changed, or read from other machines.
     pub(crate) guard: Arc<ArcSwapOption<BearerGuard>>,
-    /// Whether only the local machine can reach the listener.
-    pub(crate) is_local: bool,
+    /// Whence it can be reached.
+    pub(crate) reach: Reach,
+    /// The links to other nodes, which are asked too.
+    pub(crate) peers: Option<Arc<Peers>>,
+}
+
+/// From where an API can be reached.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Reach {
+    /// From this machine only.
+    Local,
+    /// From other machines too.
+    Network,
+    /// From other server nodes only, which have checked the operator.
+    Nodes,
 }
 
 /// The access rule of a route.
@@ -106,6 +127,9 @@ enum Access {
 /// The `{label}` of the path.
 struct PathLabel(String);
 
+/// The `scope` of the query, which has nothing else.
+struct ScopeOf(Scope);
+
 /// A request that is refused.
 #[derive(Debug)]
 struct ApiError {
@@ -115,10 +139,31 @@ struct ApiError {
     challenge: Option<HeaderValue>,
 }
 
+/// The server nodes that are asked.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "lowercase")]
+enum Scope {
+    /// All of them.
+    #[default]
+    All,
+    /// This one alone.
+    Node,
+}
+
+/// The query of a request about one runtime.
+#[derive(Debug, PartialEq, Eq, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct ScopeQuery {
+    #[serde(default)]
+    scope: Scope,
+}
+
 /// The query of the list of runtimes.
 #[derive(Debug, PartialEq, Eq, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct RuntimesQuery {
+    #[serde(default)]
+    scope: Scope,
     online: Option<bool>,
     account: Option<String>,
     #[serde(default = "page")]
@@ -222,6 +267,17 @@ async fn runtimes(
     query: Result<Query<RuntimesQuery>, QueryRejection>,
 ) -> Result<Json<RuntimesPage>, ApiError> {
     let query = RuntimesQuery::check(query)?;
+    let own = own_page(&api, &query);
+    let (path, nothing) = (query.path(), Bytes::new());
+    let answers = api.ask(query.scope, &Method::GET, &path, &nothing).await;
+    let mut pages: Vec<RuntimesPage> = given(&answers);
+    pages.push(own);
+    let mut page = merge::page(pages, query.limit);
+    page.unanswered = names(&answers);
+    Ok(Json(page))
+}
+
+fn own_page(api: &Api, query: &RuntimesQuery) -> RuntimesPage {
     let config = api.config.load();
     let entries = view::runtime_entries(&api.registry);
     let (after, account) = (query.after.as_deref(), query.account.as_deref());
@@ -238,37 +294,55 @@ async fn runtimes(
     runtimes.truncate(query.limit);
     let last = runtimes.last().filter(|_| !is_last);
     let next = last.map(|view| view.label.clone());
-    Ok(Json(RuntimesPage { runtimes, next }))
+    RuntimesPage {
+        runtimes,
+        next,
+        unanswered: Vec::new(),
+    }
 }
 
 async fn runtime(
     State(api): State<Arc<Api>>,
     PathLabel(label): PathLabel,
+    ScopeOf(scope): ScopeOf,
 ) -> Result<Json<RuntimeView>, ApiError> {
-    let entry = view::runtime_entry(&api.registry, &label)?;
-    let view = view::runtime_with_routes(&api.registry, &api.config.load(), &entry);
-    Ok(Json(view))
+    let own = view::runtime_entry(&api.registry, &label);
+    let own = own.map(|entry| view::runtime_with_routes(&api.registry, &api.config.load(), &entry));
+    let nothing = Bytes::new();
+    let answers = api.ask_about(scope, &Method::GET, &label, "", &nothing);
+    let answers = answers.await;
+    let mut views: Vec<RuntimeView> = given(&answers);
+    let unknown = own.map(|own| views.push(own)).err();
+    merge::runtime(views).map(Json).ok_or_else(|| {
+        unknown
+            .unwrap_or(OperationError::RuntimeUnknown(label))
+            .into()
+    })
 }
 
 async fn disconnect(
     State(api): State<Arc<Api>>,
     PathLabel(label): PathLabel,
+    ScopeOf(scope): ScopeOf,
 ) -> Result<Json<OperationView>, ApiError> {
-    let sessions = view::disconnect(&api.registry, &label)?;
-    Ok(done("disconnect", label, sessions))
+    let own = view::disconnect(&api.registry, &label);
+    api.operate("disconnect", label, scope, own, &Bytes::new())
+        .await
 }
 
 async fn drain(
     State(api): State<Arc<Api>>,
     PathLabel(label): PathLabel,
+    ScopeOf(scope): ScopeOf,
 ) -> Result<Json<OperationView>, ApiError> {
-    let sessions = view::drain(&api.registry, &label)?;
-    Ok(done("drain", label, sessions))
+    let own = view::drain(&api.registry, &label);
+    api.operate("drain", label, scope, own, &Bytes::new()).await
 }
 
 async fn revoke(
     State(api): State<Arc<Api>>,
     PathLabel(label): PathLabel,
+    ScopeOf(scope): ScopeOf,
     body: Bytes,
 ) -> Result<Json<OperationView>, ApiError> {
     let malformed =
@@ -278,10 +352,10 @@ async fn revoke(
             "expected either {{\"id\": \"…\"}} or {{\"all\": true}}: {error}"
         ))
     })?;
-    let scope = RevocationRequest::scope(request).map_err(|detail| malformed(&detail))?;
+    let what = RevocationRequest::scope(request).map_err(|detail| malformed(&detail))?;
     let (registry, authenticator) = (&api.registry, &api.authenticator);
-    let sessions = view::revoke(registry, authenticator, &api.config.load(), &label, &scope)?;
-    Ok(done("revoke", label, sessions))
+    let own = view::revoke(registry, authenticator, &api.config.load(), &label, &what);
+    api.operate("revoke", label, scope, own, &body).await
 }
 
 async fn events(State(api): State<Arc<Api>>, headers: HeaderMap) -> Response {
@@ -297,23 +371,89 @@ async fn description() -> impl IntoResponse {
     ([(CONTENT_TYPE, "application/json")], DESCRIPTION)
 }
 
-fn done(operation: &'static str, label: String, sessions: usize) -> Json<OperationView> {
-    tracing::info!(
-        runtime = label,
-        operation,
-        sessions,
-        "the operator has changed a runtime"
-    );
-    Json(OperationView { label, sessions })
+/// The contents of answers that are of this type; the others have none to give.
+fn given<T: DeserializeOwned>(answers: &Answers) -> Vec<T> {
+    let good = answers
+        .given
+        .iter()
+        .filter(|(status, _)| status.is_success());
+    good.filter_map(|(_, content)| serde_json::from_slice(content).ok())
+        .collect()
+}
+
+/// The names of the nodes that did not answer.
+fn names(answers: &Answers) -> Vec<String> {
+    answers.missing.iter().map(ToString::to_string).collect()
 }
 
 impl Api {
+    /// Asks the other nodes, if they are asked at all. `path` is relative to [`ROOT`].
+    async fn ask(&self, scope: Scope, method: &Method, path: &str, content: &Bytes) -> Answers {
+        match (scope, &self.peers) {
+            (Scope::All, Some(peers)) => {
+                let path = format!("{ROOT}{path}");
+                peers.ask_all(method, &path, content).await
+            }
+            _ => Answers::default(),
+        }
+    }
+
+    /// Asks the other nodes about one runtime, at this path behind that of the runtime.
+    async fn ask_about(
+        &self,
+        scope: Scope,
+        method: &Method,
+        label: &str,
+        path: &str,
+        content: &Bytes,
+    ) -> Answers {
+        match RuntimeLabel::parse(label) {
+            Ok(label) => {
+                let path = format!("/runtimes/{label}{path}?scope=node");
+                self.ask(scope, method, &path, content).await
+            }
+            // No runtime has it, and it may be no valid part of a path.
+            Err(_) => Answers::default(),
+        }
+    }
+
+    /// Has the other nodes do what was done at this one.
+    async fn operate(
+        &self,
+        operation: &'static str,
+        label: String,
+        scope: Scope,
+        own: Result<usize, OperationError>,
+        content: &Bytes,
+    ) -> Result<Json<OperationView>, ApiError> {
+        let path = format!("/{operation}");
+        let answers = self.ask_about(scope, &Method::POST, &label, &path, content);
+        let answers = answers.await;
+        let others: Vec<OperationView> = given(&answers);
+        if others.is_empty() || !matches!(own, Err(OperationError::RuntimeUnknown(_))) {
+            own.as_ref().map_err(Clone::clone)?;
+        }
+        let others = others.iter().map(|view| view.sessions);
+        let sessions = own.unwrap_or(0) + others.sum::<usize>();
+        tracing::info!(
+            runtime = label,
+            operation,
+            sessions,
+            "the operator has changed a runtime"
+        );
+        Ok(Json(OperationView {
+            label,
+            sessions,
+            unanswered: names(&answers),
+        }))
+    }
+
     fn check_access(&self, access: Access, headers: &HeaderMap) -> Result<(), ApiError> {
         let guard = self.guard.load();
-        let is_open = match access {
-            Access::Read => self.is_local,
-            Access::ReadPrivate => self.is_local && guard.is_none(),
-            Access::Change => false,
+        let is_open = match (self.reach, access) {
+            (Reach::Nodes, _) | (Reach::Local, Access::Read) => true,
+            (Reach::Local, Access::ReadPrivate) => guard.is_none(),
+            (Reach::Local, Access::Change) | (Reach::Network, _) => false,
         };
         if is_open {
             return Ok(());
@@ -344,6 +484,17 @@ impl<S: Send + Sync> FromRequestParts<S> for PathLabel {
     }
 }
 
+impl<S: Send + Sync> FromRequestParts<S> for ScopeOf {
+    type Rejection = ApiError;
+
+    async fn from_request_parts(parts: &mut Parts, state: &S) -> Result<Self, ApiError> {
+        let query = Query::<ScopeQuery>::from_request_parts(parts, state).await;
+        query
+            .map(|Query(query)| Self(query.scope))
+            .map_err(|error| query_malformed(&error.body_text()))
+    }
+}
+
 impl RevocationRequest {
     /// The scope of the revocation, or the fault of the body.
     fn scope(self) -> Result<RevocationScope, &'static str> {
@@ -365,14 +516,33 @@ impl RevocationRequest {
 impl RuntimesQuery {
     /// Checks the query.
     fn check(query: Result<Query<Self>, QueryRejection>) -> Result<Self, ApiError> {
-        let malformed =
-            |detail: &str| ApiError::new(StatusCode::BAD_REQUEST, "query_malformed", detail);
-        let Query(query) = query.map_err(|error| malformed(&error.body_text()))?;
+        let Query(query) = query.map_err(|error| query_malformed(&error.body_text()))?;
         match query.limit {
             1..=PAGE_MAX => Ok(query),
-            _ => Err(malformed("`limit` is a number from 1 to 1000")),
+            _ => Err(query_malformed("`limit` is a number from 1 to 1000")),
         }
     }
+
+    /// The path and query of this list at another node.
+    fn path(&self) -> String {
+        let path = "/runtimes?";
+        let mut query = form_urlencoded::Serializer::for_suffix(path.to_owned(), path.len());
+        query.append_pair("scope", "node");
+        query.append_pair("limit", &self.limit.to_string());
+        if let Some(online) = self.online {
+            query.append_pair("online", &online.to_string());
+        }
+        for (name, value) in [("account", &self.account), ("after", &self.after)] {
+            if let Some(value) = value {
+                query.append_pair(name, value);
+            }
+        }
+        query.finish()
+    }
+}
+
+fn query_malformed(detail: &str) -> ApiError {
+    ApiError::new(StatusCode::BAD_REQUEST, "query_malformed", detail)
 }
 
 impl ApiError {

@@ -15,10 +15,11 @@ use tunnel_proto::control::RouteSummary;
 use super::nodes::{self, NodeView};
 use crate::{
     auth::{
-        Authenticator, CredentialKind,
+        Authenticator, CredentialKind, CredentialView,
         revocation::{self, Revocation, RevocationTarget, RevocationsFull},
     },
     config::{Config, effective::Effective, live::LiveConfig},
+    history::{EndedSession, RefusedDial},
     lifecycle::Lifecycle,
     metrics::Metrics,
     registry::{Registry, Slot},
@@ -89,7 +90,7 @@ pub struct RuntimeView {
     pub name: String,
     /// The hosts that it is reached at.
     pub hosts: Vec<String>,
-    /// Whether a tunnel client holds it.
+    /// Whether a tunnel client holds it, at this server node or at another one.
     pub online: bool,
     /// Since when it is online.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -103,9 +104,9 @@ pub struct RuntimeView {
     /// The epoch of its claim, which grows whenever the holder changes.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub epoch: Option<u64>,
-    /// The other server nodes that have sessions of it; absent if there are none.
+    /// The server nodes that have sessions of it; absent if it is offline, and for a server that stands alone.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    pub other_nodes: Vec<String>,
+    pub nodes: Vec<String>,
     /// The credential that authenticated the tunnel client.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub credential: Option<CredentialView>,
@@ -116,9 +117,11 @@ pub struct RuntimeView {
     pub sessions: Vec<SessionView>,
     /// Its open exchanges.
     pub open_exchanges: usize,
-    /// Bytes of request bodies sent to it, since its tunnel began.
+    /// Its answered requests, since this server knows it.
+    pub requests: u64,
+    /// Bytes of request bodies sent to it, since this server knows it.
     pub bytes_in: u64,
-    /// Bytes of response bodies received from it, since its tunnel began.
+    /// Bytes of response bodies received from it, since this server knows it.
     pub bytes_out: u64,
     /// Requests that wait for its tunnel client to come back.
     pub waiting: usize,
@@ -127,9 +130,15 @@ pub struct RuntimeView {
     /// The source addresses that are allowed; absent if all are.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub allow_from: Option<Vec<String>>,
-    /// The last problem.
+    /// The last problem that a request was answered with.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub last_problem: Option<ProblemView>,
+    /// How its last session has ended.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub last_session_end: Option<Arc<EndedSession>>,
+    /// The last tunnel client of it that was refused.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub last_refusal: Option<Arc<RefusedDial>>,
     /// What its tunnel client has reported of its routes; absent in a list of runtimes.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub routes: Option<Vec<RouteView>>,
@@ -162,20 +171,14 @@ impl From<&RouteSummary> for RouteView {
     }
 }
 
-/// The public data of a credential.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct CredentialView {
-    /// Its kind: `token`, `jwt`, `platform` or `certificate`.
-    pub kind: String,
-    /// Its public id.
-    pub id: String,
-}
-
 /// One session.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct SessionView {
     /// Its id, as in the logs of both ends.
     pub id: String,
+    /// The server node that has it; absent for a server that stands alone.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub node: Option<String>,
     /// Its number within its instance.
     pub number: u32,
     /// The address that it was dialled from.
@@ -345,8 +348,15 @@ pub(super) fn runtime_view(
     let credential = members
         .last()
         .map(|member| member.peer.credential.lock().clone());
-    let sessions = session_views(tunnel, &members);
-    let traffic = tunnel.and_then(|tunnel| tunnel.metrics.traffic_so_far());
+    let node = registry.directory().node_name();
+    let sessions = session_views(tunnel, &members, node.as_deref());
+    let mut nodes = nodes::holders(registry.directory(), &entry.label);
+    nodes.extend(node.clone().filter(|_| tunnel.is_some()));
+    nodes.sort_unstable();
+    let history = slot.as_ref().map(|slot| slot.history().get());
+    let history = history.unwrap_or_default();
+    let carrying = slot.as_ref().map(|slot| slot.carrying());
+    let carried = history.carried + carrying.unwrap_or_default();
     let own = HostName::of_runtime(&entry.label, &config.settings.domain).ok();
     let hosts = own.iter().chain(&entry.hosts);
     let allow_from = entry.allow_from.as_deref();
@@ -355,7 +365,7 @@ pub(super) fn runtime_view(
         account: entry.account.to_string(),
         name: entry.name.to_string(),
         hosts: hosts.map(ToString::to_string).collect(),
-        online: tunnel.is_some(),
+        online: tunnel.is_some() || !nodes.is_empty(),
         online_since: slot
             .as_ref()
             .and_then(|slot| Some(slot.online_since()?.into())),
@@ -364,7 +374,7 @@ pub(super) fn runtime_view(
             .and_then(|slot| Some(slot.last_online()?.into())),
         instance: tunnel.map(|tunnel| tunnel.claim().instance.to_string()),
         epoch: tunnel.map(|tunnel| tunnel.claim().epoch.number()),
-        other_nodes: nodes::holders(registry.directory(), &entry.label),
+        nodes,
         expires: credential
             .as_ref()
             .and_then(|credential| Some(credential.expires?.into())),
@@ -374,17 +384,18 @@ pub(super) fn runtime_view(
         }),
         open_exchanges: sessions.iter().map(|session| session.open_exchanges).sum(),
         sessions,
-        bytes_in: traffic.map_or(0, |traffic| traffic.bytes_in.get()),
-        bytes_out: traffic.map_or(0, |traffic| traffic.bytes_out.get()),
+        requests: carried.requests,
+        bytes_in: carried.bytes_in,
+        bytes_out: carried.bytes_out,
         waiting: slot.map_or(0, |slot| slot.budget().waiting()),
         limits: entry.limits.or(config.limits()).into(),
         allow_from: allow_from.map(|from| from.iter().map(ToString::to_string).collect()),
-        last_problem: tunnel
-            .and_then(Tunnel::last_problem)
-            .map(|(reason, at)| ProblemView {
-                reason: reason.name().to_owned(),
-                at: at.into(),
-            }),
+        last_problem: history.problem.map(|(reason, at)| ProblemView {
+            reason: reason.name().to_owned(),
+            at,
+        }),
+        last_session_end: history.session_end,
+        last_refusal: history.refusal,
         routes: None,
         routes_omitted: None,
     }
@@ -409,13 +420,20 @@ pub(super) fn runtime_with_routes(
     view
 }
 
-fn session_views(tunnel: Option<&Tunnel>, members: &[Member]) -> Vec<SessionView> {
+fn session_views(
+    tunnel: Option<&Tunnel>,
+    members: &[Member],
+    node: Option<&str>,
+) -> Vec<SessionView> {
     let Some(tunnel) = tunnel else {
         return Vec::new();
     };
     let claim = tunnel.claim();
     let instance = claim.instance.to_string();
-    let views = members.iter().map(|member| session_view(&instance, member));
+    let views = members.iter().map(|member| SessionView {
+        node: node.map(ToOwned::to_owned),
+        ..session_view(&instance, member)
+    });
     views.collect()
 }
 
@@ -423,6 +441,7 @@ fn session_view(instance: &str, Member { session, peer, .. }: &Member) -> Sessio
     let (bytes_in, bytes_out) = session.bytes();
     SessionView {
         id: format!("{instance}/{}", peer.number),
+        node: None,
         number: peer.number,
         peer: peer.address.to_string(),
         client_version: peer.version.clone(),

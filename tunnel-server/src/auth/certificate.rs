@@ -39,14 +39,8 @@ pub(super) fn verify(
     chain: &[CertificateDer<'static>],
     now: SystemTime,
 ) -> Result<Verified, AuthRefusal> {
-    let leaf = chain.first().ok_or(AuthRefusal::CredentialMissing)?;
-    let (rest, certificate) =
-        X509Certificate::from_der(leaf).map_err(|_| names_no_runtime("it cannot be parsed"))?;
-    if !rest.is_empty() {
-        return Err(names_no_runtime("there are bytes after its end"));
-    }
+    let certificate = leaf(chain)?;
     let named = runtime(&certificate)?;
-    let serial = serial(&certificate.raw_serial_as_string()).unwrap_or_default();
     let validity = certificate.validity();
     let (issued, expires) = (moment(validity.not_before), moment(validity.not_after));
     if let Some(expired) = expires.filter(|expired| *expired <= now) {
@@ -58,7 +52,7 @@ pub(super) fn verify(
     Ok(Verified {
         named,
         credential: VerifiedCredential {
-            id: CredentialId::new(CredentialKind::Certificate, serial),
+            id: id_of(&certificate),
             issued,
             expires,
             listed: None,
@@ -69,6 +63,27 @@ pub(super) fn verify(
         renew_at: None,
         renewable_end: None,
     })
+}
+
+/// The runtime and the id of the leaf of a verified chain.
+pub(super) fn identify(chain: &[CertificateDer<'static>]) -> Option<(NamedRuntime, CredentialId)> {
+    let certificate = leaf(chain).ok()?;
+    Some((runtime(&certificate).ok()?, id_of(&certificate)))
+}
+
+fn leaf<'a>(chain: &'a [CertificateDer<'static>]) -> Result<X509Certificate<'a>, AuthRefusal> {
+    let leaf = chain.first().ok_or(AuthRefusal::CredentialMissing)?;
+    let (rest, certificate) =
+        X509Certificate::from_der(leaf).map_err(|_| names_no_runtime("it cannot be parsed"))?;
+    match rest.is_empty() {
+        true => Ok(certificate),
+        false => Err(names_no_runtime("there are bytes after its end")),
+    }
+}
+
+fn id_of(certificate: &X509Certificate<'_>) -> CredentialId {
+    let serial = serial(&certificate.raw_serial_as_string()).unwrap_or_default();
+    CredentialId::new(CredentialKind::Certificate, serial)
 }
 
 fn runtime(certificate: &X509Certificate<'_>) -> Result<NamedRuntime, AuthRefusal> {

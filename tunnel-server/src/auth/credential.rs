@@ -6,6 +6,7 @@
 use std::fmt::{self, Write};
 use std::sync::Arc;
 
+use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 
 /// Digits of a hash that identify a credential: 64 bits, which makes a collision by chance unlikely.
@@ -30,6 +31,24 @@ pub enum CredentialKind {
 pub struct CredentialId {
     kind: CredentialKind,
     id: Arc<str>,
+}
+
+/// The public data of a credential, as the admin API shows it.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct CredentialView {
+    /// Its kind: `token`, `jwt`, `platform` or `certificate`.
+    pub kind: String,
+    /// Its public id.
+    pub id: String,
+}
+
+impl From<&CredentialId> for CredentialView {
+    fn from(credential: &CredentialId) -> Self {
+        Self {
+            kind: credential.kind.name().to_owned(),
+            id: credential.id.to_string(),
+        }
+    }
 }
 
 impl CredentialKind {

@@ -67,6 +67,22 @@ struct Parts<'a> {
     signature: &'a str,
 }
 
+/// The claims of a token.
+type Claims = Map<String, Value>;
+
+impl Parts<'_> {
+    fn claims(&self) -> Result<Claims, AuthRefusal> {
+        decoded(self.claims, "its claims are not a JSON object")
+    }
+
+    /// The token's id. Computed without the signature, which can be encoded in several ways: a revoked token in another
+    /// encoding would count as another credential.
+    fn id(&self, claims: &Claims) -> CredentialId {
+        let jti = claims.get("jti").and_then(Value::as_str);
+        CredentialId::of_token(CredentialKind::Jwt, jti, self.message)
+    }
+}
+
 /// Whether the text has the form of a signed JSON Web Token. Does not verify it.
 pub(super) fn has_form(text: &str) -> bool {
     let is_letter = |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b'-' | b'_' | b'.');
@@ -149,25 +165,12 @@ impl JwtVerifier {
             thumbprint: key.thumbprint.clone(),
             kid: parts.kid.as_deref().map(Into::into),
         };
-        let claims: Map<String, Value> = decoded(parts.claims, "its claims are not a JSON object")?;
+        let claims = parts.claims()?;
         let (issued, expires) = self.check_claims(&claims, now)?;
-        let claim = |name: &str| match claims.get(name).and_then(Value::as_str) {
-            Some(text) => Ok(text),
-            None => Err(malformed(format!(
-                "it has no claim `{name}` that is a string"
-            ))),
-        };
-        let account = claim(&self.settings.account_claim)?;
-        let runtime = claim(&self.settings.runtime_claim)?;
-        let named = NamedRuntime::new(account, runtime)
-            .map_err(|error| malformed(printable(&error.to_string(), 4 * LOGGED_CHARS)))?;
-        let jti = claims.get("jti").and_then(Value::as_str);
         Ok(Verified {
-            named,
+            named: self.named(&claims)?,
             credential: VerifiedCredential {
-                // Without the signature, which can be encoded in several ways: a revoked token in another encoding
-                // would count as another credential.
-                id: CredentialId::of_token(CredentialKind::Jwt, jti, parts.message),
+                id: parts.id(&claims),
                 issued,
                 expires: Some(expires),
                 listed: None,
@@ -178,6 +181,28 @@ impl JwtVerifier {
             renew_at: None,
             renewable_end: None,
         })
+    }
+
+    /// The runtime and the id of a token whose signature is good; nothing else is checked, and no key is fetched.
+    pub(super) fn identify(&self, token: &str) -> Option<(NamedRuntime, CredentialId)> {
+        let parts = parts(token).ok()?;
+        check_signature(&*self.known()?, &parts).ok()?;
+        let claims = parts.claims().ok()?;
+        Some((self.named(&claims).ok()?, parts.id(&claims)))
+    }
+
+    /// The runtime that the claims name.
+    fn named(&self, claims: &Claims) -> Result<NamedRuntime, AuthRefusal> {
+        let claim = |name: &str| match claims.get(name).and_then(Value::as_str) {
+            Some(text) => Ok(text),
+            None => Err(malformed(format!(
+                "it has no claim `{name}` that is a string"
+            ))),
+        };
+        let account = claim(&self.settings.account_claim)?;
+        let runtime = claim(&self.settings.runtime_claim)?;
+        NamedRuntime::new(account, runtime)
+            .map_err(|error| malformed(printable(&error.to_string(), 4 * LOGGED_CHARS)))
     }
 
     fn known(&self) -> Option<Arc<Jwks>> {
@@ -206,7 +231,7 @@ impl JwtVerifier {
     /// Checks issuer, audience and times. Returns when the token was issued and when it expires.
     fn check_claims(
         &self,
-        claims: &Map<String, Value>,
+        claims: &Claims,
         now: SystemTime,
     ) -> Result<(Option<SystemTime>, SystemTime), AuthRefusal> {
         let JwtSettings {
@@ -313,7 +338,7 @@ fn decoded<T: for<'de> Deserialize<'de>>(part: &str, fault: &str) -> Result<T, A
 }
 
 /// Parses a claim that is a number of seconds since 1970; a fraction is dropped.
-fn moment(claims: &Map<String, Value>, name: &str) -> Result<Option<SystemTime>, AuthRefusal> {
+fn moment(claims: &Claims, name: &str) -> Result<Option<SystemTime>, AuthRefusal> {
     let Some(value) = claims.get(name) else {
         return Ok(None);
     };

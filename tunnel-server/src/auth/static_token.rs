@@ -51,6 +51,16 @@ pub fn verify<'a>(
     }
 }
 
+/// The runtime that the id of a token belongs to; the secret is not checked.
+pub(super) fn identify(
+    runtimes: &Runtimes,
+    presented: &str,
+) -> Option<(NamedRuntime, CredentialId)> {
+    let token = Token::parse(presented).ok()?;
+    let (runtime, listed) = runtimes.token(token.id)?;
+    Some((named(runtime), id_of(listed)))
+}
+
 /// Takes constant time.
 fn is_equal(one: &TokenHash, other: &TokenHash) -> bool {
     #[cfg(test)]
@@ -60,13 +70,7 @@ fn is_equal(one: &TokenHash, other: &TokenHash) -> bool {
 
 pub(super) fn verified(runtime: &RuntimeEntry, token: &ListedToken) -> Verified {
     Verified {
-        // Limits and networks come from the file whenever the grant is checked.
-        named: NamedRuntime {
-            account: runtime.account.clone(),
-            name: runtime.name.clone(),
-            limits: RuntimeLimits::default(),
-            allow_from: None,
-        },
+        named: named(runtime),
         credential: VerifiedCredential {
             id: id_of(token),
             issued: token.created,
@@ -78,6 +82,16 @@ pub(super) fn verified(runtime: &RuntimeEntry, token: &ListedToken) -> Verified 
         query: None,
         renew_at: None,
         renewable_end: None,
+    }
+}
+
+/// Limits and networks come from the file whenever the grant is checked.
+fn named(runtime: &RuntimeEntry) -> NamedRuntime {
+    NamedRuntime {
+        account: runtime.account.clone(),
+        name: runtime.name.clone(),
+        limits: RuntimeLimits::default(),
+        allow_from: None,
     }
 }
 

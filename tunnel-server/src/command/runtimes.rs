@@ -16,6 +16,7 @@ use crate::{
     cli::{
         RuntimesCommand, RuntimesListArgs, RuntimesRevokeArgs, RuntimesShowArgs, RuntimesTargetArgs,
     },
+    history::RefusedDial,
     timestamp::Timestamp,
 };
 
@@ -64,7 +65,16 @@ async fn all(client: &AdminClient, args: &RuntimesListArgs) -> Result<Vec<Runtim
         page = client.get(&format!("{query}&after={after}")).await?;
         runtimes.append(&mut page.runtimes);
     }
+    warn_of(&page.unanswered);
     Ok(runtimes)
+}
+
+/// Names the server nodes that did not answer.
+fn warn_of(unanswered: &[String]) {
+    if !unanswered.is_empty() {
+        let names = unanswered.join(", ");
+        eprintln!("warning: no answer from {names}: what only they know is missing");
+    }
 }
 
 async fn show(args: &RuntimesShowArgs) -> Result<(), Failure> {
@@ -107,7 +117,12 @@ async fn operate(
 ) -> Result<OperationView, Failure> {
     let client = AdminClient::new(&args.admin)?;
     let path = format!("/runtimes/{}/{operation}", args.label);
-    Ok(client.post(&path, body).await?)
+    let done: OperationView = client.post(&path, body).await?;
+    if !done.unanswered.is_empty() {
+        let names = done.unanswered.join(", ");
+        eprintln!("warning: no answer from {names}: it may not be done there");
+    }
+    Ok(done)
 }
 
 fn report(done: &OperationView, state: &str) -> Result<(), Failure> {
@@ -125,7 +140,6 @@ fn runtimes_table(runtimes: &[RuntimeView]) -> Table {
     ];
     let mut table = Table::titled(&TITLES, &[3, 4, 5, 6, 7, 8]);
     for view in runtimes {
-        let problem = view.last_problem.as_ref();
         let nothing = || NOTHING.to_owned();
         table.row([
             view.label.clone(),
@@ -137,7 +151,7 @@ fn runtimes_table(runtimes: &[RuntimeView]) -> Table {
             view.open_exchanges.to_string(),
             bytes(view.bytes_in),
             bytes(view.bytes_out),
-            problem.map_or_else(nothing, |problem| problem.reason.clone()),
+            problem(view).map_or_else(nothing, ToOwned::to_owned),
         ]);
     }
     table
@@ -171,7 +185,11 @@ fn runtime_page(view: &RuntimeView) -> String {
     let (open, waiting) = (view.open_exchanges, view.waiting);
     row("exchanges", format!("{open} open, {waiting} waiting"));
     let (sent, received) = (bytes(view.bytes_in), bytes(view.bytes_out));
-    row("bytes", format!("{sent} in, {received} out"));
+    let requests = view.requests;
+    row(
+        "carried",
+        format!("{requests} requests, {sent} in, {received} out"),
+    );
     row("limits", limits(&view.limits));
     let from = view.allow_from.as_ref().map(|from| from.join(", "));
     row(
@@ -181,6 +199,19 @@ fn runtime_page(view: &RuntimeView) -> String {
     if let Some(problem) = &view.last_problem {
         let ago = age(problem.at.age());
         row("last problem", format!("{}, {ago} ago", problem.reason));
+    }
+    if let Some(end) = &view.last_session_end {
+        let ago = age(end.at.age());
+        row(
+            "last session end",
+            format!(
+                "{}, {ago} ago: {}; peer {}, client {}",
+                end.reason, end.detail, end.peer, end.client_version
+            ),
+        );
+    }
+    if let Some(refusal) = &view.last_refusal {
+        row("last refusal", last_refusal(refusal));
     }
     let mut page = table.to_string();
     if !view.sessions.is_empty() {
@@ -193,6 +224,39 @@ fn runtime_page(view: &RuntimeView) -> String {
         page += &format!("and {}\n", count(omitted, "more route"));
     }
     page
+}
+
+fn last_refusal(refusal: &RefusedDial) -> String {
+    let RefusedDial {
+        at, reason, detail, ..
+    } = refusal;
+    let credential = refusal.credential.as_ref();
+    let credential = credential.map(|one| format!(", {} {}", one.kind, one.id));
+    let version = refusal.client_version.as_ref();
+    let version = version.map(|version| format!(", client {version}"));
+    format!(
+        "{reason}, {} ago: {detail}; peer {}{}{}",
+        age(at.age()),
+        refusal.peer,
+        credential.unwrap_or_default(),
+        version.unwrap_or_default()
+    )
+}
+
+/// In one word what is wrong with a runtime: why its tunnel client is refused, or how its last session has ended, while it
+/// is offline; the last problem of its requests while it is online.
+fn problem(view: &RuntimeView) -> Option<&str> {
+    let problem = view.last_problem.as_ref();
+    let end = view.last_session_end.as_ref();
+    let refusal = view.last_refusal.as_ref();
+    // An older refusal was followed by a session.
+    let refusal = refusal.filter(|refusal| end.is_none_or(|end| end.at < refusal.at));
+    match view.online {
+        true => problem.map(|problem| &*problem.reason),
+        false => refusal
+            .map(|refusal| &*refusal.reason)
+            .or_else(|| end.map(|end| &*end.reason)),
+    }
 }
 
 fn routes_table(routes: &[RouteView]) -> Table {
@@ -208,10 +272,10 @@ fn routes_table(routes: &[RouteView]) -> Table {
 }
 
 fn sessions_table(sessions: &[SessionView]) -> Table {
-    const TITLES: [&str; 9] = [
-        "SESSION", "PEER", "CLIENT", "STATE", "FOR", "RTT", "OPEN", "IN", "OUT",
+    const TITLES: [&str; 10] = [
+        "SESSION", "NODE", "PEER", "CLIENT", "STATE", "FOR", "RTT", "OPEN", "IN", "OUT",
     ];
-    let mut table = Table::titled(&TITLES, &[4, 5, 6, 7, 8]);
+    let mut table = Table::titled(&TITLES, &[5, 6, 7, 8, 9]);
     for session in sessions {
         let round_trip = session.round_trip_ms.map(round_trip);
         let state = if session.is_draining {
@@ -221,6 +285,7 @@ fn sessions_table(sessions: &[SessionView]) -> Table {
         };
         table.row([
             session.number.to_string(),
+            session.node.clone().unwrap_or_else(|| NOTHING.to_owned()),
             session.peer.clone(),
             session.client_version.clone(),
             state.to_owned(),

@@ -60,6 +60,8 @@ settings! {
         trusted_proxies: Vec<Network> = Vec::new(), "CIDR", AtOnce;
         /// Expect a PROXY header, version 1 or 2, from the trusted proxies
         proxy_protocol: bool = false, "BOOL", AtOnce;
+        /// Export for each runtime of --runtimes whether it is online, to alert on a single one
+        runtime_metrics: bool = false, "BOOL", AtOnce;
     }
     "Runtimes and credentials" {
         /// Each runtime is reached at ACCOUNT-RUNTIME under this domain

@@ -32,8 +32,10 @@ use crate::{
     config::Config,
     directory::{ClaimRefusal, OnConflict},
     events::{Event, EventKind},
+    history::{EndedSession, RefusedDial},
     registry::{JoinRefusal, JoinRequest, Membership},
     runtimes::RuntimeLabel,
+    timestamp::Timestamp,
     tunnel::Peer,
 };
 
@@ -119,13 +121,19 @@ impl LiveSession {
             return Box::pin(self.check(shared)).await;
         }
         // Boxed, so that the space for joining is freed before the session, which may live for days.
-        let end = match Box::pin(self.join(shared)).await {
-            Ok(membership) => self.attend(shared, &membership).await,
+        let joined = Box::pin(self.join(shared)).await;
+        let end = match &joined {
+            Ok(membership) => self.attend(shared, membership).await,
             Err(reason) => {
-                self.session.close(reason);
+                self.session.close(*reason);
                 self.end().await
             }
         };
+        self.report(shared, &end, joined.as_ref().ok());
+    }
+
+    /// Reports the end of the session to the operator.
+    fn report(&self, shared: &TunnelListener, end: &SessionEnd, membership: Option<&Membership>) {
         let reason = end.reason().name();
         shared
             .metrics
@@ -142,6 +150,33 @@ impl LiveSession {
         shared
             .events
             .report(ended.reason(reason).detail(end.to_string()));
+        let (at, peer) = (Timestamp::now(), peer.to_string());
+        let (reason_name, detail) = (reason.to_owned(), end.to_string());
+        let client_version = self.greeting.version.clone();
+        match membership {
+            Some(membership) => membership.slot().history().on_session_end(EndedSession {
+                at,
+                session: self.id(),
+                reason: reason_name,
+                detail,
+                peer,
+                client_version,
+            }),
+            // It was never one of the runtime's sessions.
+            None => shared.on_refused(
+                &runtime,
+                reason,
+                RefusedDial {
+                    at,
+                    reason: reason_name,
+                    detail,
+                    peer,
+                    credential: Some((&self.credential.grant().credential).into()),
+                    instance: Some(instance.clone()),
+                    client_version: Some(client_version),
+                },
+            ),
+        }
     }
 
     /// Waits for the first echo, adds the session to its runtime's tunnel, and sends the welcome.

@@ -34,15 +34,17 @@ impl PeerMetrics {
                 "peer_connections_refused_total",
                 "Connections of the peer listener that are not from a server node",
             )?,
-            forwards: new.counters(
+            forwards: new.counters_of(
                 "forwards_total",
                 "Requests forwarded to another server node: answered, not_held by it, lost with the link, or failed there",
-                &["result"],
+                "result",
+                ["answered", "not_held", "lost", "failed"],
             )?,
-            served: new.counters(
+            served: new.counters_of(
                 "forwards_served_total",
                 "Requests that another server node has forwarded to this one: served, not_held, or failed",
-                &["result"],
+                "result",
+                ["served", "not_held", "failed"],
             )?,
             moved: new.counters(
                 "moved_total",

@@ -96,6 +96,13 @@ impl Link {
         self.session.load().is_some()
     }
 
+    /// The session, if there is one that takes exchanges.
+    pub(super) fn any_session(&self) -> Option<Session> {
+        let session = self.session.load();
+        let session = session.as_deref()?;
+        session.is_open().then(|| session.clone())
+    }
+
     /// The session for an exchange, if the holder can be reached.
     pub(super) fn session(&self, holder: &Holder) -> Option<Session> {
         let session = self.session.load();

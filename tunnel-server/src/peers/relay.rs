@@ -21,7 +21,7 @@ use tunnel_proto::{
     session::{OpenError, Session},
 };
 
-use super::{HELD, PeerListener, note::Note};
+use super::{HELD, PeerListener, ask, note::Note};
 use crate::{
     budget::{Permit, pace::Paced, sources},
     registry::Slot,
@@ -39,19 +39,31 @@ pub(super) struct RelayedBody {
     _held: Option<(Permit, TaskTrackerToken)>,
 }
 
+/// The content of a response to another node.
+pub(super) enum PeerBody {
+    Relayed(RelayedBody),
+    /// Of this node's own API.
+    Admin(axum::body::Body),
+}
+
 /// Why a relayed content has ended early.
 #[derive(Debug)]
 pub(super) struct RelayError(Problem);
 
-/// Answers a forwarded request.
+/// Answers a request of another node: one that it forwards, or one of its operator.
 pub(super) async fn relay(
     shared: Arc<PeerListener>,
     request: Request<RecvBody>,
     informational: Informational,
-) -> Result<Response<RelayedBody>, Problem> {
+) -> Result<Response<PeerBody>, Problem> {
+    let note = request.extensions().get::<ForwardNote>();
+    if note.is_some_and(|note| note.0 == ask::NOTE.as_bytes()) {
+        let answer = Box::pin(ask::answer(shared.api.clone(), request)).await;
+        return Ok(answer?.map(PeerBody::Admin));
+    }
     let served = serve(&shared, request, informational).await;
     shared.metrics.peers.on_served(served.as_ref().err());
-    served
+    Ok(served?.map(PeerBody::Relayed))
 }
 
 async fn serve(
@@ -207,6 +219,38 @@ impl Body for RelayedBody {
 
     fn size_hint(&self) -> SizeHint {
         self.body.size_hint()
+    }
+}
+
+impl Body for PeerBody {
+    type Data = Bytes;
+    type Error = RelayError;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, RelayError>>> {
+        match &mut *self {
+            Self::Relayed(body) => Pin::new(body).poll_frame(cx),
+            Self::Admin(body) => Pin::new(body).poll_frame(cx).map_err(|error| {
+                let problem = Problem::new(Hop::Server, Reason::InternalError, error.to_string());
+                RelayError(problem)
+            }),
+        }
+    }
+
+    fn is_end_stream(&self) -> bool {
+        match self {
+            Self::Relayed(body) => body.is_end_stream(),
+            Self::Admin(body) => body.is_end_stream(),
+        }
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        match self {
+            Self::Relayed(body) => body.size_hint(),
+            Self::Admin(body) => body.size_hint(),
+        }
     }
 }
 

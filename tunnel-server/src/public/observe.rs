@@ -155,8 +155,8 @@ impl Observation {
         self.record.on_problem(problem);
         // A platform client that reads a refusal slowly holds no permit.
         self.permit = None;
-        if let Some(ObservedCarrier::Tunnel(tunnel)) = &self.carrier {
-            tunnel.on_problem(problem.reason());
+        if let Some(carrier) = &self.carrier {
+            carrier.runtime().history().on_problem(problem.reason());
         }
     }
 }

@@ -7,6 +7,7 @@ use tunnel_proto::memory::MemoryAccount;
 
 use super::{Registry, Slot};
 use crate::{
+    history::Carried,
     metrics::{Metrics, RuntimeMetrics},
     runtimes::{RuntimeEntry, RuntimeLimits},
     tunnel::Directive,
@@ -81,9 +82,18 @@ impl Slot {
     pub(crate) fn forwarded_series(&self, metrics: &Arc<Metrics>) -> Arc<RuntimeMetrics> {
         let now = Instant::now();
         let mut forwarded = self.forwarded.lock();
-        let (series, last) = forwarded.get_or_insert_with(|| (metrics.runtime(&self.label), now));
+        let (series, last) =
+            forwarded.get_or_insert_with(|| (metrics.runtime(&self.label, &self.history), now));
         *last = now;
         series.clone()
+    }
+
+    /// What the runtime's series have counted, those of its tunnel or of forwarded requests.
+    pub(crate) fn carrying(&self) -> Carried {
+        let tunnel = self.tunnel().map(|tunnel| tunnel.metrics.clone());
+        let forwarded = || Some(self.forwarded.lock().as_ref()?.0.clone());
+        let series = tunnel.or_else(forwarded);
+        series.map_or_else(Carried::default, |series| series.carried())
     }
 
     /// Whether a request was forwarded to another node lately; if not, the series go.

@@ -16,7 +16,10 @@ use tunnel_ops::{
 
 use super::{BindError, moving, shard::Listeners, tls::ListenerTls};
 use crate::{
-    admin::api::Api,
+    admin::{
+        self,
+        api::{Api, Reach},
+    },
     allowance::Allowance,
     auth::Authenticator,
     budget::usage::Usage,
@@ -102,8 +105,8 @@ impl Parts {
         self.config.load().effective(&self.authenticator.contents())
     }
 
-    /// The parts that each shard serves its connections with.
-    pub(super) fn listeners(&self, shards: usize) -> Vec<Listeners> {
+    /// The parts that each shard serves its connections with; the first one has these links to other nodes.
+    pub(super) fn listeners(&self, shards: usize, links: Option<Arc<Peers>>) -> Vec<Listeners> {
         let tunnel = self.tunnel_listener();
         let via = ViaName::new(&RequestId::new().as_str()[..12]);
         let peer = self.tls.links.as_ref().map(|links| {
@@ -112,18 +115,20 @@ impl Parts {
                 metrics: self.metrics.clone(),
                 lifecycle: self.lifecycle.clone(),
                 tls: links.listener.clone(),
+                api: admin::router(self.admin_api(Reach::Nodes, None)),
             })
         });
-        let listeners = (0..shards).map(|number| Listeners {
+        let more = (1..shards).map(|_| self.links(false));
+        let listeners = std::iter::once(links).chain(more).map(|links| Listeners {
             tunnel: tunnel.clone(),
-            public: self.public_listener(via.clone(), number == 0),
+            public: self.public_listener(via.clone(), links),
             peer: peer.clone(),
         });
         listeners.collect()
     }
 
     /// The links of one shard to other nodes.
-    fn links(&self, sends_reports: bool) -> Option<Arc<Peers>> {
+    pub(super) fn links(&self, sends_reports: bool) -> Option<Arc<Peers>> {
         let nodes = self.registry.directory().nodes()?.clone();
         let tls = self.tls.links.as_ref()?.dialling.clone();
         let metrics = self.metrics.clone();
@@ -132,11 +137,11 @@ impl Parts {
     }
 
     /// The parts that the connections of the public listener use.
-    fn public_listener(&self, via: ViaName, sends_reports: bool) -> Arc<PublicListener> {
+    fn public_listener(&self, via: ViaName, peers: Option<Arc<Peers>>) -> Arc<PublicListener> {
         Arc::new(PublicListener {
             config: self.config.clone(),
             router: self.router.clone(),
-            peers: self.links(sends_reports),
+            peers,
             metrics: self.metrics.clone(),
             access_log: self.access_log.clone(),
             lifecycle: self.lifecycle.clone(),
@@ -174,8 +179,8 @@ impl Parts {
         )
     }
 
-    /// The admin API. `is_local` is whether only the local machine can reach it.
-    pub(super) fn admin_api(&self, is_local: bool) -> Api {
+    /// The admin API, which asks other nodes over these links.
+    pub(super) fn admin_api(&self, reach: Reach, peers: Option<Arc<Peers>>) -> Api {
         Api {
             config: self.config.clone(),
             authenticator: self.authenticator.clone(),
@@ -184,7 +189,8 @@ impl Parts {
             events: self.events.clone(),
             lifecycle: self.lifecycle.clone(),
             guard: self.admin_guard.clone(),
-            is_local,
+            reach,
+            peers,
         }
     }
 
@@ -215,6 +221,11 @@ impl Parts {
                 ("checks", self.checks.len()),
                 ("event_readers", self.events.readers()),
             ],
+            runtimes: self.registry.states(),
+            listed: match self.config.load().settings.runtime_metrics {
+                true => self.registry.listed(),
+                false => Vec::new(),
+            },
         }
     }
 }

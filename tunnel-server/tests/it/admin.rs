@@ -75,7 +75,7 @@ async fn ask(
     admin.response_to(method).await
 }
 
-fn json_of(answer: &RawResponse) -> Value {
+pub(crate) fn json_of(answer: &RawResponse) -> Value {
     assert_eq!(answer.head.value("content-type"), Some("application/json"));
     assert_eq!(answer.head.value("cache-control"), Some("no-store"));
     serde_json::from_slice(&answer.content.bytes).unwrap()

@@ -11,7 +11,7 @@ use std::{
 use serde_json::Value;
 use testkit::{
     deadline::{SOON, eventually},
-    tunnel::client::FakeClient,
+    tunnel::client::{FakeClient, dial, random_instance, session_request},
 };
 use tokio::task::spawn_blocking;
 use tunnel_proto::{
@@ -195,7 +195,8 @@ async fn one_runtime_is_shown() {
     assert!(text.contains("\nallowed from  anywhere\n"), "{text}");
     let (_, sessions) = text.split_once("\n\n").unwrap();
     let session = &words(sessions)[1];
-    assert_eq!((session[0], session[2], session[3]), ("1", "1.2.3", "open"));
+    assert_eq!((session[0], session[1]), ("1", "-"));
+    assert_eq!((session[3], session[4]), ("1.2.3", "open"));
     let json = operator.sees(&["runtimes", "show", PROD, "--json"]).await;
     let json: Value = serde_json::from_str(&json).unwrap();
     assert_eq!(json["sessions"][0]["client_version"], "1.2.3");
@@ -251,6 +252,57 @@ async fn a_runtime_is_shown_with_its_round_trip_and_last_problem() {
     let lines: Vec<&str> = sessions.lines().collect();
     let round_trip = lines[0].find("RTT").unwrap() + "RTT".len();
     assert!(lines[1][..round_trip].ends_with(" ms"), "{sessions}");
+}
+
+#[tokio::test]
+async fn an_offline_runtime_is_shown_with_why_and_with_what_it_has_carried() {
+    let rig = Rig::start().await;
+    let operator = Operator::new(&rig, None);
+    let client = FakeClient::describing(&rig, PROD).await;
+    for path in ["/1", "/2"] {
+        assert_eq!(rig.raw().await.ask(get(path)).await.head.status(), 200);
+    }
+    client.die();
+    let shown = async || {
+        let json = operator.sees(&["runtimes", "show", PROD, "--json"]).await;
+        serde_json::from_str::<Value>(&json).unwrap()
+    };
+    let offline = eventually(SOON, "the end of the session", async || {
+        Some(shown().await).filter(|shown| shown["online"] == false)
+    });
+    let offline = offline.await;
+    assert_eq!(offline["last_session_end"]["reason"], "connection_lost");
+    assert_eq!(offline["requests"], 2);
+    assert_eq!(offline["last_refusal"], Value::Null);
+    let list = operator.sees(&["runtimes", "list"]).await;
+    assert_eq!(words(&list)[1].last(), Some(&"connection_lost"));
+
+    // The id of the token is known, the rest of it is wrong.
+    let token = rig.token(PROD);
+    let (id, secret) = token.split_at("tnlrt_0123456789abcdef_".len());
+    let wrong = format!("{id}{}", secret.chars().rev().collect::<String>());
+    let refused = dial(&rig, &session_request(&wrong, random_instance())).await;
+    assert_eq!(refused.status, 401);
+    let refusal = eventually(SOON, "the refusal", async || {
+        let refusal = shown().await["last_refusal"].clone();
+        (!refusal.is_null()).then_some(refusal)
+    });
+    let refusal = refusal.await;
+    assert_eq!(refusal["reason"], "token_refused");
+    assert_eq!(refusal["credential"]["id"], id["tnlrt_".len()..][..16]);
+    assert_eq!(refusal["client_version"], "1.2.3");
+    let list = operator.sees(&["runtimes", "list"]).await;
+    assert_eq!(words(&list)[1].last(), Some(&"token_refused"));
+    let text = operator.sees(&["runtimes", "show", PROD]).await;
+    assert!(
+        text.contains("\nlast session end  connection_lost, "),
+        "{text}"
+    );
+    assert!(
+        text.contains("\nlast refusal      token_refused, "),
+        "{text}"
+    );
+    rig.stop().await;
 }
 
 #[tokio::test]

@@ -109,6 +109,13 @@ async fn events_are_seen_as_they_happen() {
         (&json!("revoked"), &began["session"])
     );
     drop(client);
+    let revoked = session_request(rig.token(PROD), random_instance());
+    assert_eq!(dial(&rig, &revoked).await.status, 403);
+    let refused = watcher.kind("refused").await;
+    assert_eq!(
+        (&refused["label"], &refused["reason"]),
+        (&json!(PROD), &json!("credential_revoked"))
+    );
     rig.trigger.request();
     watcher.kind("draining").await;
     rig.stopped().await;

@@ -83,11 +83,14 @@ impl Linked {
     }
 }
 
-/// Waits until a node knows that another one holds the runtime.
-async fn is_held_elsewhere(linked: &Linked, node: &str) {
-    let prefix = format!("/tunnel/v1/held/{node}/");
-    eventually(SOON, "the record", async || {
-        (!keys(&linked.etcd, &prefix).await.is_empty()).then_some(())
+/// Waits until a node knows that this one holds the runtime.
+async fn knows_holder(rig: &Rig, holder: &str) {
+    let named = format!("\"{holder}\"");
+    eventually(SOON, "a node to know the holder", async || {
+        let (_, text) = rig.admin("/api/v1/runtimes/acme-prod?scope=node").await;
+        let (_, nodes) = text.split_once("\"nodes\":[")?;
+        let (nodes, _) = nodes.split_once(']')?;
+        nodes.contains(&named).then_some(())
     })
     .await;
 }
@@ -106,7 +109,7 @@ async fn a_request_reaches_the_session_of_another_node() {
     let linked = Linked::start().await;
     let (one, two) = linked.pair().await;
     let client = FakeClient::describing(&one, PROD).await;
-    is_held_elsewhere(&linked, "n1").await;
+    knows_holder(&two, "n1").await;
     let mut raw = two.raw().await;
     let answer = raw.ask(get("/a?b=%20c")).await;
     assert_eq!(answer.head.status(), 200);
@@ -145,7 +148,7 @@ async fn informational_heads_content_and_trailers_pass_both_ways() {
         Ok(status(201, body))
     })
     .await;
-    is_held_elsewhere(&linked, "n1").await;
+    knows_holder(&two, "n1").await;
     let mut raw = two.raw().await;
     raw.send(format!(
         "POST / HTTP/1.1\r\nhost: {PROD_HOST}\r\ntransfer-encoding: chunked\r\nte: trailers\r\n\
@@ -164,7 +167,7 @@ async fn an_upgraded_connection_passes_bytes_and_half_closes() {
     let linked = Linked::start().await;
     let (one, two) = linked.pair().await;
     let (_client, mut upstreams) = granting(&one).await;
-    is_held_elsewhere(&linked, "n1").await;
+    knows_holder(&two, "n1").await;
     let mut raw = upgraded(&two, b"early").await;
     let mut upstream: Upstream = soon("an upgrade", upstreams.recv()).await.unwrap();
     assert_eq!(upstream.bytes(5).await, b"early");
@@ -194,7 +197,7 @@ async fn a_platform_client_that_leaves_cancels_the_exchange_at_the_other_node() 
         }
     })
     .await;
-    is_held_elsewhere(&linked, "n1").await;
+    knows_holder(&two, "n1").await;
     let mut raw = two.raw().await;
     raw.send(get("/")).await;
     client.request(1).await;
@@ -215,10 +218,10 @@ async fn a_failure_names_the_program_that_has_met_it() {
         Err(Problem::new(Hop::Client, Reason::RouteUnknown, "no route"))
     })
     .await;
-    is_held_elsewhere(&linked, "n1").await;
+    knows_holder(&two, "n1").await;
     let mut raw = two.raw().await;
     let answer = raw.ask(get("/")).await;
-    assert_eq!(answer.head.status(), 404);
+    assert_eq!(answer.head.status(), 404, "{}", answer.text());
     assert!(
         answer.text().contains("\"hop\":\"tunnel-client\""),
         "{}",
@@ -256,7 +259,7 @@ async fn what_a_node_does_not_hold_is_sent_to_another_with_all_its_content() {
         Ok(status(200, full(content)))
     })
     .await;
-    is_held_elsewhere(&linked, "n3").await;
+    knows_holder(&two, "n3").await;
     // The node that is lied about corrects it within milliseconds, so that it has to be told again and again.
     let (etcd, held) = lie_of(&linked, "n1").await;
     let _lying = Owned::spawn("lies", async move {
@@ -284,7 +287,7 @@ async fn a_record_without_a_session_does_not_make_a_loop() {
     let linked = Linked::start().await;
     let (one, two) = linked.pair().await;
     let client = FakeClient::describing(&two, PROD).await;
-    is_held_elsewhere(&linked, "n2").await;
+    knows_holder(&one, "n2").await;
     client.die();
     eventually(SOON, "the record's end", async || {
         keys(&linked.etcd, "/tunnel/v1/held/")
@@ -327,7 +330,7 @@ async fn a_runtime_of_which_a_node_has_never_heard_is_served_by_the_one_that_has
     let linked = Linked::start().await;
     let (one, two) = linked.pair().await;
     let _client = FakeClient::describing(&one, PROD).await;
-    is_held_elsewhere(&linked, "n1").await;
+    knows_holder(&two, "n1").await;
     let unlisted =
         |config: &mut Config| config.runtimes = tunnel_server::runtimes::Runtimes::default();
     let three = linked.node("n3", unlisted).await;
@@ -335,7 +338,7 @@ async fn a_runtime_of_which_a_node_has_never_heard_is_served_by_the_one_that_has
         .metric_becomes("tunnel_server_peer_links", 2.0 * LINKS)
         .await;
     let (_, entry) = three.admin("/api/v1/runtimes/acme-prod").await;
-    assert!(entry.contains("\"other_nodes\":[\"n1\"]"), "{entry}");
+    assert!(entry.contains("\"nodes\":[\"n1\"]"), "{entry}");
     let answer = three.raw().await.ask(get("/")).await;
     assert_eq!(answer.text(), "acme-prod GET /\n");
     let host = PROD_HOST.replace("acme-prod", "nobody-here");
@@ -350,7 +353,7 @@ async fn a_dead_node_is_left_at_once() {
     let linked = Linked::start().await;
     let (one, two) = linked.pair().await;
     let client = FakeClient::describing(&one, PROD).await;
-    is_held_elsewhere(&linked, "n1").await;
+    knows_holder(&two, "n1").await;
     assert_eq!(two.raw().await.ask(get("/")).await.head.status(), 200);
     one.kill();
     client.die();
@@ -410,7 +413,8 @@ async fn a_limit_counts_at_the_holder() {
         Ok(status(200, full("")))
     })
     .await;
-    is_held_elsewhere(&linked, "n1").await;
+    knows_holder(&two, "n1").await;
+    knows_holder(&three, "n1").await;
     let mut held = Vec::new();
     for node in [&one, &two, &three] {
         let mut raw = node.raw().await;
@@ -442,11 +446,8 @@ async fn a_limit_is_divided_among_two_holders() {
     let first = FakeClient::of_instance(&one, PROD, instance(), hold).await;
     let second = FakeClient::of_instance(&two, PROD, instance(), hold).await;
     for node in [&one, &two] {
-        eventually(SOON, "a node to know the other holder", async || {
-            let (_, text) = node.admin("/api/v1/runtimes/acme-prod").await;
-            text.contains("\"other_nodes\":[\"n").then_some(())
-        })
-        .await;
+        knows_holder(node, "n1").await;
+        knows_holder(node, "n2").await;
     }
     let mut held = Vec::new();
     for (node, client) in [(&one, &first), (&two, &second)] {

@@ -10,6 +10,7 @@ mod access_lines;
 mod access_log;
 mod admin;
 mod admin_commands;
+mod admin_nodes;
 mod allowed;
 mod authority;
 mod budgets;

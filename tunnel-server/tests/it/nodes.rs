@@ -91,7 +91,7 @@ impl Instance {
 
 /// What a node says of the runtime.
 async fn runtime(rig: &Rig) -> Value {
-    let (_, text) = rig.admin("/api/v1/runtimes/acme-prod").await;
+    let (_, text) = rig.admin("/api/v1/runtimes/acme-prod?scope=node").await;
     serde_json::from_str(&text).unwrap()
 }
 
@@ -165,7 +165,7 @@ async fn an_older_instance_at_another_node_may_be_kept() {
     let two = node_with(&etcd, "n2", rejects).await;
     let older = client(&one, Instance::new()).await;
     eventually(SOON, "the other node to know it", async || {
-        (runtime(&two).await["other_nodes"][0] == "n1").then_some(())
+        (runtime(&two).await["nodes"][0] == "n1").then_some(())
     })
     .await;
     let request = session_request(two.token(PROD), Instance::new().secret());
@@ -511,7 +511,7 @@ async fn a_full_database_ends_no_session_and_keeps_none_out() {
     let instance = Instance::new();
     let mut first = client(&one, instance).await;
     eventually(SOON, "the other node to know it", async || {
-        (runtime(&two).await["other_nodes"][0] == "n1").then_some(())
+        (runtime(&two).await["nodes"][0] == "n1").then_some(())
     })
     .await;
     fill(&etcd).await;
@@ -621,5 +621,5 @@ async fn a_directory_of_a_million_runtimes() {
     .await;
     eprintln!("ready after {:?}", start.elapsed());
     let (_, text) = two.admin("/api/v1/runtimes/account-77-runtime-3").await;
-    assert!(text.contains("\"other_nodes\":[\"n1\"]"), "{text}");
+    assert!(text.contains("\"nodes\":[\"n1\"]"), "{text}");
 }

@@ -9,10 +9,11 @@ use super::*;
 const ID_BYTES: usize = CredentialId::ID_BYTES;
 use crate::{
     admin::view::{
-        ConfigView, CredentialView, LimitsView, ProblemView, RouteView, ServerState, ServerView,
-        SessionView,
+        ConfigView, LimitsView, ProblemView, RouteView, ServerState, ServerView, SessionView,
     },
+    auth::CredentialView,
     events::{EventKind, EventView},
+    history::{EndedSession, RefusedDial},
     timestamp::Timestamp,
 };
 
@@ -117,7 +118,7 @@ fn runtime() -> RuntimeView {
         online_since: Some(now),
         last_online: Some(now),
         instance: Some("i".into()),
-        other_nodes: vec!["n2".into()],
+        nodes: vec!["n2".into()],
         epoch: Some(3),
         credential: Some(CredentialView {
             kind: "token".into(),
@@ -126,6 +127,7 @@ fn runtime() -> RuntimeView {
         expires: Some(now),
         sessions: vec![session()],
         open_exchanges: 1,
+        requests: 5,
         bytes_in: 2,
         bytes_out: 3,
         waiting: 4,
@@ -144,6 +146,15 @@ fn runtime() -> RuntimeView {
             reason: "session_lost".into(),
             at: now,
         }),
+        last_session_end: Some(Arc::new(EndedSession {
+            at: now,
+            session: "i/1".into(),
+            reason: "silence".into(),
+            detail: "nothing was received for 3 s".into(),
+            peer: "127.0.0.1:1".into(),
+            client_version: "1.2.3".into(),
+        })),
+        last_refusal: Some(Arc::new(refusal())),
         routes: Some(vec![RouteView {
             name: "default".into(),
             matches: "/*".into(),
@@ -154,9 +165,25 @@ fn runtime() -> RuntimeView {
     }
 }
 
+fn refusal() -> RefusedDial {
+    RefusedDial {
+        at: Timestamp::now(),
+        reason: "token_expired".into(),
+        detail: "the token has expired".into(),
+        peer: "127.0.0.1:1".into(),
+        credential: Some(CredentialView {
+            kind: "token".into(),
+            id: "0123456789abcdef".into(),
+        }),
+        instance: Some("i".into()),
+        client_version: Some("1.2.3".into()),
+    }
+}
+
 fn session() -> SessionView {
     SessionView {
         id: "i/1".into(),
+        node: Some("n1".into()),
         number: 1,
         peer: "127.0.0.1:1".into(),
         client_version: "1.2.3".into(),
@@ -179,13 +206,16 @@ fn bare_runtime() -> RuntimeView {
         credential: None,
         expires: None,
         sessions: vec![SessionView {
+            node: None,
             round_trip_ms: None,
             ..session()
         }],
         limits: LimitsView::default(),
-        other_nodes: Vec::new(),
+        nodes: Vec::new(),
         allow_from: None,
         last_problem: None,
+        last_session_end: None,
+        last_refusal: None,
         routes: None,
         routes_omitted: None,
         ..runtime()
@@ -254,7 +284,11 @@ fn responses_are_as_described() {
     };
     check_both("Configuration", &config, &config);
     check_both("Runtime", &runtime(), &bare_runtime());
-    let page = |runtimes, next| RuntimesPage { runtimes, next };
+    let page = |runtimes, next: Option<String>| RuntimesPage {
+        unanswered: next.iter().cloned().collect(),
+        runtimes,
+        next,
+    };
     check_both(
         "RuntimesPage",
         &page(vec![runtime()], Some("acme-prod".into())),
@@ -263,8 +297,20 @@ fn responses_are_as_described() {
     let operation = OperationView {
         label: "acme-prod".into(),
         sessions: 2,
+        unanswered: vec!["n2".into()],
     };
-    check_both("Operation", &operation, &operation);
+    let everywhere = OperationView {
+        unanswered: Vec::new(),
+        ..operation.clone()
+    };
+    check_both("Operation", &operation, &everywhere);
+    let refused = RefusedDial {
+        credential: None,
+        instance: None,
+        client_version: None,
+        ..refusal()
+    };
+    check_both("RefusedDial", &refusal(), &refused);
     let problem = AdminProblem {
         reason: "runtime_unknown".into(),
         detail: "no such thing".into(),
@@ -359,6 +405,7 @@ fn query(query: &str) -> Result<RuntimesQuery, ApiError> {
 fn a_query_is_parsed_or_refused() {
     let all = query("online=true&account=acme&limit=7&after=acme-prod").unwrap();
     let expected = RuntimesQuery {
+        scope: Scope::All,
         online: Some(true),
         account: Some("acme".into()),
         limit: 7,

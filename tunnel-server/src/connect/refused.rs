@@ -1,0 +1,233 @@
+//! A tunnel client that is refused: the response that it gets, and what the operator sees of it.
+
+use std::{net::SocketAddr, time::Duration};
+
+use bytes::Bytes;
+use http::{HeaderValue, Request, Response, StatusCode, header};
+use http_body_util::Full;
+use rustls_pki_types::CertificateDer;
+use secrecy::{ExposeSecret, SecretString};
+use tunnel_proto::{
+    handshake::{self, Greeting, NotASession},
+    refusal::RefusalReason,
+};
+
+use super::TunnelListener;
+use crate::{
+    auth::{AuthRefusal, CredentialId, Grant, bearer},
+    directory::ClaimRefusal,
+    events::{Event, EventKind},
+    history::RefusedDial,
+    metrics::Metrics,
+    runtimes::RuntimeLabel,
+    timestamp::Timestamp,
+};
+
+/// `Retry-After` of an instance whose runtime another instance holds.
+const HELD_RETRY: Duration = Duration::from_secs(10);
+
+/// `Retry-After` while the shared directory cannot be written: longer than an election of etcd.
+const DIRECTORY_RETRY: Duration = Duration::from_secs(2);
+
+/// Why a request is refused, and when the client may try again, if that is known.
+pub(super) struct Refusal {
+    reason: RefusalReason,
+    detail: String,
+    retry_after: Option<Duration>,
+    /// Whose client it is, if it was authenticated before it was refused.
+    identity: Option<(RuntimeLabel, CredentialId)>,
+}
+
+/// A tunnel client that is refused, as far as it has said who it is.
+pub(super) struct RefusedClient {
+    refusal: Refusal,
+    greeting: Option<Greeting>,
+    bearer: Option<SecretString>,
+}
+
+impl Refusal {
+    pub(super) fn new(reason: RefusalReason, detail: impl Into<String>) -> Self {
+        Self {
+            reason,
+            detail: detail.into(),
+            retry_after: None,
+            identity: None,
+        }
+    }
+
+    /// A refusal of a request that may be accepted after this time.
+    pub(super) fn for_now(reason: RefusalReason, detail: &str, after: Duration) -> Self {
+        Self {
+            retry_after: Some(after),
+            ..Self::new(reason, detail)
+        }
+    }
+
+    /// A refusal of a client that was authenticated.
+    pub(super) fn of(self, grant: &Grant) -> Self {
+        let identity = (grant.runtime.label.clone(), grant.credential.clone());
+        Self {
+            identity: Some(identity),
+            ..self
+        }
+    }
+
+    /// Whether the server only sends the client to another server, or to a later time.
+    fn is_deferral(&self) -> bool {
+        matches!(
+            self.reason,
+            RefusalReason::Elsewhere
+                | RefusalReason::ServerDraining
+                | RefusalReason::HandshakeQueue
+        )
+    }
+}
+
+impl RefusedClient {
+    pub(super) fn new<B>(refusal: Refusal, request: &Request<B>) -> Self {
+        let bearer = bearer(request.headers()).map(SecretString::from);
+        Self {
+            refusal,
+            greeting: handshake::check_request(request).ok(),
+            bearer,
+        }
+    }
+
+    /// The response, which is counted.
+    pub(super) fn response(&self, metrics: &Metrics) -> Response<Full<Bytes>> {
+        let Refusal {
+            reason,
+            detail,
+            retry_after,
+            ..
+        } = &self.refusal;
+        let refused = metrics.handshakes.with_label_values(&[reason.name()]);
+        refused.inc();
+        // Serialising strings into memory cannot fail.
+        let body = handshake::Refusal::new(*reason, detail.as_str());
+        let body = serde_json::to_vec(&body).unwrap_or_default();
+        let mut response = Response::new(Full::new(body.into()));
+        *response.status_mut() = reason.status();
+        let headers = response.headers_mut();
+        headers.insert(header::CONNECTION, HeaderValue::from_static("close"));
+        headers.insert(
+            header::CONTENT_TYPE,
+            HeaderValue::from_static("application/json"),
+        );
+        match reason.status() {
+            StatusCode::UNAUTHORIZED => {
+                headers.insert(header::WWW_AUTHENTICATE, HeaderValue::from_static("Bearer"));
+            }
+            StatusCode::UPGRADE_REQUIRED => {
+                headers.insert(header::UPGRADE, HeaderValue::from_static("websocket"));
+            }
+            _ => {}
+        }
+        if let Some(after) = retry_after {
+            let seconds = after.as_secs() + u64::from(after.subsec_nanos() > 0);
+            headers.insert(header::RETRY_AFTER, HeaderValue::from(seconds));
+        }
+        response
+    }
+
+    /// Logs the refusal, and keeps it for the runtime whose client this is, if that is known.
+    pub(super) fn report(
+        self,
+        shared: &TunnelListener,
+        peer: SocketAddr,
+        certificates: &[CertificateDer<'static>],
+    ) {
+        let (refusal, reason) = (&self.refusal, self.refusal.reason.name());
+        if refusal.is_deferral() {
+            return;
+        }
+        let bearer = self.bearer.as_ref().map(ExposeSecret::expose_secret);
+        let identify = || shared.authenticator.identify(bearer, certificates);
+        let identity = refusal.identity.clone().or_else(identify);
+        if identity.is_none() && self.greeting.is_none() {
+            tracing::debug!(%peer, reason, detail = refusal.detail, "a request on the tunnel listener does not ask for a session");
+            return;
+        }
+        let instance = self
+            .greeting
+            .as_ref()
+            .map(|greeting| greeting.instance.id().to_string());
+        let runtime = identity.as_ref().map(|(runtime, _)| runtime);
+        let credential = identity.as_ref().map(|(_, credential)| credential);
+        if let Some(left_out) = shared.refusal_lines.take() {
+            tracing::warn!(
+                runtime = runtime.map(tracing::field::display),
+                credential = credential.map(tracing::field::display),
+                %peer, instance, reason, detail = refusal.detail, left_out, "a tunnel client was refused"
+            );
+        }
+        let Some((runtime, credential)) = &identity else {
+            return;
+        };
+        let refused = RefusedDial {
+            at: Timestamp::now(),
+            reason: reason.to_owned(),
+            detail: refusal.detail.clone(),
+            peer: peer.to_string(),
+            credential: Some(credential.into()),
+            instance,
+            client_version: self.greeting.map(|greeting| greeting.version),
+        };
+        shared.on_refused(runtime, self.refusal.reason.name(), refused);
+    }
+}
+
+impl TunnelListener {
+    /// Keeps a refusal for its runtime, and reports it as an event if it is news.
+    pub(super) fn on_refused(
+        &self,
+        runtime: &RuntimeLabel,
+        reason: &'static str,
+        refused: RefusedDial,
+    ) {
+        let Some(slot) = self.registry.slot(runtime.as_str()) else {
+            return;
+        };
+        let detail = match &refused.credential {
+            Some(credential) => format!(
+                "{} from {}, {} {}",
+                refused.detail, refused.peer, credential.kind, credential.id
+            ),
+            None => format!("{} from {}", refused.detail, refused.peer),
+        };
+        if slot.history().on_refusal(refused) {
+            let event = Event::of(EventKind::Refused, runtime);
+            self.events.report(event.reason(reason).detail(detail));
+        }
+    }
+}
+
+impl From<NotASession> for Refusal {
+    fn from(error: NotASession) -> Self {
+        Self::new(error.reason(), error.to_string())
+    }
+}
+
+impl From<AuthRefusal> for Refusal {
+    fn from(refusal: AuthRefusal) -> Self {
+        Self {
+            retry_after: refusal.retry_after(),
+            ..Self::new(refusal.reason(), refusal.to_string())
+        }
+    }
+}
+
+/// 409, or 503 while the directory is unavailable.
+impl From<ClaimRefusal> for Refusal {
+    fn from(refusal: ClaimRefusal) -> Self {
+        let retry_after = match refusal {
+            ClaimRefusal::Superseded { .. } | ClaimRefusal::Held { .. } => HELD_RETRY,
+            ClaimRefusal::Contested { retry_after, .. } => retry_after,
+            ClaimRefusal::Unavailable => DIRECTORY_RETRY,
+        };
+        Self {
+            retry_after: Some(retry_after),
+            ..Self::new(refusal.reason(), refusal.to_string())
+        }
+    }
+}
