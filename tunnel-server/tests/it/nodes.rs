@@ -472,6 +472,28 @@ async fn a_second_living_node_of_one_name_ends_and_a_dead_one_is_replaced() {
     let _client = FakeClient::describing(&again, PROD).await;
 }
 
+/// As in an etcd that was restored from a snapshot: the record is that of an earlier run of the node.
+#[tokio::test]
+async fn a_record_of_a_dead_node_of_its_name_does_not_end_a_node() {
+    const NODE: &str = "/tunnel/v1/node/n1";
+    let etcd = Etcd::start(1).await;
+    let rig = node(&etcd, "n1").await;
+    let own = etcd.ctl(&["get", NODE, "--print-value-only"]).await;
+    let mut record: Value = serde_json::from_str(&own).unwrap();
+    let incarnation = record["incarnation"].take();
+    let digits = incarnation.as_str().unwrap().chars().rev();
+    record["incarnation"] = digits.collect::<String>().into();
+    etcd.ctl(&["put", NODE, &record.to_string()]).await;
+    eventually(SOON, "its own record again", async || {
+        let now = etcd.ctl(&["get", NODE, "--print-value-only"]).await;
+        let now: Value = serde_json::from_str(&now).unwrap();
+        (now["incarnation"] == incarnation).then_some(())
+    })
+    .await;
+    let _client = FakeClient::describing(&rig, PROD).await;
+    rig.stop().await;
+}
+
 #[tokio::test]
 async fn records_of_a_later_format_end_the_node() {
     let etcd = Etcd::start(1).await;

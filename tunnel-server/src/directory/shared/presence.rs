@@ -103,9 +103,11 @@ async fn renew(shared: &Shared, lease: i64) -> Result<(), EtcdError> {
         tokio::select! {
             () = sleep(RENEWAL) => {}
             () = shared.is_challenged.notified() => {
-                if is_needed(shared) {
-                    put(shared, lease).await?;
+                if has_lost_name(shared, lease).await? {
+                    shared.fail(DirectoryError::NameTaken(shared.node.name.clone()));
+                    return std::future::pending().await;
                 }
+                put(shared, lease).await?;
                 continue;
             }
             Ok(()) = leaving.changed() => {
@@ -160,15 +162,16 @@ impl Shown {
     }
 }
 
-/// Whether the node's key is missing or of another incarnation, or a node asks whether this one lives.
-fn is_needed(shared: &Shared) -> bool {
-    match shared.node_record(&shared.node.name) {
-        Some((incarnation, _)) if incarnation != shared.incarnation => {
-            // It has taken over the name, since this node did not answer in time; both cannot go on.
-            shared.fail(DirectoryError::NameTaken(shared.node.name.clone()));
-            false
-        }
-        _ => true,
+/// Whether another living node has taken over the name, since this one did not answer in time: both cannot go on. A record of
+/// an earlier incarnation, as a restored etcd has it, does not count.
+async fn has_lost_name(shared: &Shared, lease: i64) -> Result<bool, EtcdError> {
+    let known = shared.node_record(&shared.node.name);
+    if known.is_none_or(|(incarnation, _)| incarnation == shared.incarnation) {
+        return Ok(false);
+    }
+    match find(shared).await? {
+        Found::Other(record, revision) => is_alive(shared, &record, revision, lease).await,
+        Found::Free => Ok(false),
     }
 }
 
