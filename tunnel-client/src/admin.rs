@@ -12,6 +12,25 @@ use crate::metrics::Metrics;
 pub(crate) struct LiveSessions {
     metrics: Arc<Metrics>,
     count: watch::Sender<usize>,
+    welcomed: watch::Sender<Option<Welcomed>>,
+}
+
+/// What a server has said when it welcomed a session.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Welcomed {
+    /// The runtime's label.
+    pub runtime: String,
+    /// Where platform clients reach the runtime, if the server has said so.
+    pub url: Option<String>,
+}
+
+impl Welcomed {
+    /// The runtime as it is shown to a person: its URL, or its label if the server is too old to send one.
+    pub(crate) fn shown(&self) -> String {
+        self.url
+            .clone()
+            .unwrap_or_else(|| format!("the runtime {}", self.runtime))
+    }
 }
 
 /// A guard that counts one live session until it is dropped.
@@ -21,8 +40,21 @@ pub(crate) struct LiveSession(Arc<LiveSessions>);
 impl LiveSessions {
     /// Without sessions.
     pub(crate) fn new(metrics: Arc<Metrics>) -> Self {
-        let (count, _) = watch::channel(0);
-        Self { metrics, count }
+        Self {
+            metrics,
+            count: watch::Sender::new(0),
+            welcomed: watch::Sender::new(None),
+        }
+    }
+
+    /// A server has welcomed a session.
+    pub(crate) fn on_welcome(&self, welcomed: Welcomed) {
+        self.welcomed.send_replace(Some(welcomed));
+    }
+
+    /// The last welcome.
+    pub(crate) fn welcomed(&self) -> watch::Receiver<Option<Welcomed>> {
+        self.welcomed.subscribe()
     }
 
     /// Whether there is a live session.

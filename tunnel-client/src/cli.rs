@@ -8,7 +8,7 @@ use clap::{Args, Parser, Subcommand};
 use tunnel_ops::config_value::{PositiveDuration, ValueError};
 
 use crate::check::LONGEST_IDLE;
-use crate::config::Given;
+use crate::config::{Given, UpstreamUrl};
 
 const EXIT_CODES: &str = "\
 Exit codes:
@@ -42,6 +42,9 @@ pub enum Command {
     /// Keep the tunnel up until stopped by a signal
     #[command(after_help = EXIT_CODES)]
     Run(Box<Given>),
+    /// Put a local service behind the tunnel, and print where it is reached: run with one upstream
+    #[command(after_help = EXIT_CODES)]
+    Http(Box<HttpArgs>),
     /// Check the path to the server and to the upstreams step by step, and say what is wrong and what to do about it
     #[command(after_help = CHECK_EXIT_CODES)]
     Check(Box<CheckArgs>),
@@ -54,6 +57,18 @@ pub enum Command {
     /// Test the table of routes
     #[command(subcommand)]
     Routes(RoutesCommand),
+}
+
+/// The arguments of `http`.
+#[derive(Debug, Args)]
+pub struct HttpArgs {
+    /// The local service: its port on this machine, host and port, or a URL as of --upstream
+    #[arg(value_name = "SERVICE")]
+    pub service: UpstreamUrl,
+
+    /// As for `run`; without a file, the admin listener is off and warnings are logged.
+    #[command(flatten)]
+    pub given: Given,
 }
 
 /// The arguments of `validate`.

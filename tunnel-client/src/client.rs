@@ -16,6 +16,7 @@ use std::task::{Context, Poll, Waker};
 use std::time::SystemTime;
 
 use ipnet::IpNet;
+use tokio::sync::watch;
 use tunnel_http::access_log::AccessLog;
 use tunnel_ops::admin::{AdminBindError, AdminListener, AdminRoutes, AdminSettings};
 use tunnel_ops::signals::Shutdown;
@@ -27,6 +28,7 @@ use tunnel_proto::session::SessionSettings;
 use tunnel_routing::Routes;
 use tunnel_routing::upstream::{UpstreamError, UpstreamShared};
 
+pub use crate::admin::Welcomed;
 use crate::admin::{self, LiveSessions};
 use crate::config::reload::Reloader;
 use crate::config::{Config, ConfigError, Given, OnRefusal};
@@ -161,6 +163,11 @@ impl Client {
         Addresses {
             admin: (self.admin.as_ref()).map(|(listener, _)| listener.local_addr()),
         }
+    }
+
+    /// What the server has said when it welcomed the last session; `None` before the first.
+    pub fn welcomed(&self) -> watch::Receiver<Option<Welcomed>> {
+        self.tunnel.welcomed()
     }
 
     /// Keeps the tunnel up until asked to stop.

@@ -4,6 +4,7 @@
 //! has only the result.
 
 mod check;
+mod http;
 mod program;
 mod routes;
 mod run;
@@ -31,6 +32,7 @@ enum Failure {
 pub fn execute(cli: Cli) -> ExitCode {
     let result = match cli.command {
         Command::Run(given) => run::run(*given),
+        Command::Http(arguments) => http::http(*arguments),
         Command::Check(arguments) => check::check(*arguments),
         Command::Serve(given) => serve::serve(*given),
         Command::Validate(given) => validate::validate(*given),

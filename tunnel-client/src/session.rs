@@ -100,6 +100,8 @@ pub(crate) struct Welcome {
     pub(crate) version: String,
     /// The server node, if it is one of several.
     pub(crate) node: Option<String>,
+    /// Where platform clients reach the runtime, for people.
+    pub(crate) url: Option<String>,
 }
 
 /// An event of a session that concerns the tunnel.
@@ -475,11 +477,13 @@ fn on_control(control: Control, notices: &mpsc::Sender<Notice>) {
             session,
             version,
             node,
+            url,
         } => Notice::Welcome(Welcome {
             runtime,
             session,
             version,
             node,
+            url,
         }),
         Control::Drain { spread_ms } => Notice::Event(Event::Drain {
             spread: Duration::from_millis(spread_ms.unwrap_or_default()),

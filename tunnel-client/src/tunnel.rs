@@ -43,6 +43,7 @@ use self::leaving::LeavingSessions;
 pub(crate) use self::redial::RedialSettings;
 use self::redial::Standby;
 use self::slot::Slot;
+use crate::admin::Welcomed;
 use crate::credential::Credentials;
 use crate::session::Session;
 
@@ -126,6 +127,11 @@ impl Tunnel {
             standby,
             wall: Box::new(SystemTime::now),
         }
+    }
+
+    /// The last welcome of a server.
+    pub(crate) fn welcomed(&self) -> watch::Receiver<Option<Welcomed>> {
+        self.shared.dialling.welcomed()
     }
 
     /// Replaces the system's clock.

@@ -33,6 +33,9 @@ pub enum Control {
         /// Name of the server node, if it is one of several.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         node: Option<String>,
+        /// Where platform clients reach the runtime, for people.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        url: Option<String>,
     },
     /// First message of the tunnel server on a session that only checks the path, instead of `welcome`: the
     /// probe was accepted.
@@ -233,6 +236,7 @@ mod tests {
                     session: session.clone(),
                     version: version.clone(),
                     node: spread.map(|_| version.clone()),
+                    url: spread.map(|_| session.clone()),
                 },
                 Control::Checked {
                     account: "a".into(),

@@ -3,6 +3,7 @@
 //! In: text. Out: scheme, host and port, or the path of a Unix socket on the same machine. A path, a query or a
 //! password is refused, since it would be ignored. Errors never repeat the URL.
 
+use std::borrow::Cow;
 use std::fmt;
 use std::os::unix;
 use std::path::{Path, PathBuf};
@@ -26,7 +27,7 @@ pub enum UpstreamScheme {
 }
 
 /// The URL of an upstream: `http://`, `https://` or `h2c://` and `host[:port]`, or a Unix socket: `unix:/path`
-/// (HTTP/1.1) or `h2c+unix:/path`.
+/// (HTTP/1.1) or `h2c+unix:/path`. `host:port`, and a port alone for this machine, are taken for `http://`.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct UpstreamUrl {
     scheme: UpstreamScheme,
@@ -148,13 +149,15 @@ impl FromStr for UpstreamUrl {
             let scheme = schemes
                 .into_iter()
                 .find(|scheme| scheme.as_str().eq_ignore_ascii_case(given))?;
-            Some((scheme, rest))
+            Some((scheme, Cow::Borrowed(rest)))
         });
-        let Some((scheme, rest)) = split else {
+        let short = || Some((UpstreamScheme::Http, short(text)?));
+        let Some((scheme, rest)) = split.or_else(short) else {
             return Err(expected(
                 "the scheme must be `http`, `https`, `h2c` or `unix`",
             ));
         };
+        let rest = &*rest;
         let authority = Authority::parse(rest, scheme.default_port()).map_err(expected)?;
         let address = UpstreamAddress::Network(authority);
         Ok(Self { scheme, address })
@@ -176,6 +179,19 @@ impl fmt::Display for UpstreamUrl {
 }
 
 tunnel_ops::text_value!(UpstreamUrl);
+
+/// The authority of a URL without a scheme: `localhost:3000`, or `3000` for that port of this machine.
+fn short(text: &str) -> Option<Cow<'_, str>> {
+    let port = text.rsplit_once(':').map_or(text, |(_, port)| port);
+    let is_port = !port.is_empty() && port.bytes().all(|byte| byte.is_ascii_digit());
+    if !is_port || text.contains('/') {
+        return None;
+    }
+    Some(match port.len() == text.len() {
+        true => Cow::Owned(format!("127.0.0.1:{port}")),
+        false => Cow::Borrowed(text),
+    })
+}
 
 fn error(example: &str, reason: &str) -> ValueError {
     ValueError::new(format!("expected a URL such as {example}: {reason}"))
@@ -231,6 +247,20 @@ mod tests {
             1,
             "app.svc.cluster.local:1",
         );
+        check(
+            "3000",
+            UpstreamScheme::Http,
+            "127.0.0.1",
+            3000,
+            "127.0.0.1:3000",
+        );
+        check(
+            "localhost:3000",
+            UpstreamScheme::Http,
+            "localhost",
+            3000,
+            "localhost:3000",
+        );
         let url: UpstreamUrl = "http://app.svc.:1".parse().unwrap();
         assert_eq!(url.to_string(), "http://app.svc.:1");
         let other = url.with_host("other.svc.".to_owned());
@@ -285,7 +315,9 @@ mod tests {
             "http://[secret]",
             "http://a..b",
             "ftp://host",
-            "host:80",
+            "host",
+            "ftp://host:80",
+            "99999",
             "http://host//",
         ] {
             let error = bad.parse::<UpstreamUrl>().unwrap_err().to_string();

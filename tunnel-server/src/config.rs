@@ -30,7 +30,7 @@ pub use self::origin::Origin;
 pub use self::settings::{Given, Settings, Source, setting};
 use crate::budget::NodeLimits;
 use crate::peer_tls::PeerIdentityError;
-use crate::runtimes::{HostName, RuntimeLimits, Runtimes, RuntimesError};
+use crate::runtimes::{HostName, RuntimeLabel, RuntimeLimits, Runtimes, RuntimesError};
 
 /// The configuration of a server.
 #[derive(Debug, Clone)]
@@ -105,6 +105,25 @@ impl Config {
             shared_directory: None,
             leaving_per_second: 500,
         }
+    }
+
+    /// Where platform clients reach a runtime, as far as this server knows, whose public listener has this port: a trusted
+    /// proxy in front of it is taken to serve HTTPS at the usual port.
+    #[must_use]
+    pub fn public_url(&self, runtime: &RuntimeLabel, port: u16) -> Option<String> {
+        let settings = &self.settings;
+        let host = HostName::of_runtime(runtime, &settings.domain).ok()?;
+        if !settings.trusted_proxies.is_empty() {
+            return Some(format!("https://{host}"));
+        }
+        let (scheme, usual) = match self.public_tls {
+            Some(_) => ("https", 443),
+            None => ("http", 80),
+        };
+        Some(match port == usual {
+            true => format!("{scheme}://{host}"),
+            false => format!("{scheme}://{host}:{port}"),
+        })
     }
 
     /// Checks the given settings and reads the files that they name.

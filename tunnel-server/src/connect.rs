@@ -92,6 +92,8 @@ pub(crate) struct TunnelListener {
     pub(crate) gate: Arc<Gate>,
     /// Limits the sessions that only check the path.
     pub(crate) checks: Arc<Checks>,
+    /// The port of the public listener.
+    pub(crate) public_port: u16,
     /// Limits the log lines about tunnel clients that are refused.
     pub(crate) refusal_lines: Allowance,
 }

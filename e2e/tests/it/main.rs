@@ -26,6 +26,7 @@ mod memory;
 mod neighbour;
 mod nodes;
 mod nodes_rollout;
+mod one_command;
 mod pages;
 mod peers;
 mod revocation;

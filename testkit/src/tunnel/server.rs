@@ -201,6 +201,7 @@ impl ServerSession {
             session: "1".to_owned(),
             version: "test".to_owned(),
             node: node.map(str::to_owned),
+            url: None,
         });
     }
 }

@@ -10,10 +10,14 @@ use crate::config::Given;
 pub(super) fn run(given: Given) -> Result<(), Failure> {
     let telemetry = program::begin(&given)?;
     let access_log = AccessLog::new(telemetry.access_log());
-    program::block_on(serve(given, access_log))
+    program::block_on(async move {
+        let (client, shutdown) = prepare(given, access_log)?;
+        until_stopped(client, shutdown).await
+    })
 }
 
-async fn serve(given: Given, access_log: AccessLog) -> Result<(), Failure> {
+/// A client that has not dialled yet, and the signals that stop it.
+pub(super) fn prepare(given: Given, access_log: AccessLog) -> Result<(Client, Shutdown), Failure> {
     // First: as process 1 of a container, the program ignores signals without a handler.
     let shutdown = Shutdown::on_signals()
         .map_err(|error| Failure::running(format_args!("cannot listen for signals: {error}")))?;
@@ -22,6 +26,10 @@ async fn serve(given: Given, access_log: AccessLog) -> Result<(), Failure> {
         ClientError::Config(error) => Failure::configuration(error),
         other => Failure::running(other),
     })?;
+    Ok((client, shutdown))
+}
+
+pub(super) async fn until_stopped(client: Client, shutdown: Shutdown) -> Result<(), Failure> {
     tracing::info!(version = env!("CARGO_PKG_VERSION"), "tunnel-client starts");
     // Boxed, since it holds the whole client.
     Box::pin(client.run(shutdown))

@@ -128,7 +128,7 @@ tunnel_ops::settings! {
     }
     "Upstreams" {
         /// The local service that answers what no route takes: http://, https:// or h2c:// with host and
-        /// port, or unix:/path
+        /// port, unix:/path, or a port of this machine
         upstream: UpstreamUrl, else "required unless the file has routes", "URL", AtOnce;
         /// CA certificates that an https upstream may be signed by, beside the system's, PEM
         ///

@@ -65,6 +65,7 @@ async fn a_place_that_panics_is_followed_by_another_dial() {
         session: "1".to_owned(),
         version: "test".to_owned(),
         node: None,
+        url: None,
     });
     let _next = server.welcome().await;
     client.wait_ready(true).await;

@@ -39,6 +39,7 @@ async fn control_messages_are_delivered_both_ways_and_unknown_ones_are_ignored()
             session: "1".into(),
             version: "2".into(),
             node: None,
+            url: None,
         },
         Control::Unknown,
         Control::Drain { spread_ms: Some(5) },

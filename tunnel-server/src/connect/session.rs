@@ -228,6 +228,10 @@ impl LiveSession {
             session: self.id(),
             version: env!("CARGO_PKG_VERSION").into(),
             node: shared.registry.directory().node_name(),
+            url: shared
+                .config
+                .load()
+                .public_url(&runtime, shared.public_port),
         });
         Ok(membership)
     }
