@@ -350,8 +350,18 @@ impl DialError {
         }
     }
 
-    /// Whether the path to the server may be the cause, about which `check` says more: all but a refusal by the server
-    /// itself, and a file of this client.
+    /// Whether a tunnel server has refused the credential.
+    pub(crate) fn is_of_credential(&self) -> bool {
+        let Self::Refused { response, .. } = self else {
+            return false;
+        };
+        let is_denied =
+            [StatusCode::UNAUTHORIZED, StatusCode::FORBIDDEN].contains(&response.status);
+        is_denied && response.refusal.is_some()
+    }
+
+    /// Whether the path to the server may be the cause, about which `check` says more: not a refusal by the server itself,
+    /// and not the credential's files.
     pub(crate) fn is_on_path(&self) -> bool {
         match self {
             Self::Step { .. } => true,

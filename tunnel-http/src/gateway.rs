@@ -278,7 +278,7 @@ impl<G: Gateway> Connection<G> {
         let granted = self.granted.lock().take();
         if let Some(granted) = granted {
             self.gateway.join(io, granted, None).await;
-        } else if let Some(refusal) = self.guard.as_ref().and_then(GuardHandle::violation) {
+        } else if let Some(refusal) = self.guard.as_ref().and_then(GuardHandle::refusal) {
             self.refuse(refusal, io).await;
         } else {
             close(io).await;

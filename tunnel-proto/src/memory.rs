@@ -7,7 +7,7 @@
 //! ```
 //!
 //! In: the bytes that each session holds, reported in steps of `STEP_BYTES`, and a limit for each account.
-//! Out: whether receive windows may grow ([`MemoryAccount::is_short`]). Above its limit an account resets
+//! Out: whether receive windows may grow ([`MemoryAccount::is_scarce`]). Above its limit an account resets
 //! single streams, the largest in the session that holds the most, until it is within the limit again. One
 //! runtime never causes the reset of another's stream as long as the sum of the runtimes' limits is below
 //! the node's.
@@ -90,9 +90,12 @@ impl MemoryAccount {
     /// Whether more than half of this account's limit, or of a parent's, is held. Receive windows then do
     /// not grow, and those that have grown shrink.
     #[must_use]
-    pub fn is_short(&self) -> bool {
+    pub fn is_scarce(&self) -> bool {
         self.held() > self.limit() / 2
-            || self.parent.as_ref().is_some_and(|parent| parent.is_short())
+            || self
+                .parent
+                .as_ref()
+                .is_some_and(|parent| parent.is_scarce())
     }
 
     /// Counts bytes that are held.

@@ -95,9 +95,9 @@ reasons! {
     RequestTimeout = "request_timeout", REQUEST_TIMEOUT, "http_request_error", PlatformClient, "the request's head did not arrive in time";
     RequestIncomplete = "request_incomplete", BAD_REQUEST, "http_request_error", PlatformClient, "the request's body stopped arriving, or ended early";
     MethodNotAllowed = "method_not_allowed", METHOD_NOT_ALLOWED, "http_request_denied", PlatformClient, "the method is `CONNECT` or `TRACE`";
-    MethodUnsupported = "method_unsupported", NOT_IMPLEMENTED, "http_request_error", PlatformClient, "the method is longer than any that is known";
+    MethodUnsupported = "method_unsupported", NOT_IMPLEMENTED, "http_request_error", PlatformClient, "over HTTP/1, the method is longer than any that is known";
     UriTooLong = "uri_too_long", URI_TOO_LONG, "http_request_error", PlatformClient, "the request target is too long";
-    HeadTooLarge = "head_too_large", REQUEST_HEADER_FIELDS_TOO_LARGE, "http_request_error", PlatformClient, "the head is too large, or has too many fields";
+    HeadTooLarge = "head_too_large", REQUEST_HEADER_FIELDS_TOO_LARGE, "http_request_error", PlatformClient, "the head, or the trailer section, is too large or has too many fields";
     CodingUnsupported = "coding_unsupported", NOT_IMPLEMENTED, "http_request_error", PlatformClient, "the request has a transfer coding other than `chunked`";
     VersionUnsupported = "version_unsupported", HTTP_VERSION_NOT_SUPPORTED, "http_request_error", PlatformClient, "the request has an HTTP version that is not served";
     ExpectationFailed = "expectation_failed", EXPECTATION_FAILED, "http_request_error", PlatformClient, "the request expects something other than `100-continue`";

@@ -33,14 +33,14 @@ pub const DESCRIPTION: &str = include_str!("admin/openapi.json");
 pub(crate) fn routes(api: Api, shutdown: Shutdown) -> AdminRoutes {
     let (registry, lifecycle) = (api.registry.clone(), api.lifecycle.clone());
     let ready = move || {
-        let nodes = registry.directory().nodes();
+        let directory = registry.directory().shared();
         if shutdown.is_requested() || lifecycle.is_leaving() {
             Readiness::NotReady("the server is stopping".into())
-        } else if nodes.is_some_and(|nodes| !nodes.is_ready()) {
+        } else if directory.is_some_and(|directory| !directory.is_ready()) {
             Readiness::NotReady("the server waits for the directory in etcd".into())
-        } else if nodes.is_some_and(|nodes| nodes.state().is_behind()) {
+        } else if directory.is_some_and(|directory| directory.state().is_behind()) {
             Readiness::NotReady("the server is cut off from etcd".into())
-        } else if nodes.is_some_and(|nodes| !nodes.is_linked()) {
+        } else if directory.is_some_and(|directory| !directory.is_linked()) {
             Readiness::NotReady("the server waits for its links to other nodes".into())
         } else {
             Readiness::Ready

@@ -137,7 +137,7 @@ pub struct ClaimGuard {
 
 impl Directory {
     /// A directory that several nodes share. `random` tells this run of the node from others.
-    pub(crate) fn shared(
+    pub(crate) fn on_etcd(
         client: Client,
         prefix: &str,
         node: Node,
@@ -151,7 +151,7 @@ impl Directory {
     }
 
     /// What other nodes share with this one; `None` for a directory in memory.
-    pub(crate) fn nodes(&self) -> Option<&Arc<Shared>> {
+    pub(crate) fn shared(&self) -> Option<&Arc<Shared>> {
         match &self.store {
             ClaimStore::Memory(_) => None,
             ClaimStore::Shared(shared) => Some(shared),
@@ -160,23 +160,23 @@ impl Directory {
 
     /// The name of this node, if it is one of several.
     pub(crate) fn node_name(&self) -> Option<String> {
-        Some(self.nodes()?.node().name.to_string())
+        Some(self.shared()?.node().name.to_string())
     }
 
     /// Whether a session had better be at another node: this one leaves or does not know what the others do, or the instance
     /// avoids it, and there is a node that takes sessions and is not avoided.
     pub(crate) fn is_better_elsewhere(&self, avoid: &[String], is_leaving: bool) -> bool {
-        let Some(nodes) = self.nodes() else {
+        let Some(shared) = self.shared() else {
             return false;
         };
         let is_avoided = |name: &NodeName| avoid.iter().any(|avoided| avoided == name.as_str());
-        let is_bad = is_leaving || nodes.state().is_behind();
-        (is_bad || is_avoided(&nodes.node().name)) && nodes.has_other_serving(is_avoided)
+        let is_bad = is_leaving || shared.state().is_behind();
+        (is_bad || is_avoided(&shared.node().name)) && shared.has_other_serving(is_avoided)
     }
 
     /// Starts the tasks of a shared directory, which end when the result is dropped. `observer` gets the changes.
     pub(crate) fn start(&self, observer: Weak<dyn Observer>) -> Vec<Owned<()>> {
-        let Some(shared) = self.nodes() else {
+        let Some(shared) = self.shared() else {
             return Vec::new();
         };
         shared.observe(observer);
@@ -233,7 +233,7 @@ impl Directory {
     /// The claim of another instance that is newer than this one, if there is one. In memory there is none while the
     /// claim's guard exists and its epoch is the newest that the registry has seen.
     pub(crate) fn newer(&self, runtime: &RuntimeLabel, than: &Claim) -> Option<Claim> {
-        self.nodes()?.newer(runtime, than)
+        self.shared()?.newer(runtime, than)
     }
 
     /// The number of runtimes that this node holds.

@@ -335,9 +335,9 @@ impl Registry {
         if let Some(tunnel) = local {
             return Some(tunnel.claim().instance.clone());
         }
-        let nodes = self.directory.nodes()?;
-        nodes.holders(runtime.as_str())?;
-        Some(nodes.current(runtime.as_str())?.instance)
+        let directory = self.directory.shared()?;
+        directory.holders(runtime.as_str())?;
+        Some(directory.current(runtime.as_str())?.instance)
     }
 
     /// Adds an authenticated session to its runtime's tunnel. When another instance held the runtime,

@@ -134,8 +134,10 @@ impl Server {
             admin: admin.local_addr(),
             peer: peer_address,
         };
-        if let (Some(nodes), Some(address)) = (parts.registry.directory().nodes(), peer_address) {
-            nodes.set_peer_port(address.port());
+        if let (Some(directory), Some(address)) =
+            (parts.registry.directory().shared(), peer_address)
+        {
+            directory.set_peer_port(address.port());
         }
         let mut peer_sockets = peer
             .map(|peer| peer.sockets)
@@ -207,7 +209,7 @@ impl Server {
             return Ok(());
         }
         let mut running = Vec::new();
-        let listeners = parts.listeners(shards.len(), links);
+        let listeners = parts.listeners(shards.len(), addresses.public.port(), links);
         for (number, (listeners, sockets)) in listeners.into_iter().zip(shards).enumerate() {
             let shard = Shard::start(number, &parts.threads, listeners, sockets);
             running.push(shard.map_err(|error| RunError::Shard(number, error))?);
@@ -230,8 +232,8 @@ impl Server {
         drop(moving);
         parts.lifecycle.leave();
         parts.events.report(Event::new(EventKind::Draining));
-        if let Some(nodes) = parts.registry.directory().nodes() {
-            nodes.leave();
+        if let Some(directory) = parts.registry.directory().shared() {
+            directory.leave();
         }
         // From here on not ready, so that load balancers look elsewhere while all is still served.
         if !matches!(failed, Some(RunError::ShardFailed(_))) {
@@ -246,8 +248,8 @@ impl Server {
         drop(running);
         // Before this node's key is removed, which they would write again.
         drop(directory);
-        if let Some(nodes) = parts.registry.directory().nodes() {
-            nodes.depart().await;
+        if let Some(directory) = parts.registry.directory().shared() {
+            directory.depart().await;
         }
         drop(admin);
         tracing::info!("stopped");
@@ -277,12 +279,12 @@ async fn sweep(registry: Arc<Registry>) {
 
 /// Waits until the node takes part in a shared directory. Returns false if a shutdown is requested meanwhile.
 async fn is_directory_ready(parts: &Parts, shutdown: &Shutdown) -> Result<bool, RunError> {
-    let Some(nodes) = parts.registry.directory().nodes() else {
+    let Some(directory) = parts.registry.directory().shared() else {
         return Ok(true);
     };
-    tracing::info!(node = %nodes.node().name, "waiting for the directory in etcd");
+    tracing::info!(node = %directory.node().name, "waiting for the directory in etcd");
     tokio::select! {
-        ready = nodes.ready() => ready.map(|()| true).map_err(RunError::from),
+        ready = directory.ready() => ready.map(|()| true).map_err(RunError::from),
         () = shutdown.requested() => Ok(false),
         () = parts.lifecycle.shutdown_requested() => Ok(false),
     }
@@ -293,8 +295,8 @@ async fn is_directory_ready(parts: &Parts, shutdown: &Shutdown) -> Result<bool, 
 async fn wait(parts: &Parts, shutdown: &Shutdown, running: &mut [Shard]) -> Option<RunError> {
     let shards = running.iter_mut().map(|shard| Box::pin(shard.ended()));
     let failed = async {
-        match parts.registry.directory().nodes() {
-            Some(nodes) => nodes.failed().await,
+        match parts.registry.directory().shared() {
+            Some(directory) => directory.failed().await,
             None => std::future::pending().await,
         }
     };

@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use parking_lot::Mutex;
-use tokio::sync::Mutex as Queue;
+use tokio::sync::{Mutex as Queue, watch};
 use tokio::time::{Instant, sleep, sleep_until};
 use tunnel_proto::close::{AfterClose, CloseReason};
 use tunnel_proto::handshake::{Greeting, InstanceSecret};
@@ -21,6 +21,7 @@ use super::redial::{NextDial, PENDING_LIMIT, Redial, RedialSettings, Refusals};
 use super::servers::Servers;
 use super::starting::StartingSession;
 use super::{EndReason, random};
+use crate::admin::Welcomed;
 use crate::credential::{Credential, Credentials};
 use crate::dial::{DialError, Dialler};
 use crate::session::{NotWelcome, Session, SessionEnded, SessionParts};
@@ -83,6 +84,11 @@ enum DialFailure {
 }
 
 impl Dialling {
+    /// The last welcome of a server.
+    pub(super) fn welcomed(&self) -> watch::Receiver<Option<Welcomed>> {
+        self.parts.sessions.live.welcomed()
+    }
+
     /// No session is dialled yet.
     pub(super) fn new(parts: DiallingParts) -> Self {
         Self {
@@ -309,6 +315,7 @@ impl Dialling {
         self.parts.sessions.metrics.on_dial("accepted");
         self.refusals.lock().start_over();
         self.stands_by.store(false, Ordering::Relaxed);
+        self.has_hinted.store(false, Ordering::Relaxed);
         self.held_since.lock().get_or_insert_with(Instant::now);
         let welcome = session.welcome();
         tracing::info!(
@@ -318,8 +325,13 @@ impl Dialling {
             session = welcome.session,
             number,
             server_version = welcome.version,
+            url = welcome.url,
             "the tunnel is up"
         );
+        self.parts.sessions.live.on_welcome(Welcomed {
+            runtime: welcome.runtime.clone(),
+            url: welcome.url.clone(),
+        });
     }
 
     /// Sets the delay after a failed dial of a server. Returns a refused credential, which needs a longer wait.
@@ -372,7 +384,11 @@ impl Dialling {
         let wait = self.after_refusal();
         let is_final = error.finality() == Finality::Final;
         let is_over = is_final || self.refusals.lock().lasted(Instant::now()) >= PENDING_LIMIT;
-        let why = error.to_string();
+        let files = &self.parts.credentials;
+        let why = match error.is_of_credential() {
+            true => format!("{error} ({files})"),
+            false => error.to_string(),
+        };
         if is_over && self.parts.exits_on_refusal && !self.parts.sessions.live.any() {
             return Err(EndReason::Refused(why));
         }
@@ -385,7 +401,6 @@ impl Dialling {
         } else {
             tracing::error!(
                 why,
-                files = %self.parts.credentials,
                 ?wait,
                 "the credential is refused, dialling again: a server that has not read its list yet will accept it; \
                  if not, put a valid one into its file, or have the runtimes file of the server corrected"
@@ -394,12 +409,14 @@ impl Dialling {
         Ok(wait)
     }
 
-    /// Logs once that `check` finds out more about a failure on the path.
+    /// Logs, once until the next welcome, that `check` finds out more about a failure on the path.
     fn hint(&self, failure: &DialFailure) {
         let DialFailure::Dial(error) = failure else {
             return;
         };
-        if error.is_on_path() && !self.has_hinted.swap(true, Ordering::Relaxed) {
+        // Beside another session, a failed dial is mostly a server that restarts.
+        let is_news = !self.parts.sessions.live.any() && error.is_on_path();
+        if is_news && !self.has_hinted.swap(true, Ordering::Relaxed) {
             tracing::warn!(
                 "run `tunnel-client check` with the same flags, variables and file: it tests this path step by step, and \
                  says what is wrong and what to do about it"

@@ -83,7 +83,7 @@ impl GuardHandle {
     /// Why the guard ended the connection before a request that hyper has not read, if it did. The code that runs the
     /// connection then takes the socket back from hyper, writes the response and closes.
     #[must_use]
-    pub fn violation(&self) -> Option<Refusal> {
+    pub fn refusal(&self) -> Option<Refusal> {
         self.shared.state.lock().refusal
     }
 

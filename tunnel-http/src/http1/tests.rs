@@ -151,7 +151,7 @@ where
         guard.read_to_end(&mut read).await.unwrap();
         guard.write_all(&read).await.unwrap();
         guard.write_all(b"after half-close").await.unwrap();
-    } else if let Some(refusal) = own_handle.violation() {
+    } else if let Some(refusal) = own_handle.refusal() {
         let answer = format!(
             "REFUSED {} {}\n",
             refusal.reason().status().as_u16(),
@@ -354,7 +354,7 @@ async fn a_client_that_stops_reading_does_not_keep_a_refused_connection() {
     client.end().await.unwrap_err();
     assert_eq!(client.elapsed(), CONFIG.keep_alive_timeout);
     // There is no place for a refusal inside of an answer.
-    assert_eq!(handles.recv().await.unwrap().violation(), None);
+    assert_eq!(handles.recv().await.unwrap().refusal(), None);
 }
 
 #[tokio::test(start_paused = true)]
@@ -690,7 +690,7 @@ async fn a_whole_head_in_one_read_is_not_copied() {
     let mut read = [0; 1024];
     let len = guard.read(&mut read).await.unwrap();
     assert_eq!(&read[..len], GET.as_bytes());
-    assert_eq!(handle.violation(), None);
+    assert_eq!(handle.refusal(), None);
     let (_, rest) = guard.into_inner();
     assert_eq!(rest, GET.as_bytes()[..10]);
 

@@ -134,3 +134,28 @@ impl std::fmt::Display for Violation {
 }
 
 impl std::error::Error for Violation {}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Everything else is `request_malformed`.
+    #[test]
+    fn a_violation_that_a_client_can_act_on_has_a_reason_of_its_own() {
+        for (violation, reason) in [
+            (Violation::MethodTooLong, Reason::MethodUnsupported),
+            (Violation::MethodRefused, Reason::MethodNotAllowed),
+            (Violation::TargetTooLong, Reason::UriTooLong),
+            (Violation::VersionUnsupported, Reason::VersionUnsupported),
+            (
+                Violation::TransferEncodingUnknown,
+                Reason::CodingUnsupported,
+            ),
+            (Violation::HeadTooLarge, Reason::HeadTooLarge),
+            (Violation::TrailersTooLarge, Reason::HeadTooLarge),
+            (Violation::ChunkSize, Reason::RequestMalformed),
+        ] {
+            assert_eq!(violation.reason(), reason, "{violation:?}");
+        }
+    }
+}

@@ -27,7 +27,7 @@ pub struct NodeView {
 
 /// All nodes, by name; none if this server stands alone.
 pub(super) fn views(directory: &Directory) -> Vec<NodeView> {
-    let nodes = directory.nodes().map(|shared| shared.nodes());
+    let nodes = directory.shared().map(|shared| shared.nodes());
     let nodes = nodes.unwrap_or_default().into_iter();
     let views = nodes.map(|(name, _, record)| NodeView {
         name: name.to_string(),
@@ -44,7 +44,7 @@ pub(super) fn views(directory: &Directory) -> Vec<NodeView> {
 
 /// The names of the other nodes that hold a runtime.
 pub(super) fn holders(directory: &Directory, label: &RuntimeLabel) -> Vec<String> {
-    let shared = directory.nodes();
+    let shared = directory.shared();
     let held = shared.and_then(|shared| shared.holders(label.as_str()));
     let holders = held.map(|(_, holders)| holders).unwrap_or_default();
     let names = holders.into_iter().map(|holder| holder.node.to_string());

@@ -108,8 +108,8 @@ async fn serve_node(
     let (session, mut events, driver) = Session::new(stream, Bytes::new(), Side::Client, settings);
     session.set_account(shared.registry.link_memory());
     tracing::debug!(%node, "another node has linked to this one");
-    let nodes = shared.registry.directory().nodes();
-    let mut received = nodes.map(|nodes| ReceivedReports::new(nodes.clone(), node));
+    let directory = shared.registry.directory().shared();
+    let mut received = directory.map(|directory| ReceivedReports::new(directory.clone(), node));
     let exchanges = async {
         let mut streams = JoinSet::new();
         while let Some(event) = events.next(&session).await {

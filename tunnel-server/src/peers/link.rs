@@ -1,6 +1,6 @@
 //! One link to another node: dialled, kept, and dialled again.
 
-use std::{future::pending, io, sync::Arc, time::Duration};
+use std::{convert::Infallible, future::pending, io, sync::Arc, time::Duration};
 
 use arc_swap::{ArcSwap, ArcSwapOption};
 use bytes::Bytes;
@@ -193,25 +193,25 @@ async fn carry(
         }
     };
     let reporting = async {
-        if let Some(nodes) = reporter {
-            send_reports(nodes, target, &session).await;
+        match reporter {
+            Some(shared) => send_reports(shared, target, &session).await,
+            None => pending().await,
         }
-        pending().await
     };
     tokio::select! {
         (end, ()) = async { tokio::join!(driver, listen) } => end,
-        end = reporting => end,
+        never = reporting => match never {},
     }
 }
 
 /// Sends reports to the other node; never ends.
-async fn send_reports(nodes: &Shared, target: &Target, session: &Session) {
+async fn send_reports(shared: &Shared, target: &Target, session: &Session) -> Infallible {
     let mut each = interval(REPORT_INTERVAL);
     each.set_missed_tick_behavior(MissedTickBehavior::Delay);
     let mut sent = SentReports::default();
     loop {
         each.tick().await;
-        nodes.report_to(&target.name, target.incarnation, &mut sent, |report| {
+        shared.report_to(&target.name, target.incarnation, &mut sent, |report| {
             session.send(Control::Node { report }).is_ok()
         });
     }

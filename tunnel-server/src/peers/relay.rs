@@ -139,8 +139,10 @@ async fn holder(
         Some((tunnel, session))
     };
     let mut found = find();
-    let nodes = shared.registry.directory().nodes();
-    if found.is_none() && nodes.is_some_and(|nodes| nodes.is_joining(slot.label(), note.epoch)) {
+    let directory = shared.registry.directory().shared();
+    if found.is_none()
+        && directory.is_some_and(|directory| directory.is_joining(slot.label(), note.epoch))
+    {
         // Boxed, since it is rare.
         found = Box::pin(slot.joined_within(JOINING, find)).await;
     }

@@ -24,7 +24,7 @@ impl Registry {
 
     /// The slot of a runtime that only other nodes know, which is made if it is held anywhere or was.
     fn slot_of_other(&self, label: &str) -> Option<Arc<Slot>> {
-        let (label, account, name) = self.directory.nodes()?.runtime(label)?;
+        let (label, account, name) = self.directory.shared()?.runtime(label)?;
         let entry = Arc::new(RuntimeEntry {
             account,
             name,
@@ -62,10 +62,10 @@ impl Registry {
     /// Divides the limits of a runtime among the nodes that have sessions of it, of which this is one: all of its exchanges
     /// pass through one of them. A node without a session has the whole limits, which the others keep.
     pub(super) fn share_limits(&self, slot: &Slot) {
-        let Some(nodes) = self.directory.nodes() else {
+        let Some(directory) = self.directory.shared() else {
             return;
         };
-        let others = nodes.holders(slot.label.as_str());
+        let others = directory.holders(slot.label.as_str());
         let others = others.map_or(0, |(_, holders)| {
             holders.iter().filter(|holder| !holder.is_leaving).count()
         });

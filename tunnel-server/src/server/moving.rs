@@ -86,7 +86,7 @@ pub(super) async fn move_sessions(
     config: Arc<LiveConfig>,
     metrics: Arc<Metrics>,
 ) {
-    let Some(nodes) = registry.directory().nodes().cloned() else {
+    let Some(directory) = registry.directory().shared().cloned() else {
         return;
     };
     let mut ticks = interval(CHECK_INTERVAL);
@@ -98,14 +98,14 @@ pub(super) async fn move_sessions(
             return;
         }
         let (now, each_second) = (Instant::now(), config.load().leaving_per_second);
-        let (runtimes, at_once, why) = match nodes.state() {
+        let (runtimes, at_once, why) = match directory.state() {
             EtcdState::CutOff | EtcdState::Alone => (usize::MAX, each_second, "directory"),
             EtcdState::Outage => {
                 balance.disturb(now);
                 continue;
             }
             EtcdState::Ok => {
-                let all = nodes.nodes();
+                let all = directory.nodes();
                 if all
                     .iter()
                     .any(|(.., record)| record.state == NodeState::Leaving)
@@ -114,7 +114,7 @@ pub(super) async fn move_sessions(
                 }
                 let own = registry.claims() as u64;
                 let held = |incarnation: Incarnation, shown: u64| match incarnation
-                    == nodes.incarnation()
+                    == directory.incarnation()
                 {
                     true => (incarnation, own),
                     false => (incarnation, shown),

@@ -106,8 +106,13 @@ impl Parts {
     }
 
     /// The parts that each shard serves its connections with; the first one has these links to other nodes.
-    pub(super) fn listeners(&self, shards: usize, links: Option<Arc<Peers>>) -> Vec<Listeners> {
-        let tunnel = self.tunnel_listener();
+    pub(super) fn listeners(
+        &self,
+        shards: usize,
+        public_port: u16,
+        links: Option<Arc<Peers>>,
+    ) -> Vec<Listeners> {
+        let tunnel = self.tunnel_listener(public_port);
         let via = ViaName::new(&RequestId::new().as_str()[..12]);
         let peer = self.tls.links.as_ref().map(|links| {
             Arc::new(PeerListener {
@@ -129,10 +134,10 @@ impl Parts {
 
     /// The links of one shard to other nodes.
     pub(super) fn links(&self, sends_reports: bool) -> Option<Arc<Peers>> {
-        let nodes = self.registry.directory().nodes()?.clone();
+        let directory = self.registry.directory().shared()?.clone();
         let tls = self.tls.links.as_ref()?.dialling.clone();
         let metrics = self.metrics.clone();
-        let peers = Peers::new(nodes, tls, metrics, &self.registry, sends_reports);
+        let peers = Peers::new(directory, tls, metrics, &self.registry, sends_reports);
         Some(peers)
     }
 
@@ -153,7 +158,7 @@ impl Parts {
     }
 
     /// The parts that the connections of the tunnel listener use.
-    fn tunnel_listener(&self) -> Arc<TunnelListener> {
+    fn tunnel_listener(&self, public_port: u16) -> Arc<TunnelListener> {
         Arc::new(TunnelListener {
             config: self.config.clone(),
             authenticator: self.authenticator.clone(),
@@ -165,6 +170,7 @@ impl Parts {
             tls: self.tls.tunnel.clone(),
             gate: self.gate.clone(),
             checks: self.checks.clone(),
+            public_port,
             refusal_lines: Allowance::new(REFUSAL_LINES, REFUSAL_LINE_EACH),
         })
     }
@@ -247,7 +253,7 @@ fn directory(config: &Config, metrics: &Metrics) -> Directory {
         zone: config.settings.zone.as_deref().map(Into::into),
         without_directory: config.settings.without_directory,
     };
-    Directory::shared(client, prefix, node, random, metrics.directory.clone())
+    Directory::on_etcd(client, prefix, node, random, metrics.directory.clone())
 }
 
 /// Fewest connections that a listener may have, however few files the process may have open.

@@ -156,15 +156,15 @@ impl Parts {
         let differences = differences(&self.effective(), &next);
         let shared = config.shared_directory.as_ref();
         let etcd = shared.map(|shared| (shared.etcd.tls.clone(), shared.etcd.user.clone()));
-        let etcd = self.registry.directory().nodes().zip(etcd);
+        let etcd = self.registry.directory().shared().zip(etcd);
         config.keep_started(&self.config.load());
         let tls = self.tls.prepare(&config, credentials.client_auth())?;
         let hosts = self.router.prepare(&config.runtimes)?;
         let admin_guard = admin_guard(&config)?;
         // Nothing fails from here on.
         self.tls.commit(tls);
-        if let Some((nodes, (tls, user))) = etcd {
-            nodes.set_etcd_credentials(tls, user);
+        if let Some((directory, (tls, user))) = etcd {
+            directory.set_etcd_credentials(tls, user);
         }
         self.tls.show(&self.metrics);
         self.router.commit(hosts);

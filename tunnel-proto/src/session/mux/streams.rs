@@ -307,10 +307,10 @@ impl Streams {
             self.held -= before - stream.unread.held();
             stream.unread_since = (!stream.unread.is_empty()).then(Instant::now);
             if !stream.has_ended {
-                let is_memory_short = || account.is_some_and(MemoryAccount::is_short);
+                let is_scarce = || account.is_some_and(MemoryAccount::is_scarce);
                 let (unread, left) = (stream.unread.len(), &mut self.growth_left);
                 let receive = &mut stream.receive;
-                let more = receive.update(unread, self.round_trip, left, is_memory_short);
+                let more = receive.update(unread, self.round_trip, left, is_scarce);
                 if more > 0 {
                     let header = stream.header(FrameKind::WindowUpdate, 0, id, more);
                     self.output.push(header);

@@ -331,7 +331,7 @@ fn a_release_reported_before_its_hold_resets_no_stream() {
     // As when the reader's thread reports before the receiver's thread has.
     account.release(LIMIT);
     assert_eq!(account.held(), 0);
-    assert!(!account.is_short());
+    assert!(!account.is_scarce());
     let streams = unread(&mut two, 1);
     assert!(!streams[0].is_shed());
     account.hold(LIMIT);
@@ -382,7 +382,7 @@ fn one_accounts_bytes_reset_no_stream_of_another() {
     let kept = unread(&mut modest, 1);
     let _streams = unread(&mut greedy, 40);
     assert!(kept.iter().all(|stream| !stream.is_shed()));
-    assert!(node.held() <= LIMIT && node.is_short());
+    assert!(node.held() <= LIMIT && node.is_scarce());
     // Of two accounts that exceed the limit together, the one that holds more has to release.
     node.set_limit(LIMIT / 2);
     let _more = unread(&mut greedy, 1);

@@ -59,7 +59,7 @@ impl Input {
         connection: &mut (impl AsyncRead + Unpin),
         cx: &mut Context<'_>,
     ) -> Poll<io::Result<bool>> {
-        if self.room > READ_BYTES.0 && self.memory.is_short() {
+        if self.room > READ_BYTES.0 && self.memory.is_scarce() {
             self.shrink();
         }
         if self.bytes.capacity() - self.bytes.len() < LEAST_ROOM.max(self.room / 4) {
@@ -75,7 +75,7 @@ impl Input {
 
     fn grow(&mut self) {
         let room = (self.room * 2).min(READ_BYTES.1);
-        if room > self.room && !self.memory.is_short() {
+        if room > self.room && !self.memory.is_scarce() {
             self.memory.hold(room - self.room);
             self.room = room;
         }
