@@ -343,6 +343,16 @@ impl Authenticator {
         Ok(())
     }
 
+    /// Whether a runtime may have a credential with this id. All are known only where none but listed tokens are accepted.
+    pub(crate) fn may_exist(&self, runtime: (&AccountName, &RuntimeName), id: &str) -> bool {
+        let has_unlisted =
+            self.jwt.is_some() || self.platform.is_some() || self.clients.load().is_some();
+        let runtimes = self.runtimes.load();
+        let listed = id.parse().ok().and_then(|id| runtimes.token(id));
+        let is_listed = listed.is_some_and(|(entry, _)| (&entry.account, &entry.name) == runtime);
+        has_unlisted || is_listed
+    }
+
     /// Counts the changes after which the grants of live sessions must be checked again. The receiver is marked as
     /// changed from the beginning, since a change may have happened between the grant and this call.
     #[must_use]

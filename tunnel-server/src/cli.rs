@@ -12,6 +12,7 @@ use tunnel_ops::config_value::PositiveDuration;
 use crate::admin::address::AdminUrl;
 use crate::config::Given;
 use crate::directory::NodeName;
+use crate::events::EventKind;
 use crate::runtimes::{AccountName, HostName, Moment, NameError, RuntimeName};
 use crate::token::TokenId;
 
@@ -57,6 +58,9 @@ pub enum Command {
     /// Stop a running server without loss, and wait until it has ended
     #[command(after_help = DRAIN_EXIT_CODES)]
     Drain(DrainArgs),
+    /// Show what happens at a running server, as it happens
+    #[command(after_help = EXIT_CODES)]
+    Events(EventsArgs),
     /// Show the runtimes of a running server, and act on them
     #[command(subcommand)]
     Runtimes(RuntimesCommand),
@@ -257,6 +261,26 @@ pub struct StatusArgs {
     pub json: bool,
 }
 
+/// Flags of `events`.
+#[derive(Debug, Args)]
+pub struct EventsArgs {
+    /// The admin listener.
+    #[command(flatten)]
+    pub admin: AdminArgs,
+
+    /// Only events of this runtime, as ACCOUNT-RUNTIME
+    #[arg(long, value_name = "LABEL", value_parser = label)]
+    pub runtime: Option<String>,
+
+    /// Only events of this kind, such as offline or refused; may be repeated
+    #[arg(long, value_name = "KIND", value_delimiter = ',')]
+    pub kind: Vec<EventKind>,
+
+    /// Print JSON, an object a line
+    #[arg(long)]
+    pub json: bool,
+}
+
 /// Flags of `drain`.
 #[derive(Debug, Args)]
 pub struct DrainArgs {
@@ -279,8 +303,16 @@ pub struct RuntimesListArgs {
     pub admin: AdminArgs,
 
     /// Only runtimes that are online
-    #[arg(long)]
+    #[arg(long, conflicts_with = "offline")]
     pub online: bool,
+
+    /// Only runtimes that are offline
+    #[arg(long)]
+    pub offline: bool,
+
+    /// Order of the list, by label where it is equal
+    #[arg(long, value_name = "KEY", value_enum, default_value_t = SortKey::Label)]
+    pub sort: SortKey,
 
     /// Only runtimes of this account
     #[arg(long, value_name = "NAME")]
@@ -289,6 +321,21 @@ pub struct RuntimesListArgs {
     /// Print a JSON array
     #[arg(long)]
     pub json: bool,
+}
+
+/// The order of a list of runtimes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
+pub enum SortKey {
+    /// The label
+    Label,
+    /// Online or offline since, the latest change first
+    Since,
+    /// Most open exchanges first
+    Open,
+    /// Most requests first
+    Requests,
+    /// Most bytes first, both ways
+    Bytes,
 }
 
 /// Flags of `runtimes show`.

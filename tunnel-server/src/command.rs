@@ -7,6 +7,7 @@ mod admin_client;
 mod atomic_file;
 mod certs;
 mod drain;
+mod events;
 mod run;
 mod runtimes;
 mod status;
@@ -42,6 +43,7 @@ pub fn execute(cli: Cli) -> ExitCode {
         Command::Token(TokenCommand::List(args)) => token::list(&args),
         Command::Status(args) => block_on(status::status(&args)),
         Command::Drain(args) => block_on(drain::drain(&args)),
+        Command::Events(args) => block_on(events::events(&args)),
         Command::Runtimes(command) => block_on(runtimes::runtimes(&command)),
     };
     let (code, text) = match result {

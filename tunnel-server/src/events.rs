@@ -7,7 +7,7 @@
 //! [`Events::report`] holds a lock for one push only, and never waits for a reader: a reader that the ring has overtaken
 //! gets [`TooSlow`]. No behaviour of the server depends on events or on their readers.
 
-use std::{collections::VecDeque, fmt, sync::Arc};
+use std::{collections::VecDeque, fmt, str::FromStr, sync::Arc};
 
 use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
@@ -155,6 +155,20 @@ impl EventKind {
             Self::Draining => "draining",
             Self::Missed => "missed",
         }
+    }
+}
+
+/// The text is not the name of a kind of event.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("expected one of {}", EventKind::ALL.map(EventKind::name).join(", "))]
+pub struct NotAnEventKind;
+
+impl FromStr for EventKind {
+    type Err = NotAnEventKind;
+
+    fn from_str(text: &str) -> Result<Self, NotAnEventKind> {
+        let mut all = Self::ALL.into_iter();
+        all.find(|kind| kind.name() == text).ok_or(NotAnEventKind)
     }
 }
 

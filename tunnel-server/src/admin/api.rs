@@ -573,6 +573,7 @@ impl From<OperationError> for ApiError {
     fn from(error: OperationError) -> Self {
         let (status, reason) = match &error {
             OperationError::RuntimeUnknown(_) => (StatusCode::NOT_FOUND, "runtime_unknown"),
+            OperationError::CredentialUnknown(..) => (StatusCode::NOT_FOUND, "credential_unknown"),
             OperationError::RevocationsFull(_) => {
                 (StatusCode::INSUFFICIENT_STORAGE, "revocations_full")
             }

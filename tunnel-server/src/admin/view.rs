@@ -253,6 +253,11 @@ pub enum OperationError {
     /// There is no such runtime.
     #[error("no runtime has the label `{0}`")]
     RuntimeUnknown(String),
+    /// The runtime has no such credential.
+    #[error(
+        "{0} has no credential with the id `{1}`: see `tunnel-server token list`, or `runtimes show` for the one in use"
+    )]
+    CredentialUnknown(String, String),
     /// There are too many revocations.
     #[error(transparent)]
     RevocationsFull(#[from] RevocationsFull),
@@ -481,7 +486,7 @@ fn direct(registry: &Registry, label: &str, directive: Directive) -> Result<usiz
 /// Returns how many sessions there are; a repeated call returns 0 once they have ended.
 ///
 /// # Errors
-/// When there is no such runtime.
+/// When there is no such runtime, or no such credential as far as that can be known.
 pub(super) fn revoke(
     registry: &Registry,
     authenticator: &Authenticator,
@@ -499,6 +504,15 @@ pub(super) fn revoke(
         RevocationScope::Credential(id) => is_named(&member.peer.credential.lock(), id),
     };
     let sessions = members.iter().filter(is_covered).count();
+    if let RevocationScope::Credential(id) = scope
+        && sessions == 0
+        && !authenticator.may_exist((&account, &name), id)
+    {
+        return Err(OperationError::CredentialUnknown(
+            label.to_owned(),
+            id.clone(),
+        ));
+    }
     let revocation = match scope {
         // Credentials that are issued from now on stay valid: the operator means those in use. Only JSON Web Tokens say when
         // they were issued, by a clock that may be ahead of this one by the leeway.

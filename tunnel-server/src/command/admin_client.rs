@@ -16,10 +16,11 @@ use http::{
     header::{AUTHORIZATION, CONTENT_TYPE, HOST},
 };
 use http_body_util::{BodyExt, Full, Limited};
-use hyper::client::conn::http1;
+use hyper::{body::Incoming, client::conn::http1};
 use hyper_util::rt::TokioIo;
 use serde::de::DeserializeOwned;
 use tokio::{net::TcpStream, time::timeout};
+use tunnel_ops::task::Owned;
 
 use super::{Failure, table::printable};
 use crate::admin::{
@@ -33,6 +34,9 @@ const CONNECT_DEADLINE: Duration = Duration::from_secs(5);
 
 /// Time for the response, which the server makes without waiting.
 const RESPONSE_DEADLINE: Duration = Duration::from_secs(10);
+
+/// Longest silence of a stream of events: two of the server's heartbeats.
+const SILENCE: Duration = Duration::from_secs(30);
 
 /// Largest response, in bytes: several times the largest page of runtimes.
 const RESPONSE_BYTES: usize = 16 * 1024 * 1024;
@@ -170,6 +174,32 @@ impl AdminClient {
         serde_json::from_slice(response.body()).map_err(|_| self.foreign(&response))
     }
 
+    /// The stream of events after the one with this id, or from now on.
+    pub(super) async fn events(&self, last: Option<&str>) -> Result<EventLines, AdminRequestError> {
+        let stream = self.connect().await?;
+        let mut request = self.request(Method::GET, "/events", Bytes::new())?;
+        if let Some(id) = last.and_then(|id| HeaderValue::from_str(id).ok()) {
+            request.headers_mut().insert("last-event-id", id);
+        }
+        let begun = timeout(RESPONSE_DEADLINE, begin(stream, request)).await;
+        let (response, connection) = match begun {
+            Ok(begun) => begun.map_err(|source| self.broken(source))?,
+            Err(_) => return Err(self.slow(RESPONSE_DEADLINE)),
+        };
+        let (head, body) = response.into_parts();
+        if head.status != StatusCode::OK {
+            let body = Limited::new(body, RESPONSE_BYTES).collect().await;
+            let body = body.map_err(|source| self.broken(source))?.to_bytes();
+            return Err(self.refused(head.status, &body));
+        }
+        Ok(EventLines {
+            url: self.url.clone(),
+            body,
+            read: Vec::new(),
+            _connection: connection,
+        })
+    }
+
     async fn connect(&self) -> Result<TcpStream, AdminRequestError> {
         let connecting = TcpStream::connect((self.url.host(), self.url.port()));
         match timeout(CONNECT_DEADLINE, connecting).await {
@@ -257,6 +287,56 @@ impl fmt::Debug for AdminClient {
             .field("url", &self.url)
             .finish_non_exhaustive()
     }
+}
+
+/// The lines of a stream of events.
+pub(super) struct EventLines {
+    url: AdminUrl,
+    body: Incoming,
+    /// What was received behind the last line.
+    read: Vec<u8>,
+    _connection: Owned<()>,
+}
+
+impl EventLines {
+    /// The next line, without its end; `None` at the end of the stream.
+    pub(super) async fn next(&mut self) -> Result<Option<String>, AdminRequestError> {
+        loop {
+            if let Some(end) = self.read.iter().position(|byte| *byte == b'\n') {
+                let line: Vec<u8> = self.read.drain(..=end).collect();
+                return Ok(Some(String::from_utf8_lossy(&line).trim_end().to_owned()));
+            }
+            // The server speaks at least every 15 s.
+            let Ok(frame) = timeout(SILENCE, self.body.frame()).await else {
+                let (url, limit) = (self.url.clone(), SILENCE);
+                return Err(AdminRequestError::Slow { url, limit });
+            };
+            match frame {
+                None => return Ok(None),
+                Some(Ok(frame)) => self.read.extend(frame.into_data().unwrap_or_default()),
+                Some(Err(source)) => {
+                    let (url, source) = (self.url.clone(), source.into());
+                    return Err(AdminRequestError::Broken { url, source });
+                }
+            }
+            if self.read.len() > RESPONSE_BYTES {
+                return Ok(None);
+            }
+        }
+    }
+}
+
+/// Sends one request on a connection of its own, and reads the head of the response.
+async fn begin(
+    stream: TcpStream,
+    request: Request<Full<Bytes>>,
+) -> Result<(Response<Incoming>, Owned<()>), Box<dyn std::error::Error + Send + Sync>> {
+    let (mut sender, connection) = http1::handshake(TokioIo::new(stream)).await?;
+    let connection = Owned::spawn("admin-connection", async {
+        // Its error is also that of the body.
+        let _ = connection.await;
+    });
+    Ok((sender.send_request(request).await?, connection))
 }
 
 /// Sends one request and reads its response, on a connection of its own.

@@ -1,5 +1,7 @@
 //! `tunnel-server runtimes`: shows the runtimes of a running server, and operates on them.
 
+use std::cmp::Reverse;
+
 use bytes::Bytes;
 
 use super::{
@@ -14,7 +16,8 @@ use crate::{
         view::{LimitsView, RouteView, RuntimeView, SessionView},
     },
     cli::{
-        RuntimesCommand, RuntimesListArgs, RuntimesRevokeArgs, RuntimesShowArgs, RuntimesTargetArgs,
+        RuntimesCommand, RuntimesListArgs, RuntimesRevokeArgs, RuntimesShowArgs,
+        RuntimesTargetArgs, SortKey,
     },
     history::RefusedDial,
     timestamp::Timestamp,
@@ -55,6 +58,8 @@ async fn all(client: &AdminClient, args: &RuntimesListArgs) -> Result<Vec<Runtim
     let mut query = format!("/runtimes?limit={PAGE_MAX}");
     if args.online {
         query += "&online=true";
+    } else if args.offline {
+        query += "&online=false";
     }
     if let Some(account) = &args.account {
         query += &format!("&account={account}");
@@ -66,7 +71,19 @@ async fn all(client: &AdminClient, args: &RuntimesListArgs) -> Result<Vec<Runtim
         runtimes.append(&mut page.runtimes);
     }
     warn_of(&page.unanswered);
+    sort(&mut runtimes, args.sort);
     Ok(runtimes)
+}
+
+/// Sorts runtimes, which are in the order of their labels.
+fn sort(runtimes: &mut [RuntimeView], key: SortKey) {
+    match key {
+        SortKey::Label => {}
+        SortKey::Since => runtimes.sort_by_key(|view| Reverse(state_since(view))),
+        SortKey::Open => runtimes.sort_by_key(|view| Reverse(view.open_exchanges)),
+        SortKey::Requests => runtimes.sort_by_key(|view| Reverse(view.requests)),
+        SortKey::Bytes => runtimes.sort_by_key(|view| Reverse(view.bytes_in + view.bytes_out)),
+    }
 }
 
 /// Names the server nodes that did not answer.

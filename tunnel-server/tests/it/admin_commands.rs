@@ -10,7 +10,7 @@ use std::{
 
 use serde_json::Value;
 use testkit::{
-    deadline::{SOON, eventually},
+    deadline::{SOON, eventually, soon},
     tunnel::client::{FakeClient, dial, random_instance, session_request},
 };
 use tokio::task::spawn_blocking;
@@ -342,10 +342,10 @@ async fn runtimes_are_drained_and_revoked() {
     let text = operator.sees(&["runtimes", "drain", DEV]).await;
     assert_eq!(text, "globex-dev: offline, nothing to do\n");
     let leaked = ["runtimes", "revoke", PROD, "--id=leaked"];
-    let text = operator.sees(&leaked).await;
-    assert_eq!(
-        text,
-        "acme-prod: credential leaked revoked, 0 sessions ended\n"
+    let error = operator.fails(&leaked).await;
+    assert!(
+        error.contains("no credential with the id `leaked`"),
+        "{error}"
     );
     let id = &rig.token(PROD)["tnlrt_".len()..][..16];
     let id = format!("--id={id}");
@@ -490,4 +490,38 @@ async fn drain_stops_the_server_and_says_whether_it_has_ended() {
     rig.stopped().await;
     let gone = operator.fails(&["drain"]).await;
     assert!(gone.contains("no server answers"), "{gone}");
+}
+
+#[tokio::test]
+async fn events_are_shown_as_they_happen() {
+    let rig = Rig::start().await;
+    let operator = Operator::new(&rig, None);
+    let admin = format!("--admin={}", operator.url);
+    let mut command = operator
+        .folder
+        .command(["events", "--kind=online,offline", &admin]);
+    let mut program = command.stdout(Stdio::piped()).spawn().unwrap();
+    let output = program.stdout.take().unwrap();
+    let (sender, mut lines) = tokio::sync::mpsc::channel(8);
+    let reading = spawn_blocking(move || {
+        for line in BufReader::new(output).lines().map_while(Result::ok) {
+            let _ = sender.blocking_send(line);
+        }
+    });
+    // A reader is there from then on.
+    rig.metric_becomes("tunnel_server_held{table=\"event_readers\"}", 1.0)
+        .await;
+    let client = FakeClient::describing(&rig, PROD).await;
+    client.die();
+    for kind in ["online", "offline"] {
+        let line = soon("a line", lines.recv()).await.unwrap();
+        assert_eq!(
+            line.split_whitespace().skip(1).collect::<Vec<_>>(),
+            [kind, PROD]
+        );
+    }
+    program.kill().unwrap();
+    program.wait().unwrap();
+    reading.await.unwrap();
+    rig.stop().await;
 }
