@@ -4,7 +4,7 @@
 //! A page of settings is generated as a whole; of the others what stands between two marks. The tables of problems and
 //! refusals are compared by `tunnel-proto`.
 
-use std::fmt::Write;
+use std::{collections::BTreeSet, fmt::Write};
 
 use clap::{Arg, Command, CommandFactory};
 use e2e::program::root;
@@ -36,6 +36,39 @@ fn the_lists_of_metrics_are_those_of_the_programs() {
         Some("client"),
         &families(&tunnel_client::metrics::families().unwrap()),
     );
+}
+
+/// A panel or an alert whose metric was renamed shows nothing, and never fires.
+#[test]
+fn every_metric_of_dashboards_and_alerts_exists() {
+    let server = tunnel_server::metrics::Metrics::new().unwrap();
+    let client = tunnel_client::metrics::families().unwrap();
+    let known: BTreeSet<&str> = server
+        .families()
+        .iter()
+        .chain(&client)
+        .map(|family| &*family.name)
+        .collect();
+    let deploy = root().join("deploy");
+    let mut named = 0;
+    for file in [
+        "grafana/servers.json",
+        "grafana/runtime.json",
+        "grafana/client.json",
+        "helm/tunnel-server/templates/_alerts.tpl",
+        "helm/tunnel-client/templates/monitoring.yaml",
+    ] {
+        let text = std::fs::read_to_string(deploy.join(file)).unwrap();
+        let words = text.split(|letter: char| !letter.is_ascii_lowercase() && letter != '_');
+        let is_metric =
+            |word: &&str| word.starts_with("tunnel_server_") || word.starts_with("tunnel_client_");
+        for word in words.filter(is_metric) {
+            let name = word.strip_suffix("_bucket").unwrap_or(word);
+            assert!(known.contains(name), "{file}: {word}");
+            named += 1;
+        }
+    }
+    assert!(named > 50, "{named}");
 }
 
 #[test]

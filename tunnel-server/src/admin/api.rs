@@ -25,7 +25,9 @@ use tunnel_ops::admin::BearerGuard;
 
 use super::{
     DESCRIPTION, event_stream, merge,
-    view::{self, ConfigView, OperationError, RevocationScope, RuntimeView, ServerView},
+    view::{
+        self, ConfigView, OperationError, RevocationScope, RuntimeView, RuntimesPage, ServerView,
+    },
 };
 use crate::{
     auth::{Authenticator, CredentialId},
@@ -51,19 +53,6 @@ const PAGE: usize = 100;
 pub const PAGE_MAX: usize = 1_000;
 
 const LAST_EVENT_ID: HeaderName = HeaderName::from_static("last-event-id");
-
-/// Runtimes in the order of their labels.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-pub struct RuntimesPage {
-    /// These runtimes.
-    pub runtimes: Vec<RuntimeView>,
-    /// The value of `after` for the next page; absent on the last one.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub next: Option<String>,
-    /// The server nodes that did not answer; what only they know is missing.
-    #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    pub unanswered: Vec<String>,
-}
 
 /// The result of an operation on a runtime.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]

@@ -2,7 +2,7 @@
 
 use std::cmp::Reverse;
 
-use super::{api::RuntimesPage, view::RuntimeView};
+use super::view::{RuntimeView, RuntimesPage};
 
 /// One view from those of all nodes, in any order, each of one runtime; `None` if there is none. What exists once only is
 /// that of the node with the latest claim.

@@ -147,6 +147,19 @@ pub struct RuntimeView {
     pub routes_omitted: Option<usize>,
 }
 
+/// Runtimes in the order of their labels.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct RuntimesPage {
+    /// These runtimes.
+    pub runtimes: Vec<RuntimeView>,
+    /// The value of `after` for the next page; absent on the last one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub next: Option<String>,
+    /// The server nodes that did not answer; what only they know is missing.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub unanswered: Vec<String>,
+}
+
 /// One route, as the tunnel client has reported it.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct RouteView {

@@ -12,8 +12,8 @@ use super::{
 };
 use crate::{
     admin::{
-        api::{OperationView, PAGE_MAX, RevocationRequest, RuntimesPage},
-        view::{LimitsView, RouteView, RuntimeView, SessionView},
+        api::{OperationView, PAGE_MAX, RevocationRequest},
+        view::{LimitsView, RouteView, RuntimeView, RuntimesPage, SessionView},
     },
     cli::{
         RuntimesCommand, RuntimesListArgs, RuntimesRevokeArgs, RuntimesShowArgs,
