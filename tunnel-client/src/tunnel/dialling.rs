@@ -386,7 +386,7 @@ impl Dialling {
         let is_over = is_final || self.refusals.lock().lasted(Instant::now()) >= PENDING_LIMIT;
         let files = &self.parts.credentials;
         let why = match error.is_of_credential() {
-            true => format!("{error} ({files})"),
+            true => format!("{error}; the credential is from {files}"),
             false => error.to_string(),
         };
         if is_over && self.parts.exits_on_refusal && !self.parts.sessions.live.any() {
