@@ -12,9 +12,11 @@ mod serve;
 mod validate;
 
 use std::fmt::Display;
+use std::io::{self, Write};
 use std::process::ExitCode;
 
 use tunnel_ops::flags::EXIT_BAD_CONFIGURATION;
+use tunnel_ops::shell;
 
 use crate::cli::{Cli, Command, RoutesCommand};
 
@@ -37,6 +39,13 @@ pub fn execute(cli: Cli) -> ExitCode {
         Command::Serve(given) => serve::serve(*given),
         Command::Validate(given) => validate::validate(*given),
         Command::Routes(RoutesCommand::Test(arguments)) => routes::test(*arguments),
+        Command::Completions(arguments) => {
+            let script = shell::completions::<Cli>(arguments.shell);
+            io::stdout().write_all(&script).map_err(Failure::running)
+        }
+        Command::Man(arguments) => shell::write_man_pages::<Cli>(&arguments.out).map_err(|error| {
+            Failure::running(format_args!("{}: {error}", arguments.out.display()))
+        }),
     };
     let (code, text) = match result {
         Ok(()) => return ExitCode::SUCCESS,

@@ -18,6 +18,7 @@ pub mod flags;
 pub mod metrics;
 pub mod read_ahead;
 pub mod settings;
+pub mod shell;
 pub mod signals;
 pub mod socket;
 pub mod task;

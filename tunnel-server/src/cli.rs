@@ -7,7 +7,7 @@ use std::path::PathBuf;
 use std::time::{Duration, SystemTime};
 
 use clap::{Args, Parser, Subcommand};
-use tunnel_ops::config_value::PositiveDuration;
+use tunnel_ops::{config_value::PositiveDuration, shell::Shell};
 
 use crate::admin::address::AdminUrl;
 use crate::config::Given;
@@ -64,6 +64,12 @@ pub enum Command {
     /// Show the runtimes of a running server, and act on them
     #[command(subcommand)]
     Runtimes(RuntimesCommand),
+    /// Print a script that completes commands and flags in a shell
+    #[command(after_help = EXIT_CODES)]
+    Completions(CompletionsArgs),
+    /// Write man pages of the program and of its commands
+    #[command(after_help = EXIT_CODES)]
+    Man(ManArgs),
 }
 
 /// Flags of `validate`.
@@ -259,6 +265,22 @@ pub struct StatusArgs {
     /// Print JSON; with --watch, an object a line
     #[arg(long)]
     pub json: bool,
+}
+
+/// Flags of `man`.
+#[derive(Debug, Args)]
+pub struct ManArgs {
+    /// Folder to write to
+    #[arg(long, value_name = "DIR")]
+    pub out: PathBuf,
+}
+
+/// Flags of `completions`.
+#[derive(Debug, Args)]
+pub struct CompletionsArgs {
+    /// The shell
+    #[arg(value_enum)]
+    pub shell: Shell,
 }
 
 /// Flags of `events`.

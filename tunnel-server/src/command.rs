@@ -19,7 +19,10 @@ use std::fmt::Display;
 use std::io::{self, ErrorKind, Write};
 use std::process::ExitCode;
 
-use tunnel_ops::flags::EXIT_BAD_CONFIGURATION;
+use tunnel_ops::{
+    flags::EXIT_BAD_CONFIGURATION,
+    shell::{self, Shell},
+};
 
 use crate::cli::{Cli, Command, TokenCommand};
 use crate::server::BindError;
@@ -45,6 +48,9 @@ pub fn execute(cli: Cli) -> ExitCode {
         Command::Drain(args) => block_on(drain::drain(&args)),
         Command::Events(args) => block_on(events::events(&args)),
         Command::Runtimes(command) => block_on(runtimes::runtimes(&command)),
+        Command::Completions(args) => print(&completions(args.shell)).map(|_| ()),
+        Command::Man(args) => shell::write_man_pages::<Cli>(&args.out)
+            .map_err(|error| Failure::running(format_args!("{}: {error}", args.out.display()))),
     };
     let (code, text) = match result {
         Ok(()) => return ExitCode::SUCCESS,
@@ -55,6 +61,10 @@ pub fn execute(cli: Cli) -> ExitCode {
         eprintln!("error: {line}");
     }
     code
+}
+
+fn completions(shell: Shell) -> String {
+    String::from_utf8_lossy(&shell::completions::<Cli>(shell)).into_owned()
 }
 
 /// Runs a future on this thread.
