@@ -9,7 +9,7 @@
 //!
 //! In: bytes of a client. Out: the valid bytes, whole heads at a time; then, after a violation, the end of input when hyper
 //! has finished its open exchanges. The refusal is written by the code that runs the connection, see
-//! [`GuardHandle::violation`].
+//! [`GuardHandle::refusal`].
 //!
 //! Its time-outs, in this order of precedence: for a complete head, for the next request, and for the next byte of a body
 //! that hyper reads, until the response to its request has begun. Responses have no time-out.
