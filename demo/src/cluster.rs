@@ -182,6 +182,8 @@ impl<'a> Cluster<'a> {
             }
             // The load balancer looks only now, so that connections have found out by themselves.
             tokio::select! {
+                // First: a node that starts ends by the same request.
+                biased;
                 () = shutdown.requested() => return Ok(()),
                 started = self.plan.start(name.clone()) => self.nodes[number] = Some(started?),
             }
@@ -224,7 +226,10 @@ impl Plan<'_> {
         };
         tokio::select! {
             ready = timeout(READY, ready) => ready.with_context(|| format!("node {name} is not ready"))?,
-            ended = &mut server => ended?.with_context(|| format!("node {name} failed"))?,
+            ended = &mut server => {
+                ended?.with_context(|| format!("node {name} failed"))?;
+                anyhow::bail!("node {name} has ended before it was ready");
+            }
         }
         Ok(Running {
             name,

@@ -36,6 +36,7 @@ use tunnel_http::received::ReceivedBody;
 use tunnel_http::upgraded::{self, UpgradeBounds};
 use tunnel_ops::admin::Readiness;
 use tunnel_ops::signals::{Shutdown, Trigger};
+use tunnel_ops::socket::listen_advice;
 use tunnel_ops::task::Owned;
 use tunnel_ops::telemetry::RequestId;
 use tunnel_ops::tls_files::{Identity, LiveServerConfig, TlsFilesError};
@@ -103,7 +104,7 @@ struct FrontState {
 #[derive(Debug, thiserror::Error)]
 pub enum ListenError {
     /// The address.
-    #[error("cannot listen on {address}: {source}")]
+    #[error("cannot listen on {address} (--listen): {source}{}", listen_advice(.source))]
     Bind {
         /// The address.
         address: SocketAddr,

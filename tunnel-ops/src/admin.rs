@@ -41,7 +41,7 @@ pub use self::bearer::{BearerFileError, BearerGuard, BearerRefusal};
 pub use self::host::AdminHost;
 use self::permits::{ConnectionPermit, ConnectionPermits};
 use self::refusal::Refusal;
-use crate::socket::set_user_timeout;
+use crate::socket::{listen_advice, set_user_timeout};
 
 /// Streams served at once beside them: for people who watch. More are refused for now.
 const MAX_STREAMS: usize = 32;
@@ -107,7 +107,7 @@ pub struct AdminListener {
 
 /// The listener cannot be bound.
 #[derive(Debug, thiserror::Error)]
-#[error("cannot listen on {address} (--admin-listen): {source}")]
+#[error("cannot listen on {address} (--admin-listen): {source}{}", listen_advice(.source))]
 pub struct AdminBindError {
     address: SocketAddr,
     source: io::Error,

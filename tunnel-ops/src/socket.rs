@@ -5,6 +5,20 @@ use std::time::Duration;
 
 use tokio::net::TcpStream;
 
+/// What to do where an address cannot be listened on, to follow the error; empty where that is not known.
+#[must_use]
+pub fn listen_advice(error: &io::Error) -> &'static str {
+    match error.kind() {
+        io::ErrorKind::AddrInUse => {
+            "; another program listens there, such as an earlier run of this one: end it, or give another port"
+        }
+        io::ErrorKind::PermissionDenied => {
+            "; ports below 1024 need root or CAP_NET_BIND_SERVICE: give that to the program, or take a higher port"
+        }
+        _ => "",
+    }
+}
+
 /// Limits how long sent bytes may stay unacknowledged, or the peer's window closed, before the kernel ends the connection
 /// with `ETIMEDOUT`; `None` is the system's own limit of many minutes. Only Linux has the option; on other systems the
 /// call does nothing.

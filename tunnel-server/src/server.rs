@@ -18,6 +18,7 @@ use tunnel_http::{
     access_log::AccessLog,
     listener::{self, Bound},
 };
+use tunnel_ops::socket::listen_advice;
 use tunnel_ops::{
     admin::{AdminBindError, AdminListener, BearerFileError},
     signals::Shutdown,
@@ -47,7 +48,7 @@ const SWEEP: Duration = Duration::from_secs(10);
 #[derive(Debug, thiserror::Error)]
 pub enum BindError {
     /// A listener's address cannot be bound.
-    #[error("cannot listen on {address} for {listener}: {source}")]
+    #[error("cannot listen on {address} (--{listener}-listen): {source}{}", listen_advice(.source))]
     Listen {
         /// Which listener: tunnel or public.
         listener: &'static str,

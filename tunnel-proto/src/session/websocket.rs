@@ -54,11 +54,22 @@ pub(super) enum Received {
 #[derive(Debug, thiserror::Error)]
 pub enum WebSocketError {
     /// The socket failed, or ended without a close frame.
-    #[error("the connection failed: {0}")]
+    #[error("the connection failed: {}", why(.0))]
     Io(#[source] io::Error),
     /// The other end broke RFC 6455, or exceeded a limit.
     #[error("websocket protocol broken: {0}")]
     Protocol(&'static str),
+}
+
+/// In place of the TLS library's words for an end without a close, which lead to its own documentation.
+fn why(error: &io::Error) -> String {
+    match error.kind() {
+        io::ErrorKind::UnexpectedEof => {
+            "it ended without a close: the other end was killed, or something on the way cut it"
+                .to_owned()
+        }
+        _ => error.to_string(),
+    }
 }
 
 impl From<tungstenite::Error> for WebSocketError {

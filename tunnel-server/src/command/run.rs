@@ -43,7 +43,8 @@ async fn serve(given: Given, telemetry: Arc<Telemetry>) -> Result<(), Failure> {
             open_files,
             wanted,
             connections,
-            "the limit of open files leaves fewer connections than max-connections on each listener"
+            "the limit of open files leaves fewer connections than max-connections on each listener: raise the hard limit \
+             (ulimit -Hn, LimitNOFILE), or lower max-connections"
         );
     }
     let opened = telemetry.open_access_log(&config.settings.access_log);

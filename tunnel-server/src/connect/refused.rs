@@ -190,10 +190,10 @@ impl TunnelListener {
         };
         let detail = match &refused.credential {
             Some(credential) => format!(
-                "{} from {}, {} {}",
+                "{}; peer {}, {} {}",
                 refused.detail, refused.peer, credential.kind, credential.id
             ),
-            None => format!("{} from {}", refused.detail, refused.peer),
+            None => format!("{}; peer {}", refused.detail, refused.peer),
         };
         if slot.history().on_refusal(refused) {
             let event = Event::of(EventKind::Refused, runtime);
