@@ -2,12 +2,11 @@
 //!
 //! The flags that configure a client are in [`crate::config::Source`], with those of the file and the environment.
 
-use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::{Args, Parser, Subcommand};
 use tunnel_ops::config_value::{PositiveDuration, ValueError};
-use tunnel_ops::shell::Shell;
+use tunnel_ops::shell::{CompletionsArgs, ManArgs};
 
 use crate::check::LONGEST_IDLE;
 use crate::config::{Given, UpstreamUrl};
@@ -65,22 +64,6 @@ pub enum Command {
     /// Write man pages of the program and of its commands
     #[command(after_help = EXIT_CODES)]
     Man(ManArgs),
-}
-
-/// The arguments of `man`.
-#[derive(Debug, Args)]
-pub struct ManArgs {
-    /// Folder to write to
-    #[arg(long, value_name = "DIR")]
-    pub out: PathBuf,
-}
-
-/// The arguments of `completions`.
-#[derive(Debug, Args)]
-pub struct CompletionsArgs {
-    /// The shell
-    #[arg(value_enum)]
-    pub shell: Shell,
 }
 
 /// The arguments of `http`.

@@ -1,9 +1,28 @@
 //! A program's completions for shells, and its man pages.
 
-use std::{io, path::Path};
+use std::{
+    io,
+    path::{Path, PathBuf},
+};
 
-use clap::CommandFactory;
+use clap::{Args, CommandFactory};
 pub use clap_complete::Shell;
+
+/// Flags of `completions`.
+#[derive(Debug, Args)]
+pub struct CompletionsArgs {
+    /// The shell
+    #[arg(value_enum)]
+    pub shell: Shell,
+}
+
+/// Flags of `man`.
+#[derive(Debug, Args)]
+pub struct ManArgs {
+    /// Folder to write to
+    #[arg(long, value_name = "DIR")]
+    pub out: PathBuf,
+}
 
 /// A script that has a shell complete the commands and flags of a program.
 #[must_use]

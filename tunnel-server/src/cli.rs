@@ -7,7 +7,10 @@ use std::path::PathBuf;
 use std::time::{Duration, SystemTime};
 
 use clap::{Args, Parser, Subcommand};
-use tunnel_ops::{config_value::PositiveDuration, shell::Shell};
+use tunnel_ops::{
+    config_value::PositiveDuration,
+    shell::{CompletionsArgs, ManArgs},
+};
 
 use crate::admin::address::AdminUrl;
 use crate::config::Given;
@@ -265,22 +268,6 @@ pub struct StatusArgs {
     /// Print JSON; with --watch, an object a line
     #[arg(long)]
     pub json: bool,
-}
-
-/// Flags of `man`.
-#[derive(Debug, Args)]
-pub struct ManArgs {
-    /// Folder to write to
-    #[arg(long, value_name = "DIR")]
-    pub out: PathBuf,
-}
-
-/// Flags of `completions`.
-#[derive(Debug, Args)]
-pub struct CompletionsArgs {
-    /// The shell
-    #[arg(value_enum)]
-    pub shell: Shell,
 }
 
 /// Flags of `events`.

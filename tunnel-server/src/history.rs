@@ -28,7 +28,7 @@ pub struct Remembered {
     pub carried: Carried,
 }
 
-/// A session that has ended. A field that is absent is unknown.
+/// A session that has ended.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct EndedSession {
     /// When it ended.

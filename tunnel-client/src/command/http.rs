@@ -22,8 +22,7 @@ pub(super) fn http(arguments: HttpArgs) -> Result<(), Failure> {
 }
 
 /// The settings of `run` for a service on a developer's machine: without an admin listener, whose port another client may
-/// have, and without the log lines of an ordinary life. What flags,
-/// variables and a file of settings say counts more.
+/// have, and without the log lines of an ordinary life. What flags, variables and a file of settings say counts more.
 fn given(HttpArgs { service, given }: HttpArgs) -> Result<Given, Failure> {
     let mut given = given;
     if given.source.upstream.is_some() {

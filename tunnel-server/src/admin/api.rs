@@ -85,7 +85,7 @@ pub(crate) struct Api {
     pub(crate) lifecycle: Arc<Lifecycle>,
     /// Checks the admin token. Without it nothing can be changed, or read from other machines.
     pub(crate) guard: Arc<ArcSwapOption<BearerGuard>>,
-    /// Whence it can be reached.
+    /// From where it can be reached.
     pub(crate) reach: Reach,
     /// The links to other nodes, which are asked too.
     pub(crate) peers: Option<Arc<Peers>>,
