@@ -86,7 +86,9 @@ impl Exchanges {
     /// be read.
     pub(crate) fn on_refused(&self, head: Option<&Parts>, peer: IpAddr, problem: &Problem) {
         self.shared.metrics.on_problem(problem);
-        self.shared.access_log.refused(head, peer, problem);
+        self.shared
+            .access_log
+            .refused(head, peer, problem, |_| None);
     }
 
     /// The summary of the routes for the server, with or without their upstreams.

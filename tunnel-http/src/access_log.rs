@@ -8,6 +8,7 @@ mod line;
 
 use std::cell::RefCell;
 use std::net::IpAddr;
+use std::sync::Arc;
 use std::time::Duration;
 
 use http::StatusCode;
@@ -16,12 +17,13 @@ use http::request::Parts;
 use http::uri::Authority;
 use prometheus::IntCounter;
 use tokio::time::Instant;
-use tunnel_ops::telemetry::{LineSink, TRACE_PARENT, TraceParent};
+use tunnel_ops::telemetry::{LineSink, LogFormat, TRACE_PARENT, TraceParent};
 use tunnel_proto::fields::X_REQUEST_ID;
 use tunnel_proto::problem::{Hop, NOT_TAKEN_DETAIL, Problem, Reason};
 
 use self::line::{Fields, LineMaker};
 use crate::http1::host_length;
+use crate::tail::{ExchangeView, Tails};
 
 /// Longest part of a refused request that is logged, in bytes.
 const UNCHECKED_BYTES: usize = 256;
@@ -29,17 +31,21 @@ const UNCHECKED_BYTES: usize = 256;
 /// Room for the fields of a usual line without its path, so that they are seldom moved.
 const LINE_BYTES: usize = 256;
 
-/// Makes the lines of the access log. Clones share their sink.
+/// Makes the lines of the access log, and gives what they say to those who are watching. Clones share both.
 #[derive(Debug, Clone)]
 pub struct AccessLog {
     sink: LineSink,
+    tails: Arc<Tails>,
 }
 
 impl AccessLog {
     /// An access log whose lines go to `sink`.
     #[must_use]
     pub fn new(sink: LineSink) -> Self {
-        Self { sink }
+        Self {
+            sink,
+            tails: Arc::default(),
+        }
     }
 
     /// No access log.
@@ -48,10 +54,16 @@ impl AccessLog {
         Self::new(LineSink::off())
     }
 
-    /// Whether lines are written anywhere.
+    /// Whether lines are written anywhere, or anybody is watching.
     #[must_use]
     pub fn is_on(&self) -> bool {
-        self.sink.is_open()
+        self.sink.is_open() || self.tails.is_read()
+    }
+
+    /// Those who are watching.
+    #[must_use]
+    pub fn tails(&self) -> &Arc<Tails> {
+        &self.tails
     }
 
     /// Counts lines that are lost, since they cannot be written or not in time, in `counter`.
@@ -60,8 +72,14 @@ impl AccessLog {
     }
 
     /// Writes the line of a request that was refused before there was an exchange. `head` is what was received of it,
-    /// `None` if that could not be read; `problem` is the response.
-    pub fn refused(&self, head: Option<&Parts>, peer: IpAddr, problem: &Problem) {
+    /// `None` if that could not be read; `problem` is the response. `runtime` has the label of a host's runtime.
+    pub fn refused(
+        &self,
+        head: Option<&Parts>,
+        peer: IpAddr,
+        problem: &Problem,
+        runtime: impl FnOnce(&str) -> Option<String>,
+    ) {
         if !self.is_on() {
             return;
         }
@@ -69,17 +87,40 @@ impl AccessLog {
         let request_id = head.and_then(|head| head.headers.get(X_REQUEST_ID));
         let request_id = request_id.and_then(|id| id.to_str().ok());
         let trace = head.and_then(trace);
-        self.write("request refused", |fields| {
-            fields.text("method", head.map(|head| beginning(head.method.as_str())));
-            fields.text("host", host.as_deref().map(beginning));
-            fields.text("path", head.map(|head| beginning(head.uri.path())));
-            fields.number("status", Some(problem.status().as_u16().into()));
-            fields.text("end", Some(problem.reason().name()));
-            fields.text("detail", Some(problem.detail()));
-            fields.text("request_id", request_id.map(beginning));
-            fields.text("trace_id", trace.as_ref().map(TraceParent::trace_id));
-            fields.word("peer", Some(&peer.to_string()));
-        });
+        let text = |text: &str| beginning(text).to_owned();
+        let mut view = ExchangeView {
+            method: head.map(|head| text(head.method.as_str())),
+            host: host.as_deref().map(text),
+            path: head.map(|head| text(head.uri.path())),
+            runtime: host.as_deref().and_then(runtime),
+            status: Some(problem.status().as_u16()),
+            end: problem.reason().name().to_owned(),
+            hop: Some(problem.hop().name().to_owned()),
+            detail: Some(problem.detail().to_owned()),
+            request_id: request_id.map(text),
+            trace_id: trace.as_ref().map(|trace| trace.trace_id().to_owned()),
+            peer: Some(peer.to_string()),
+            ..ExchangeView::default()
+        };
+        if self.sink.is_open() {
+            self.write("request refused", |fields| {
+                fields.text("method", view.method.as_deref());
+                fields.text("host", view.host.as_deref());
+                fields.text("path", view.path.as_deref());
+                fields.text("runtime", view.runtime.as_deref());
+                fields.number("status", view.status.map(Into::into));
+                fields.text("end", Some(&view.end));
+                fields.text("hop", view.hop.as_deref());
+                fields.text("detail", view.detail.as_deref());
+                fields.text("request_id", view.request_id.as_deref());
+                fields.text("trace_id", view.trace_id.as_deref());
+                fields.word("peer", view.peer.as_deref());
+            });
+        }
+        if self.tails.is_read_for(view.runtime.as_deref()) {
+            view.end_now();
+            self.tails.record(view);
+        }
     }
 
     fn write(&self, message: &str, add: impl FnOnce(&mut Fields<'_>)) {
@@ -107,6 +148,9 @@ pub enum End {
 }
 
 impl End {
+    /// The words of ends that are no problems.
+    pub const WORDS: [&'static str; 3] = ["whole", "moved", "cancelled"];
+
     /// The word of the log line: of a problem its reason.
     #[must_use]
     pub fn name(&self) -> &'static str {
@@ -139,6 +183,8 @@ pub struct LoggedRequest<'a> {
     pub path: &'a str,
     /// Whether the request asks for an upgrade.
     pub is_upgrade: bool,
+    /// The label of the host's runtime: of the tunnel server.
+    pub runtime: Option<&'a str>,
     /// The request's id, as the upstream gets it.
     pub request_id: Option<&'a HeaderValue>,
     /// The trace that the request belongs to.
@@ -147,45 +193,81 @@ pub struct LoggedRequest<'a> {
     pub peer: Option<&'a str>,
 }
 
-/// The fields of an exchange's line that are known before its end, written out, so that the line keeps no buffer of
-/// the request.
+/// What is known of an exchange before its end, for those who get it then.
 #[derive(Debug)]
 struct Begun {
     log: AccessLog,
-    fields: Vec<u8>,
+    /// For the line; `None` where no lines are written.
+    fields: Option<BegunFields>,
+    /// For those who are watching; `None` where nobody is. Boxed, since that is rare.
+    view: Option<Box<ExchangeView>>,
+}
+
+impl Begun {
+    /// `None` if nobody gets it.
+    fn new(log: &AccessLog, request: &LoggedRequest<'_>) -> Option<Self> {
+        let path = request.path;
+        let path = path.split_once('?').map_or(path, |(path, _)| path);
+        let fields = log.sink.is_open();
+        let fields = fields.then(|| BegunFields::new(log.sink.format(), request, path));
+        let view = log.tails.is_read_for(request.runtime);
+        let view = view.then(|| Box::new(begun_view(request, path)));
+        (fields.is_some() || view.is_some()).then(|| Self {
+            log: log.clone(),
+            fields,
+            view,
+        })
+    }
+}
+
+/// The fields of an exchange's line that are known before its end, written out, so that the line keeps no buffer of
+/// the request.
+#[derive(Debug)]
+struct BegunFields {
+    written: Vec<u8>,
     /// Where the fields that come at the end are to be inserted.
     split: usize,
 }
 
-impl Begun {
-    fn new(log: AccessLog, request: &LoggedRequest<'_>) -> Self {
-        let path = request.path;
-        let path = path.split_once('?').map_or(path, |(path, _)| path);
+impl BegunFields {
+    fn new(format: LogFormat, request: &LoggedRequest<'_>, path: &str) -> Self {
         let mut written = Vec::with_capacity(LINE_BYTES + path.len());
-        let mut fields = Fields::new(log.sink.format(), &mut written);
+        let mut fields = Fields::new(format, &mut written);
         fields.text("method", Some(request.method));
         fields.text("host", request.host.map(without_port));
         fields.text("path", Some(path));
         fields.flag("upgrade", request.is_upgrade);
+        fields.text("runtime", request.runtime);
         let split = fields.len();
         let id = request.request_id.and_then(|id| id.to_str().ok());
         fields.text("request_id", id);
         let trace = request.trace.as_ref();
         fields.text("trace_id", trace.map(TraceParent::trace_id));
         fields.word("peer", request.peer);
-        Self {
-            log,
-            fields: written,
-            split,
-        }
+        Self { written, split }
+    }
+}
+
+/// An exchange as [`BegunFields`] write it.
+fn begun_view(request: &LoggedRequest<'_>, path: &str) -> ExchangeView {
+    let id = request.request_id.and_then(|id| id.to_str().ok());
+    let trace = request.trace.as_ref();
+    ExchangeView {
+        method: Some(request.method.to_owned()),
+        host: request.host.map(|host| without_port(host).to_owned()),
+        path: Some(path.to_owned()),
+        upgrade: Some(request.is_upgrade),
+        runtime: request.runtime.map(ToOwned::to_owned),
+        request_id: id.map(ToOwned::to_owned),
+        trace_id: trace.map(|trace| trace.trace_id().to_owned()),
+        peer: request.peer.map(ToOwned::to_owned),
+        ..ExchangeView::default()
     }
 }
 
 /// Where a request was forwarded, for its line.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Forwarded<'a> {
-    /// The label of the runtime: of the tunnel server.
-    pub runtime: Option<&'a str>,
     /// The name of the route: of the tunnel client.
     pub route: Option<&'a str>,
     /// Bytes of the request's content that were forwarded.
@@ -199,8 +281,8 @@ pub struct ExchangeRecord {
     status: Option<StatusCode>,
     response_bytes: u64,
     end: End,
-    /// `None` without an access log.
-    line: Option<Begun>,
+    /// `None` if nobody gets it.
+    begun: Option<Begun>,
 }
 
 impl ExchangeRecord {
@@ -212,19 +294,20 @@ impl ExchangeRecord {
             status: None,
             response_bytes: 0,
             end: End::Cancelled,
-            line: None,
+            begun: None,
         }
     }
 
-    /// Has a line about this request written to `log` at the end. Of use only if the log [is on](AccessLog::is_on).
+    /// Has a line about this request written to `log` at the end, and those who are watching told. Of use only if the
+    /// log [is on](AccessLog::is_on).
     pub fn log(&mut self, log: &AccessLog, request: &LoggedRequest<'_>) {
-        self.line = Some(Begun::new(log.clone(), request));
+        self.begun = Begun::new(log, request);
     }
 
-    /// Whether a line is written at the end.
+    /// Whether anybody gets it at the end.
     #[must_use]
     pub fn is_logged(&self) -> bool {
-        self.line.is_some()
+        self.begun.is_some()
     }
 
     /// The time since the exchange began.
@@ -280,24 +363,48 @@ impl ExchangeRecord {
         }
     }
 
-    /// Writes the line, if one is to be written.
-    pub fn write(&self, forwarded: Forwarded<'_>) {
-        let Some(Begun { log, fields, split }) = &self.line else {
+    /// Writes the line, if one is to be written, and tells those who are watching.
+    pub fn write(&mut self, forwarded: Forwarded<'_>) {
+        let Some(Begun { log, fields, view }) = self.begun.take() else {
             return;
         };
-        let (first, last) = fields.split_at(*split);
-        log.write("exchange", |fields| {
-            fields.written(first);
-            fields.text("runtime", forwarded.runtime);
-            fields.text("route", forwarded.route);
-            fields.number("status", self.status.map(|status| status.as_u16().into()));
-            fields.text("end", Some(self.end.name()));
-            fields.text("detail", self.end.problem().map(Problem::detail));
-            fields.number("request_bytes", Some(forwarded.request_bytes));
-            fields.number("response_bytes", Some(self.response_bytes));
-            fields.milliseconds("duration_ms", self.elapsed());
-            fields.written(last);
-        });
+        if let Some(BegunFields { written, split }) = fields {
+            let (first, last) = written.split_at(split);
+            log.write("exchange", |fields| {
+                fields.written(first);
+                fields.text("route", forwarded.route);
+                fields.number("status", self.status.map(|status| status.as_u16().into()));
+                fields.text("end", Some(self.end.name()));
+                let problem = self.end.problem();
+                fields.text("hop", problem.map(|problem| problem.hop().name()));
+                fields.text("detail", problem.map(Problem::detail));
+                fields.number("request_bytes", Some(forwarded.request_bytes));
+                fields.number("response_bytes", Some(self.response_bytes));
+                fields.milliseconds("duration_ms", self.elapsed());
+                fields.written(last);
+            });
+        }
+        if let Some(view) = view {
+            log.tails.record(self.ended(*view, forwarded));
+        }
+    }
+
+    /// The exchange at its end.
+    fn ended(&self, begun: ExchangeView, forwarded: Forwarded<'_>) -> ExchangeView {
+        let problem = self.end.problem();
+        let mut view = ExchangeView {
+            route: forwarded.route.map(ToOwned::to_owned),
+            status: self.status.map(|status| status.as_u16()),
+            end: self.end.name().to_owned(),
+            hop: problem.map(|problem| problem.hop().name().to_owned()),
+            detail: problem.map(|problem| problem.detail().to_owned()),
+            request_bytes: Some(forwarded.request_bytes),
+            response_bytes: Some(self.response_bytes),
+            ..begun
+        };
+        view.took(self.elapsed());
+        view.end_now();
+        view
     }
 }
 
@@ -367,6 +474,7 @@ mod tests {
     use http::Request;
 
     use super::*;
+    use crate::tail::{TailFilter, Tailed};
 
     fn problem(reason: Reason) -> Problem {
         Problem::new(Hop::Server, reason, "")
@@ -389,6 +497,93 @@ mod tests {
         let mut refused = ExchangeRecord::begin();
         refused.on_problem(&problem(Reason::RuntimeOffline));
         assert_eq!(refused.status(), Some(StatusCode::SERVICE_UNAVAILABLE));
+    }
+
+    #[tokio::test]
+    async fn who_is_watching_gets_what_the_json_line_says() {
+        let (sent, lines) = std::sync::mpsc::channel();
+        let sink = LineSink::to_function(LogFormat::Json, move |line| {
+            drop(sent.send(serde_json::from_slice::<serde_json::Value>(line).unwrap()));
+        });
+        let log = AccessLog::new(sink);
+        let mut tail = log
+            .tails()
+            .open(Some("acme-prod"), TailFilter::default())
+            .unwrap();
+        let id = HeaderValue::from_static("an-id");
+        let trace = b"00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01";
+        let mut record = ExchangeRecord::begin();
+        record.log(
+            &log,
+            &LoggedRequest {
+                method: "PUT",
+                host: Some("app.example:8443"),
+                path: "/a\"b?secret=1",
+                is_upgrade: true,
+                runtime: Some("acme-prod"),
+                request_id: Some(&id),
+                trace: TraceParent::parse(trace),
+                peer: Some("192.0.2.1"),
+            },
+        );
+        record.on_bytes(7);
+        record.on_problem(&Problem::new(Hop::Client, Reason::ConnectionRefused, "no"));
+        record.write(Forwarded {
+            route: Some("api"),
+            request_bytes: 3,
+        });
+        let head = Request::get("http://app.example/x?secret=1")
+            .body(())
+            .unwrap();
+        let head = head.into_parts().0;
+        let refusal = problem(Reason::UriTooLong);
+        let peer = IpAddr::from([192, 0, 2, 1]);
+        let runtime = |host: &str| (host == "app.example").then(|| "acme-prod".to_owned());
+        log.refused(Some(&head), peer, &refusal, runtime);
+        let tailed = tail.next().await;
+        assert_eq!(tailed.len(), 2);
+        for one in tailed {
+            let Tailed::Exchange(view) = one else {
+                panic!("{one:?}")
+            };
+            let mut view = serde_json::to_value(&*view).unwrap();
+            let mut line = lines.recv().unwrap();
+            for object in [&mut view, &mut line] {
+                let object = object.as_object_mut().unwrap();
+                assert!(object.remove("timestamp").is_some());
+                // Measured once more.
+                let took = object.remove("duration_ms");
+                assert_eq!(took.is_some(), object["method"] == "PUT");
+                object.retain(|name, _| !["level", "message", "target"].contains(&name.as_str()));
+            }
+            assert_eq!(view, line);
+        }
+    }
+
+    #[test]
+    fn nothing_is_kept_of_an_exchange_that_nobody_gets() {
+        let log = AccessLog::off();
+        let request = |runtime| LoggedRequest {
+            method: "GET",
+            host: None,
+            path: "/",
+            is_upgrade: false,
+            runtime,
+            request_id: None,
+            trace: None,
+            peer: None,
+        };
+        let is_logged = |runtime| {
+            let mut record = ExchangeRecord::begin();
+            record.log(&log, &request(runtime));
+            record.is_logged()
+        };
+        assert!(!log.is_on() && !is_logged(Some("acme-prod")));
+        let tail = log.tails().open(Some("acme-prod"), TailFilter::default());
+        assert!(log.is_on() && is_logged(Some("acme-prod")));
+        assert!(!is_logged(Some("acme-test")) && !is_logged(None));
+        drop(tail);
+        assert!(!log.is_on());
     }
 
     #[test]

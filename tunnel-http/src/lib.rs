@@ -18,7 +18,7 @@
 //!   is never an end.
 //! - [`answer`]: the head and content of a response or of a problem.
 //! - [`upgraded`], [`long_streams`]: upgraded connections, and how long streams end in order.
-//! - [`access_log`]: the record of an exchange, and its line.
+//! - [`access_log`]: the record of an exchange, and its line; [`tail`]: the same for who is watching.
 //!
 //! This crate knows no runtimes, sessions, routes, files or flags.
 
@@ -38,6 +38,7 @@ pub mod permits;
 pub mod prefixed;
 pub mod proxy_protocol;
 pub mod received;
+pub mod tail;
 pub mod tasks;
 pub mod trailers;
 pub mod upgraded;

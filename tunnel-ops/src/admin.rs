@@ -8,6 +8,8 @@
 //! something is the router's decision, with a [`BearerGuard`] to help it.
 
 mod bearer;
+mod event_parser;
+mod event_stream;
 mod host;
 mod permits;
 mod refusal;
@@ -15,14 +17,14 @@ mod refusal;
 use std::convert::Infallible;
 use std::future::Future;
 use std::io;
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 use std::time::Duration;
 
 use axum::Router;
 use axum::body::Body;
 use axum::response::IntoResponse;
-use axum::routing::get;
+use axum::routing::{MethodRouter, get};
 use http::header::{CACHE_CONTROL, CONTENT_TYPE, ORIGIN};
 use http::{HeaderMap, HeaderValue, Method, Request, Response, StatusCode};
 use http_body_util::{BodyExt, Limited};
@@ -38,8 +40,11 @@ use tokio::time::{sleep, timeout};
 use tower_service::Service;
 
 pub use self::bearer::{BearerFileError, BearerGuard, BearerRefusal};
+pub use self::event_parser::{EventParser, EventTooLarge, MAX_EVENT_BYTES, ReceivedEvent};
+pub use self::event_stream::{Event, HEARTBEAT, event_stream};
 pub use self::host::AdminHost;
 use self::permits::{ConnectionPermit, ConnectionPermits};
+pub use self::refusal::AdminProblem;
 use self::refusal::Refusal;
 use crate::socket::{listen_advice, set_user_timeout};
 
@@ -98,6 +103,10 @@ pub struct AdminRoutes {
 #[derive(Debug, Clone, Copy)]
 pub struct Streaming;
 
+/// The address that a request of the listener comes from, as an extension of the request.
+#[derive(Debug, Clone, Copy)]
+pub struct AdminPeer(pub IpAddr);
+
 /// A bound listener that nothing is served on yet.
 #[derive(Debug)]
 pub struct AdminListener {
@@ -137,12 +146,19 @@ impl AdminRoutes {
         }
     }
 
-    /// Hands every other path to `api`, with the whole content (64 KiB at most) in memory. Its response
+    /// Hands requests for `path` to `methods`, with the whole content (64 KiB at most) in memory. The response
     /// has to be complete within seconds, or be marked as [`Streaming`].
     ///
     /// Requests under a foreign host name, and those of a web page that are not GET or HEAD, never get there;
     /// no web page gets a stream. Nobody is authenticated. The listener's own refusals below `/api` are JSON:
     /// `{"reason": "…", "detail": "…"}`.
+    #[must_use]
+    pub fn with_path(mut self, path: &str, methods: MethodRouter) -> Self {
+        self.router = self.router.route(path, methods);
+        self
+    }
+
+    /// Hands every other path to `api`, as [`Self::with_path`] does with one path.
     #[must_use]
     pub fn with_api(mut self, api: Router) -> Self {
         self.router = self.router.fallback_service(api);
@@ -199,7 +215,9 @@ impl AdminListener {
                     Ok((stream, peer)) => {
                         if let Some(permit) = permits.enter(peer).await {
                             let (routes, streams) = (routes.clone(), Arc::clone(&streams));
-                            connections.spawn(serve_connection(stream, routes, permit, streams));
+                            let peer = AdminPeer(peer.ip().to_canonical());
+                            connections
+                                .spawn(serve_connection(stream, peer, routes, permit, streams));
                         }
                     }
                     Err(error) => {
@@ -219,12 +237,14 @@ impl AdminListener {
 
 async fn serve_connection(
     stream: TcpStream,
+    peer: AdminPeer,
     routes: AdminRoutes,
     permit: ConnectionPermit,
     streams: Arc<Semaphore>,
 ) {
     let streaming = Notify::new();
-    let service = service_fn(async |request: Request<Incoming>| {
+    let service = service_fn(async |mut request: Request<Incoming>| {
+        request.extensions_mut().insert(peer);
         let path = request.uri().path().to_owned();
         let response = answer(request, &routes, &permit, &streams).await;
         // Not evicted while it is answered, refused requests included.

@@ -3,7 +3,8 @@
 //! ```text
 //!   admin listener ─▶ api ─▶ view ─▶ registry, sessions
 //!   (tunnel-ops)       ├──▶ event_stream ◀── events ◀─report─ every part of the server
-//!                      └──▶ the APIs of other nodes ─▶ merge
+//!                      ├──▶ api/exchanges ◀── tail (tunnel-http) ◀─ the access log
+//!                      └──▶ the APIs of other nodes ─▶ merge, other_tails
 //! ```
 //!
 //! In: requests below `/api/v1` that the listener has checked. Out: JSON and a stream of events, as described by
@@ -14,6 +15,7 @@ pub mod api;
 mod event_stream;
 mod merge;
 pub mod nodes;
+mod other_tails;
 pub mod view;
 
 use std::sync::Arc;

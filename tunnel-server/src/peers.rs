@@ -35,7 +35,10 @@ use tunnel_ops::tls_files::LiveServerConfig;
 use tunnel_proto::{memory::MemoryAccount, session::Session};
 
 use self::link::{Link, Target};
-pub(crate) use self::{ask::Answers, note::Note};
+pub(crate) use self::{
+    ask::{Answers, open_stream},
+    note::Note,
+};
 use crate::{
     directory::{Epoch, Holder, NodeName, NodeState, Shared},
     lifecycle::Lifecycle,

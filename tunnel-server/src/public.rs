@@ -80,7 +80,8 @@ impl PublicListener {
     /// Writes the access-log line of a request that was refused before it was known where it goes. `head` is what
     /// could be read of it.
     fn log_refusal(&self, peer: IpAddr, head: Option<&Parts>, problem: &Problem) {
-        self.access_log.refused(head, peer, problem);
+        let runtime = |host: &str| self.router.label_of(host);
+        self.access_log.refused(head, peer, problem, runtime);
     }
 }
 

@@ -108,6 +108,12 @@ impl Router {
         }
     }
 
+    /// The label of the runtime of a host that is not checked; `None` if the host belongs to no runtime.
+    pub(crate) fn label_of(&self, host: &str) -> Option<String> {
+        let route = self.route(&host.to_ascii_lowercase(), Duration::ZERO);
+        route.label().map(ToString::to_string)
+    }
+
     fn unlisted(&self, host: &str) -> Option<Arc<Slot>> {
         let below = host.strip_suffix(self.domain.as_str())?;
         let label = below.strip_suffix('.')?;
@@ -142,6 +148,11 @@ impl Route {
         let problem = |reason, detail| Problem::new(Hop::Server, reason, detail);
         let unknown = || problem(Reason::RuntimeUnknown, "no runtime is served at this host");
         self.slot.as_ref().ok_or_else(unknown)
+    }
+
+    /// The label of the host's runtime; `None` if the host belongs to no runtime.
+    pub(crate) fn label(&self) -> Option<&RuntimeLabel> {
+        self.slot.as_ref().map(|slot| slot.label())
     }
 
     /// The budget of the host's runtime; `None` if the host belongs to no runtime.

@@ -48,6 +48,7 @@ impl Observation {
                 host: host.and_then(|host| host.to_str().ok()),
                 path: request.uri.path(),
                 is_upgrade: request.extensions.get::<Protocol>().is_some(),
+                runtime: None,
                 request_id: request.headers.get(X_REQUEST_ID),
                 trace: access_log::trace(request),
                 peer: peer.as_deref(),
@@ -107,7 +108,6 @@ impl Drop for Observation {
             route.metrics().on_end(status);
         }
         self.record.write(Forwarded {
-            runtime: None,
             route: self.route.as_ref().map(|route| route.name()),
             request_bytes: self.progress.bytes(),
         });

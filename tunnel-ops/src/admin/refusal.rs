@@ -3,10 +3,29 @@
 //! In: a refusal and the path of the request. Out: the response: JSON with a stable name below `/api`, which programs
 //! request, and a line of text elsewhere, for people and probes.
 
+use axum::Json;
 use axum::body::Body;
 use axum::response::IntoResponse;
-use http::header::{CONTENT_TYPE, RETRY_AFTER};
+use http::header::RETRY_AFTER;
 use http::{HeaderValue, Response, StatusCode};
+use serde::{Deserialize, Serialize};
+
+/// The content of an error response of an API.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct AdminProblem {
+    /// The reason, as a stable name.
+    pub reason: String,
+    /// The reason for people, and what to do about it.
+    pub detail: String,
+}
+
+impl AdminProblem {
+    /// The response with this status.
+    #[must_use]
+    pub fn response(self, status: StatusCode) -> Response<Body> {
+        (status, Json(self)).into_response()
+    }
+}
 
 /// Why a request is refused, and the response's parts.
 #[derive(Debug, Clone, Copy)]
@@ -75,16 +94,21 @@ impl Refusal {
 
     /// The response to a request for this path.
     pub(super) fn at(self, path: &str) -> Response<Body> {
-        let Self { reason, detail, .. } = self;
+        let Self {
+            reason,
+            detail,
+            status,
+            ..
+        } = self;
         let is_api = path == "/api" || path.starts_with("/api/");
         let mut response = match is_api {
-            true => {
-                let text = serde_json::json!({ "reason": reason, "detail": detail }).to_string();
-                ([(CONTENT_TYPE, "application/json")], text).into_response()
+            true => AdminProblem {
+                reason: reason.to_owned(),
+                detail: detail.to_owned(),
             }
-            false => format!("{detail}\n").into_response(),
+            .response(status),
+            false => (status, format!("{detail}\n")).into_response(),
         };
-        *response.status_mut() = self.status;
         if let Some(seconds) = self.retry_after {
             let seconds = HeaderValue::from_static(seconds);
             response.headers_mut().insert(RETRY_AFTER, seconds);

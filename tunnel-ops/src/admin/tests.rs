@@ -256,7 +256,7 @@ async fn a_program_answers_all_other_paths_with_the_content_at_hand() {
 
 /// A refusal as programs read it.
 fn refused(reason: &str, detail: &str) -> String {
-    serde_json::json!({ "reason": reason, "detail": detail }).to_string()
+    format!(r#"{{"reason":"{reason}","detail":"{detail}"}}"#)
 }
 
 #[tokio::test]

@@ -1,8 +1,10 @@
 //! The routes of the admin API, their access rules, and their responses.
 //!
 //! In: a request whose `Host` the listener has checked and whose body it has read. Out: the response. Reading needs no
-//! token on the local machine, except the configuration; from other machines, and for changes, the admin token is
+//! token on the local machine, except the configuration and exchanges; from other machines, and for changes, the admin token is
 //! required. `routes` is the complete list, and `openapi.json` describes it.
+
+mod exchanges;
 
 use std::{fmt::Display, sync::Arc};
 
@@ -21,6 +23,8 @@ use http::{
     request::Parts,
 };
 use serde::{Deserialize, Serialize, de::DeserializeOwned};
+use tunnel_http::tail::Tails;
+pub use tunnel_ops::admin::AdminProblem;
 use tunnel_ops::admin::BearerGuard;
 
 use super::{
@@ -44,7 +48,7 @@ use crate::{
 pub const ROOT: &str = "/api/v1";
 
 /// The number of routes.
-const ROUTES: usize = 10;
+const ROUTES: usize = 11;
 
 /// Default number of runtimes in a page.
 const PAGE: usize = 100;
@@ -66,15 +70,6 @@ pub struct OperationView {
     pub unanswered: Vec<String>,
 }
 
-/// The body of an error response.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct AdminProblem {
-    /// The reason, as a stable name.
-    pub reason: String,
-    /// The reason for people, and what to do about it.
-    pub detail: String,
-}
-
 /// The parts of the server that the admin API uses.
 pub(crate) struct Api {
     pub(crate) config: Arc<LiveConfig>,
@@ -82,6 +77,7 @@ pub(crate) struct Api {
     pub(crate) registry: Arc<Registry>,
     pub(crate) metrics: Arc<Metrics>,
     pub(crate) events: Arc<Events>,
+    pub(crate) tails: Arc<Tails>,
     pub(crate) lifecycle: Arc<Lifecycle>,
     /// Checks the admin token. Without it nothing can be changed, or read from other machines.
     pub(crate) guard: Arc<ArcSwapOption<BearerGuard>>,
@@ -209,6 +205,10 @@ fn routes(api: &Arc<Api>) -> [(&'static str, MethodRouter<Arc<Api>>); ROUTES] {
         (
             "/runtimes/{label}/revoke",
             post(revoke).route_layer(change()),
+        ),
+        (
+            "/runtimes/{label}/exchanges",
+            get(exchanges::exchanges).route_layer(only(Access::ReadPrivate)),
         ),
         ("/events", get(events).route_layer(read())),
         ("/openapi.json", get(description).route_layer(read())),
@@ -353,7 +353,7 @@ async fn events(State(api): State<Arc<Api>>, headers: HeaderMap) -> Response {
         Some(id) => api.events.read_after(id.to_str().unwrap_or_default()),
         None => api.events.read(),
     };
-    event_stream::response(reader).into_response()
+    event_stream::response(reader)
 }
 
 async fn description() -> impl IntoResponse {
@@ -551,7 +551,7 @@ impl IntoResponse for ApiError {
             reason: self.reason.to_owned(),
             detail: self.detail,
         };
-        let mut response = (self.status, Json(problem)).into_response();
+        let mut response = problem.response(self.status);
         let challenge = self.challenge.map(|value| (WWW_AUTHENTICATE, value));
         response.headers_mut().extend(challenge);
         response

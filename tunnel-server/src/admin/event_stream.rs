@@ -1,29 +1,13 @@
 //! The stream of Server-Sent Events, which ends only when its reader is too slow.
 
-use std::{convert::Infallible, time::Duration};
-
-use axum::{
-    Extension,
-    response::{
-        IntoResponse,
-        sse::{Event, KeepAlive, Sse},
-    },
-};
+use axum::response::Response;
 use futures_util::{StreamExt, stream};
-use tunnel_ops::admin::Streaming;
+use tunnel_ops::admin::{self, Event};
 
 use crate::events::{EventView, Reader};
 
-/// Longest silence on a stream: half of what common proxies allow, so that no end considers an idle stream dead.
-const HEARTBEAT: Duration = Duration::from_secs(15);
-
-/// The reconnection time that clients are given.
-const RETRY: Duration = Duration::from_secs(1);
-
 /// The response with the events of a reader.
-pub(super) fn response(reader: Reader) -> impl IntoResponse {
-    // Sent at once, so that the client sees that the stream is open.
-    let beginning = Event::default().comment("events follow").retry(RETRY);
+pub(super) fn response(reader: Reader) -> Response {
     let batches = stream::unfold(Some(reader), async |reader| {
         let mut reader = reader?;
         Some(match reader.next().await {
@@ -34,13 +18,7 @@ pub(super) fn response(reader: Reader) -> impl IntoResponse {
             }
         })
     });
-    let events = stream::iter([vec![beginning]]).chain(batches);
-    let events = events.flat_map(stream::iter).map(Ok::<_, Infallible>);
-    let keep_alive = KeepAlive::new().interval(HEARTBEAT).text("still here");
-    (
-        Extension(Streaming),
-        Sse::new(events).keep_alive(keep_alive),
-    )
+    admin::event_stream("events follow", batches.flat_map(stream::iter))
 }
 
 fn event(view: &EventView) -> Event {
@@ -63,7 +41,7 @@ mod tests {
     use crate::events::{self, EventKind, Events, RING};
 
     fn body(reader: Reader) -> Body {
-        response(reader).into_response().into_body()
+        response(reader).into_body()
     }
 
     async fn piece(body: &mut Body) -> String {
@@ -88,7 +66,7 @@ mod tests {
         assert_eq!((lines.next(), lines.next()), (Some(""), None));
         let start = Instant::now();
         assert_eq!(piece(&mut body).await, ": still here\n\n");
-        assert_eq!(start.elapsed(), HEARTBEAT);
+        assert_eq!(start.elapsed(), admin::HEARTBEAT);
     }
 
     #[tokio::test]

@@ -65,7 +65,7 @@ impl Peers {
     }
 
     /// All other nodes, and the session of the link to each, if there is one.
-    fn sessions(&self) -> Vec<(NodeName, Option<Session>)> {
+    pub(crate) fn sessions(&self) -> Vec<(NodeName, Option<Session>)> {
         let own = self.directory.incarnation();
         let links = self.links.lock();
         let nodes = self.directory.nodes().into_iter();
@@ -84,6 +84,25 @@ async fn ask(
     path: &str,
     content: Bytes,
 ) -> Option<(StatusCode, Bytes)> {
+    let (parts, body) = send(session, method, path, content).await?.into_parts();
+    let content = Limited::new(body, ANSWER_BYTES).collect().await.ok()?;
+    Some((parts.status, content.to_bytes()))
+}
+
+/// Sends an admin request to the node at the other end of a link, and waits for the head of its answer, whose content
+/// may have no end. `None` if there is no answer in time, or one other than 200.
+pub(crate) async fn open_stream(session: &Session, path: &str) -> Option<RecvBody> {
+    let answer = send(session, &Method::GET, path, Bytes::new());
+    let answer = timeout(ANSWER, answer).await.ok()??;
+    (answer.status() == StatusCode::OK).then(|| answer.into_body())
+}
+
+async fn send(
+    session: &Session,
+    method: &Method,
+    path: &str,
+    content: Bytes,
+) -> Option<Response<RecvBody>> {
     let mut head = HeadEncoder::new(method, "http", "admin", path, None);
     let length = content.len();
     if length > 0 {
@@ -96,9 +115,7 @@ async fn ask(
     let body = Full::new(content).map_err(|never| -> Problem { match never {} });
     let opened = open(session).await.ok()?;
     let response = opened.carry(&head, body, |_, _| {}, pending()).await;
-    let (parts, body) = response.ok()?.into_parts();
-    let content = Limited::new(body, ANSWER_BYTES).collect().await.ok()?;
-    Some((parts.status, content.to_bytes()))
+    response.ok()
 }
 
 /// Answers an admin request of another node by this one's API.

@@ -181,7 +181,7 @@ impl Observer<BodyError> for Observation {
 
 impl Drop for Observation {
     fn drop(&mut self) {
-        let record = &self.record;
+        let record = &mut self.record;
         self.metrics
             .duration
             .observe(record.elapsed().as_secs_f64());
@@ -200,7 +200,6 @@ impl Drop for Observation {
         }
         let upload = self.upload.as_ref();
         record.write(Forwarded {
-            runtime: runtime.map(|runtime| runtime.label().as_str()),
             route: None,
             request_bytes: upload.map_or(0, |upload| upload.bytes.load(Ordering::Relaxed)),
         });

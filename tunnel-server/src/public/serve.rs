@@ -34,7 +34,7 @@ use super::{
     session_carrier::SessionCarrier,
     upgraded::GrantedUpgrade,
 };
-use crate::budget::pace::Paced;
+use crate::{budget::pace::Paced, runtimes::RuntimeLabel};
 
 /// What a response of the server itself depends on in its request.
 struct Requester {
@@ -146,21 +146,22 @@ fn accept(
         &listener.via,
         listener.config().settings.via,
     )?;
+    let route = listener
+        .router
+        .route(&checked.host, listener.config().settings.offline_wait);
     if listener.access_log.is_on() {
         let request = LoggedRequest {
             method: parts.method.as_str(),
             host: Some(&checked.host),
             path: &checked.path,
             is_upgrade: checked.upgrade.is_some(),
+            runtime: route.label().map(RuntimeLabel::as_str),
             request_id: Some(&id),
             trace: access_log::trace(parts),
             peer: Some(connection.client.address_text()),
         };
         observation.log(&listener.access_log, &request);
     }
-    let route = listener
-        .router
-        .route(&checked.host, listener.config().settings.offline_wait);
     if let Some(budget) = route.budget() {
         budget.admit(connection.client.address)?;
         let usage = connection.peer.as_ref();

@@ -193,6 +193,7 @@ impl Parts {
             registry: self.registry.clone(),
             metrics: self.metrics.clone(),
             events: self.events.clone(),
+            tails: self.access_log.tails().clone(),
             lifecycle: self.lifecycle.clone(),
             guard: self.admin_guard.clone(),
             reach,
@@ -226,6 +227,7 @@ impl Parts {
                 ("gate_addresses", self.gate.addresses()),
                 ("checks", self.checks.len()),
                 ("event_readers", self.events.readers()),
+                ("tails", self.access_log.tails().count()),
             ],
             runtimes: self.registry.states(),
             listed: match self.config.load().settings.runtime_metrics {

@@ -25,7 +25,7 @@ use crate::{
 };
 
 /// A reader of events.
-struct Watcher {
+pub(crate) struct Watcher {
     raw: RawConnection,
     text: String,
 }
@@ -37,8 +37,12 @@ impl Watcher {
 
     async fn at(admin: SocketAddr, last: Option<&str>) -> Self {
         let last = last.map(|id| format!("last-event-id: {id}\r\n"));
-        let last = last.unwrap_or_default();
-        let request = format!("GET /api/v1/events HTTP/1.1\r\nhost: localhost\r\n{last}\r\n");
+        Self::open(admin, "/events", &last.unwrap_or_default()).await
+    }
+
+    /// A reader of the stream at this path below the API's root.
+    pub(crate) async fn open(admin: SocketAddr, path: &str, fields: &str) -> Self {
+        let request = format!("GET /api/v1{path} HTTP/1.1\r\nhost: localhost\r\n{fields}\r\n");
         let mut raw = RawConnection::over(connect(admin).await);
         raw.send(request).await;
         let head = raw.head().await.unwrap();
@@ -68,6 +72,14 @@ impl Watcher {
             self.text += std::str::from_utf8(&bytes).unwrap();
             assert_eq!(self.raw.line().await.unwrap(), "");
         }
+    }
+
+    /// The name and the data of the next event.
+    pub(crate) async fn named(&mut self) -> (String, Value) {
+        let block = self.block().await;
+        let (name, data) = block.split_once("\ndata: ").unwrap();
+        let name = name.strip_prefix("event: ").unwrap();
+        (name.to_owned(), serde_json::from_str(data).unwrap())
     }
 
     async fn event(&mut self) -> Value {

@@ -21,6 +21,7 @@ mod config;
 mod credentials;
 mod cuts;
 mod events;
+mod exchanges;
 mod fields;
 mod forwarding;
 mod frames;

@@ -3,6 +3,7 @@
 use std::collections::BTreeSet;
 
 use serde_json::{Map, Value, json};
+use tunnel_http::tail::ExchangeView;
 
 use super::super::nodes::NodeView;
 use super::*;
@@ -321,6 +322,31 @@ fn responses_are_as_described() {
 #[test]
 fn events_are_as_described() {
     let text = || Some("text".to_owned());
+    let exchange = ExchangeView {
+        timestamp: "2026-01-02T03:04:05.678901Z".to_owned(),
+        method: text(),
+        host: text(),
+        path: text(),
+        upgrade: Some(false),
+        runtime: text(),
+        route: text(),
+        status: Some(502),
+        end: "connection_refused".to_owned(),
+        hop: Some("tunnel-client".to_owned()),
+        detail: text(),
+        request_bytes: Some(1),
+        response_bytes: Some(2),
+        duration_ms: Some(0.25),
+        request_id: text(),
+        trace_id: text(),
+        peer: text(),
+    };
+    let bare = ExchangeView {
+        timestamp: exchange.timestamp.clone(),
+        end: exchange.end.clone(),
+        ..ExchangeView::default()
+    };
+    check_both("Exchange", &exchange, &bare);
     let full = EventView {
         id: text(),
         time: Timestamp::now(),
