@@ -5,7 +5,7 @@
 
 use std::{
     fmt::{self, Write as _},
-    io::{IsTerminal, Write as _, stderr, stdout},
+    io::{Write as _, stderr, stdout},
     net::SocketAddr,
     sync::{
         Arc,
@@ -26,6 +26,7 @@ use tracing_subscriber::{
 };
 use tunnel_http::access_log::AccessLog;
 use tunnel_ops::telemetry::{LineSink, LogFormat};
+use tunnel_ops::terminal::Paint;
 
 /// The output, and whether it shows requests already.
 #[derive(Debug)]
@@ -240,49 +241,9 @@ impl Exchange {
     }
 }
 
-/// Colours, where there is a terminal to show them.
-#[derive(Clone, Copy, Debug)]
-struct Paint {
-    coloured: bool,
-}
-
-impl Paint {
-    fn for_terminal() -> Self {
-        Self {
-            coloured: stdout().is_terminal() && std::env::var_os("NO_COLOR").is_none(),
-        }
-    }
-
-    fn bold(&self, text: &str) -> String {
-        self.with("1", text)
-    }
-
-    fn soft(&self, text: &str) -> String {
-        self.with("2", text)
-    }
-
-    fn good(&self, text: &str) -> String {
-        self.with("32", text)
-    }
-
-    fn bad(&self, text: &str) -> String {
-        self.with("31", text)
-    }
-
-    fn with(&self, code: &str, text: &str) -> String {
-        if self.coloured {
-            format!("\x1b[{code}m{text}\x1b[0m")
-        } else {
-            text.to_owned()
-        }
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    const PLAIN: Paint = Paint { coloured: false };
 
     #[test]
     fn an_exchange_is_a_line() {
@@ -290,7 +251,9 @@ mod tests {
             let line = format!(
                 r#"{{"message":"exchange","method":"GET","path":"/events","duration_ms":12.345,{end}}}"#
             );
-            Exchange::parse(line.as_bytes()).unwrap().shown(PLAIN)
+            Exchange::parse(line.as_bytes())
+                .unwrap()
+                .shown(Paint::PLAIN)
         };
         let whole = line(r#""status":200,"end":"whole""#);
         assert_eq!(whole, "  200  GET     /events  12 ms");

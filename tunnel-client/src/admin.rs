@@ -1,8 +1,11 @@
-//! The admin listener's answers: metrics and readiness of this client.
+//! The admin listener's answers: metrics, readiness and exchanges of this client.
+
+mod exchanges;
 
 use std::sync::Arc;
 
 use tokio::sync::watch;
+use tunnel_http::tail::Tails;
 use tunnel_ops::admin::{AdminRoutes, AdminSettings, Readiness};
 
 use crate::metrics::Metrics;
@@ -97,21 +100,27 @@ impl Drop for LiveSession {
 }
 
 /// The routes of the admin listener. Ready while there is a live session.
-pub(crate) fn routes(metrics: Arc<Metrics>, settings: AdminSettings) -> AdminRoutes {
+pub(crate) fn routes(
+    metrics: Arc<Metrics>,
+    tails: &Arc<Tails>,
+    settings: AdminSettings,
+) -> AdminRoutes {
     let ready = {
         let metrics = Arc::clone(&metrics);
         move || readiness(&metrics)
     };
-    routes_with(&metrics, settings, ready)
+    routes_with(&metrics, tails, settings, ready)
 }
 
 /// The routes of the admin listener, with this readiness.
 pub(crate) fn routes_with(
     metrics: &Metrics,
+    tails: &Arc<Tails>,
     settings: AdminSettings,
     ready: impl Fn() -> Readiness + Clone + Send + Sync + 'static,
 ) -> AdminRoutes {
-    AdminRoutes::new(metrics.registry(), ready, settings)
+    let routes = AdminRoutes::new(metrics.registry(), ready, settings);
+    routes.with_path(exchanges::PATH, exchanges::methods(tails.clone()))
 }
 
 fn readiness(metrics: &Metrics) -> Readiness {

@@ -5,6 +5,8 @@
 use std::time::Duration;
 
 use clap::{Args, Parser, Subcommand};
+use tunnel_http::tail::watch::TailFlags;
+use tunnel_ops::admin::AdminUrl;
 use tunnel_ops::config_value::{PositiveDuration, ValueError};
 use tunnel_ops::shell::{CompletionsArgs, ManArgs};
 
@@ -55,6 +57,11 @@ pub enum Command {
     /// Check the configuration and the files that it names, without dialling
     #[command(after_help = EXIT_CODES)]
     Validate(Box<ValidateArgs>),
+    /// Show the exchanges of a running client, each at its end
+    ///
+    /// Those that begin from now on, also of serve
+    #[command(after_help = EXIT_CODES)]
+    Tail(TailArgs),
     /// Test the table of routes
     #[command(subcommand)]
     Routes(RoutesCommand),
@@ -76,6 +83,23 @@ pub struct HttpArgs {
     /// As for `run`; without a file, the admin listener is off and warnings are logged.
     #[command(flatten)]
     pub given: Given,
+}
+
+/// The arguments of `tail`.
+#[derive(Debug, Args)]
+pub struct TailArgs {
+    /// Where the client's admin listener is, on this machine
+    #[arg(
+        long = "admin",
+        value_name = "URL",
+        env = "TUNNEL_CLIENT_ADMIN",
+        default_value = "http://127.0.0.1:9091"
+    )]
+    pub url: AdminUrl,
+
+    /// Which exchanges, and how they are printed.
+    #[command(flatten)]
+    pub flags: TailFlags,
 }
 
 /// The arguments of `validate`.

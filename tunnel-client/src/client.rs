@@ -102,7 +102,10 @@ impl Client {
         let settings = AdminSettings {
             allowed_hosts: config.settings.admin_host.clone(),
         };
-        let admin = admin.map(|listener| (listener, admin::routes(metrics.clone(), settings)));
+        let admin = admin.map(|listener| {
+            let routes = admin::routes(metrics.clone(), access_log.tails(), settings);
+            (listener, routes)
+        });
         let memory = metrics.memory(config.settings.max_buffered_size)?;
         let shared = Arc::new(UpstreamShared::new(
             config.settings.dns_server.as_deref().unwrap_or_default(),

@@ -9,6 +9,7 @@ mod program;
 mod routes;
 mod run;
 mod serve;
+mod tail;
 mod validate;
 
 use std::fmt::Display;
@@ -39,6 +40,7 @@ pub fn execute(cli: Cli) -> ExitCode {
         Command::Serve(given) => serve::serve(*given),
         Command::Validate(given) => validate::validate(*given),
         Command::Routes(RoutesCommand::Test(arguments)) => routes::test(*arguments),
+        Command::Tail(arguments) => tail::tail(&arguments),
         Command::Completions(arguments) => {
             let script = shell::completions::<Cli>(arguments.shell);
             io::stdout().write_all(&script).map_err(Failure::running)

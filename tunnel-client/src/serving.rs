@@ -93,7 +93,7 @@ impl Serving {
             let metrics = Arc::clone(&metrics);
             move || serve::readiness(&metrics)
         };
-        let answers = admin::routes_with(&metrics, allowed, ready);
+        let answers = admin::routes_with(&metrics, access_log.tails(), allowed, ready);
         let memory = metrics.memory(settings.max_buffered_size)?;
         let shared = Arc::new(UpstreamShared::new(
             settings.dns_server.as_deref().unwrap_or_default(),

@@ -20,7 +20,7 @@
 //! - [`upgraded`], [`long_streams`]: upgraded connections, and how long streams end in order.
 //! - [`access_log`]: the record of an exchange, and its line; [`tail`]: the same for who is watching.
 //!
-//! This crate knows no runtimes, sessions, routes, files or flags.
+//! This crate knows no runtimes, sessions, routes or files, and no flags but those of the commands `tail`.
 
 pub mod access_log;
 pub mod answer;

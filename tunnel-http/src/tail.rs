@@ -9,7 +9,9 @@
 //! told how many; no exchange waits for a reader.
 
 mod filter;
+mod row;
 pub mod stream;
+pub mod watch;
 
 use std::{
     collections::VecDeque,

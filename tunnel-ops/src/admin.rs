@@ -7,7 +7,9 @@
 //! are, too: so it answers only to its own names, and a web page can change nothing. Who may change
 //! something is the router's decision, with a [`BearerGuard`] to help it.
 
+mod address;
 mod bearer;
+mod client;
 mod event_parser;
 mod event_stream;
 mod host;
@@ -39,7 +41,9 @@ use tokio::task::JoinSet;
 use tokio::time::{sleep, timeout};
 use tower_service::Service;
 
+pub use self::address::{AdminUrl, NotAnAdminUrl};
 pub use self::bearer::{BearerFileError, BearerGuard, BearerRefusal};
+pub use self::client::{AdminClient, AdminRequestError, AdminTarget, AdminTokenError};
 pub use self::event_parser::{EventParser, EventTooLarge, MAX_EVENT_BYTES, ReceivedEvent};
 pub use self::event_stream::{Event, HEARTBEAT, event_stream};
 pub use self::host::AdminHost;
@@ -47,6 +51,9 @@ use self::permits::{ConnectionPermit, ConnectionPermits};
 pub use self::refusal::AdminProblem;
 use self::refusal::Refusal;
 use crate::socket::{listen_advice, set_user_timeout};
+
+/// The prefix of the paths of a program's own API.
+pub const API_ROOT: &str = "/api/v1";
 
 /// Streams served at once beside them: for people who watch. More are refused for now.
 const MAX_STREAMS: usize = 32;

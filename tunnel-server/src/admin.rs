@@ -10,7 +10,6 @@
 //! In: requests below `/api/v1` that the listener has checked. Out: JSON and a stream of events, as described by
 //! `openapi.json` beside this file. It carries no traffic, and nothing that carries traffic waits for it.
 
-pub mod address;
 pub mod api;
 mod event_stream;
 mod merge;

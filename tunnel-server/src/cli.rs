@@ -7,12 +7,13 @@ use std::path::PathBuf;
 use std::time::{Duration, SystemTime};
 
 use clap::{Args, Parser, Subcommand};
+use tunnel_http::tail::watch::TailFlags;
 use tunnel_ops::{
+    admin::AdminUrl,
     config_value::PositiveDuration,
     shell::{CompletionsArgs, ManArgs},
 };
 
-use crate::admin::address::AdminUrl;
 use crate::config::Given;
 use crate::directory::NodeName;
 use crate::events::EventKind;
@@ -64,6 +65,11 @@ pub enum Command {
     /// Show what happens at a running server, as it happens
     #[command(after_help = EXIT_CODES)]
     Events(EventsArgs),
+    /// Show the exchanges of a runtime at a running server, each at its end
+    ///
+    /// Those that begin from now on, at all server nodes; also requests that fail without a tunnel
+    #[command(after_help = EXIT_CODES)]
+    Tail(TailArgs),
     /// Show the runtimes of a running server, and act on them
     #[command(subcommand)]
     Runtimes(RuntimesCommand),
@@ -288,6 +294,18 @@ pub struct EventsArgs {
     /// Print JSON, an object a line
     #[arg(long)]
     pub json: bool,
+}
+
+/// Flags of `tail`.
+#[derive(Debug, Args)]
+pub struct TailArgs {
+    /// The admin listener, and the runtime.
+    #[command(flatten)]
+    pub target: RuntimesTargetArgs,
+
+    /// Which exchanges, and how they are printed.
+    #[command(flatten)]
+    pub flags: TailFlags,
 }
 
 /// Flags of `drain`.

@@ -3,7 +3,6 @@
 //! In: the parsed command line. Out: the exit code. Errors are written to standard error, one per line; standard output
 //! has only the result.
 
-mod admin_client;
 mod atomic_file;
 mod certs;
 mod drain;
@@ -12,19 +11,22 @@ mod run;
 mod runtimes;
 mod status;
 mod table;
+mod tail;
 mod token;
 mod validate;
 
 use std::fmt::Display;
-use std::io::{self, ErrorKind, Write};
+use std::path::Path;
 use std::process::ExitCode;
 
 use tunnel_ops::{
+    admin::{AdminClient, AdminRequestError, AdminTarget, AdminUrl},
     flags::EXIT_BAD_CONFIGURATION,
     shell::{self, Shell},
+    terminal,
 };
 
-use crate::cli::{Cli, Command, TokenCommand};
+use crate::cli::{AdminArgs, Cli, Command, TokenCommand};
 use crate::server::BindError;
 
 /// Why a command failed.
@@ -47,6 +49,7 @@ pub fn execute(cli: Cli) -> ExitCode {
         Command::Status(args) => block_on(status::status(&args)),
         Command::Drain(args) => block_on(drain::drain(&args)),
         Command::Events(args) => block_on(events::events(&args)),
+        Command::Tail(args) => block_on(tail::tail(&args)),
         Command::Runtimes(command) => block_on(runtimes::runtimes(&command)),
         Command::Completions(args) => print(&completions(args.shell)).map(|_| ()),
         Command::Man(args) => shell::write_man_pages::<Cli>(&args.out)
@@ -79,15 +82,35 @@ fn block_on<T>(future: impl Future<Output = Result<T, Failure>>) -> Result<T, Fa
 
 /// Writes a result to standard output. Returns whether standard output is still read.
 fn print(text: &str) -> Result<bool, Failure> {
-    let mut output = io::stdout().lock();
-    let written = output
-        .write_all(text.as_bytes())
-        .and_then(|()| output.flush());
-    match written {
-        Ok(()) => Ok(true),
-        // For example, the reader is `head`.
-        Err(error) if error.kind() == ErrorKind::BrokenPipe => Ok(false),
-        Err(error) => Err(Failure::running(format_args!("cannot print: {error}"))),
+    let printed = terminal::print(text);
+    printed.map_err(|error| Failure::running(format_args!("cannot print: {error}")))
+}
+
+/// The client of the server that these flags name.
+fn admin_client(args: &AdminArgs) -> Result<AdminClient, Failure> {
+    admin_client_at("--admin", &args.url, args.token_file.as_deref())
+}
+
+/// The client of the server at the URL that was given with this flag.
+fn admin_client_at(
+    flag: &'static str,
+    url: &AdminUrl,
+    token_file: Option<&Path>,
+) -> Result<AdminClient, Failure> {
+    let target = AdminTarget {
+        url: url.clone(),
+        flag,
+        program: "server",
+    };
+    match token_file {
+        Some(file) => AdminClient::with_token(target, file).map_err(Failure::configuration),
+        None => Ok(AdminClient::new(target)),
+    }
+}
+
+impl From<AdminRequestError> for Failure {
+    fn from(error: AdminRequestError) -> Self {
+        Self::running(error)
     }
 }
 

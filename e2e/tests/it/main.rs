@@ -39,6 +39,7 @@ mod storm;
 mod stranger;
 mod streaming;
 mod system;
+mod tail;
 mod takeover;
 mod tidy;
 mod upstreams;

@@ -16,6 +16,9 @@ pub const EXCHANGE: &str = "exchange";
 /// The name of the event with the number of exchanges that are missing.
 pub const MISSED: &str = "missed";
 
+/// The name of the event with the server nodes that do not answer, whose exchanges are missing.
+pub const UNANSWERED: &str = "unanswered";
+
 /// The data of [`MISSED`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct MissedView {
@@ -51,6 +54,14 @@ pub fn filter<'a>(
         })?;
     }
     Ok(filter)
+}
+
+/// The filter that a whole query makes.
+///
+/// # Errors
+/// When the query cannot be understood.
+pub fn filter_of(query: &str) -> Result<TailFilter, TailRefusal> {
+    filter(form_urlencoded::parse(query.as_bytes()))
 }
 
 impl From<TooManyTails> for TailRefusal {

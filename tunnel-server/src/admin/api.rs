@@ -24,6 +24,8 @@ use http::{
 };
 use serde::{Deserialize, Serialize, de::DeserializeOwned};
 use tunnel_http::tail::Tails;
+/// The prefix of all routes.
+pub use tunnel_ops::admin::API_ROOT as ROOT;
 pub use tunnel_ops::admin::AdminProblem;
 use tunnel_ops::admin::BearerGuard;
 
@@ -43,9 +45,6 @@ use crate::{
     registry::Registry,
     runtimes::RuntimeLabel,
 };
-
-/// The prefix of all routes.
-pub const ROOT: &str = "/api/v1";
 
 /// The number of routes.
 const ROUTES: usize = 11;

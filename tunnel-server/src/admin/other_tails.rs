@@ -21,6 +21,7 @@ use tokio::{
     task::JoinSet,
     time::{MissedTickBehavior, interval, timeout},
 };
+use tunnel_http::tail::stream::UNANSWERED;
 use tunnel_ops::{
     admin::{Event, EventParser, HEARTBEAT},
     task::Owned,
@@ -40,9 +41,6 @@ const SILENCE: Duration = HEARTBEAT.saturating_mul(2);
 
 /// Events of other nodes that wait for the reader.
 const QUEUE: usize = 64;
-
-/// The name of the event with the nodes that do not answer.
-const UNANSWERED: &str = "unanswered";
 
 /// The events of all other nodes at this path. A node that does not answer, or does not any more, is named once.
 pub(super) fn events(peers: Arc<Peers>, path: String) -> impl Stream<Item = Event> + Send {

@@ -4,19 +4,16 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use tokio::time::{Instant, sleep};
+use tunnel_ops::admin::AdminRequestError;
 
-use super::{
-    Failure,
-    admin_client::{AdminClient, AdminRequestError},
-    print,
-};
+use super::{Failure, admin_client, print};
 use crate::{admin::view::ServerView, cli::DrainArgs};
 
 /// Time between two checks of whether the server has ended.
 const CHECK_INTERVAL: Duration = Duration::from_millis(200);
 
 pub(super) async fn drain(args: &DrainArgs) -> Result<(), Failure> {
-    let client = AdminClient::new(&args.admin)?;
+    let client = admin_client(&args.admin)?;
     let limit = Duration::from(args.timeout);
     let until = Instant::now() + limit;
     let mut last: ServerView = client.post("/drain", Bytes::new()).await?;

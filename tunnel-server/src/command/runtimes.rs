@@ -3,11 +3,10 @@
 use std::cmp::Reverse;
 
 use bytes::Bytes;
+use tunnel_ops::admin::AdminClient;
 
 use super::{
-    Failure,
-    admin_client::AdminClient,
-    print,
+    Failure, admin_client, print,
     table::{NOTHING, Table, age, bytes, count, round_trip},
 };
 use crate::{
@@ -40,7 +39,7 @@ pub(super) async fn runtimes(command: &RuntimesCommand) -> Result<(), Failure> {
 }
 
 async fn list(args: &RuntimesListArgs) -> Result<(), Failure> {
-    let client = AdminClient::new(&args.admin)?;
+    let client = admin_client(&args.admin)?;
     let runtimes = all(&client, args).await?;
     if args.json {
         let text = serde_json::to_string_pretty(&runtimes).map_err(Failure::running)?;
@@ -95,7 +94,7 @@ fn warn_of(unanswered: &[String]) {
 }
 
 async fn show(args: &RuntimesShowArgs) -> Result<(), Failure> {
-    let client = AdminClient::new(&args.target.admin)?;
+    let client = admin_client(&args.target.admin)?;
     let path = format!("/runtimes/{}", args.target.label);
     let view: RuntimeView = client.get(&path).await?;
     let text = match args.json {
@@ -132,7 +131,7 @@ async fn operate(
     operation: &str,
     body: Bytes,
 ) -> Result<OperationView, Failure> {
-    let client = AdminClient::new(&args.admin)?;
+    let client = admin_client(&args.admin)?;
     let path = format!("/runtimes/{}/{operation}", args.label);
     let done: OperationView = client.post(&path, body).await?;
     if !done.unanswered.is_empty() {

@@ -6,11 +6,10 @@ use std::{
 };
 
 use tokio::time::{MissedTickBehavior, interval};
+use tunnel_ops::admin::{AdminClient, AdminRequestError};
 
 use super::{
-    Failure,
-    admin_client::{AdminClient, AdminRequestError},
-    print,
+    Failure, admin_client, print,
     table::{Table, age},
 };
 use crate::{
@@ -25,7 +24,7 @@ const PERIOD: Duration = Duration::from_secs(1);
 const CLEAR: &str = "\x1b[H\x1b[J";
 
 pub(super) async fn status(args: &StatusArgs) -> Result<(), Failure> {
-    let client = AdminClient::new(&args.admin)?;
+    let client = admin_client(&args.admin)?;
     // A failure of the first request is final, also with `--watch`.
     let first = fetch(&client).await?;
     if args.watch {

@@ -5,6 +5,8 @@
 
 use std::{fmt, time::Duration};
 
+use tunnel_ops::terminal::printable;
+
 /// Shown for a missing value.
 pub(super) const NOTHING: &str = "-";
 
@@ -64,15 +66,6 @@ impl fmt::Display for Table {
         }
         Ok(())
     }
-}
-
-/// Replaces control characters, so that a terminal does not interpret them.
-pub(super) fn printable(text: &str) -> String {
-    let safe = |letter: char| match letter.is_control() {
-        true => char::REPLACEMENT_CHARACTER,
-        false => letter,
-    };
-    text.chars().map(safe).collect()
 }
 
 /// A time as one number of the largest unit that fits: `45s`, `12m`, `3h`, `2d`.

@@ -4,14 +4,14 @@
 use std::fmt::Write;
 use std::time::SystemTime;
 
-use super::admin_client::AdminClient;
-use super::table::printable;
+use super::admin_client_at;
 use super::{Failure, block_on, print};
 use crate::admin::view::ConfigView;
 use crate::cli::ValidateArgs;
 use crate::config::effective::{Difference, Effective, differences};
 use crate::config::{Config, Given};
 use crate::server::Server;
+use tunnel_ops::terminal::printable;
 
 pub(super) fn validate(args: ValidateArgs) -> Result<(), Failure> {
     let ValidateArgs { given, against } = args;
@@ -20,7 +20,7 @@ pub(super) fn validate(args: ValidateArgs) -> Result<(), Failure> {
     let mut text = format!("ok: runtimes {runtimes}, tokens {tokens}\n");
     if let Some(url) = against {
         let token_file = config.settings.admin_token_file.as_deref();
-        let client = AdminClient::at("--against", &url, token_file)?;
+        let client = admin_client_at("--against", &url, token_file)?;
         let running = block_on(async { Ok(client.get::<ConfigView>("/config").await?) })?;
         text += &describe(&running, &effective);
     }

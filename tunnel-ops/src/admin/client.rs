@@ -1,4 +1,4 @@
-//! The client of a running server's admin API.
+//! The client of a running program's admin API.
 //!
 //! In: the operator's flags. Out: the API's values, or an error that says what to do. Every step has a deadline, and the
 //! size of a response is bounded. The token is used in the request only.
@@ -19,24 +19,25 @@ use http_body_util::{BodyExt, Full, Limited};
 use hyper::{body::Incoming, client::conn::http1};
 use hyper_util::rt::TokioIo;
 use serde::de::DeserializeOwned;
-use tokio::{net::TcpStream, time::timeout};
-use tunnel_ops::task::Owned;
-
-use super::{Failure, table::printable};
-use crate::admin::{
-    address::AdminUrl,
-    api::{AdminProblem, ROOT},
+use tokio::{
+    net::TcpStream,
+    time::{sleep, timeout},
 };
-use crate::cli::AdminArgs;
+
+use super::{API_ROOT, AdminProblem, AdminUrl, EventParser, HEARTBEAT, ReceivedEvent};
+use crate::{task::Owned, terminal::printable};
 
 /// Time for the connection, which is usually local.
 const CONNECT_DEADLINE: Duration = Duration::from_secs(5);
 
-/// Time for the response, which the server makes without waiting.
+/// Time for the response, which the program makes without waiting.
 const RESPONSE_DEADLINE: Duration = Duration::from_secs(10);
 
-/// Longest silence of a stream of events: two of the server's heartbeats.
-const SILENCE: Duration = Duration::from_secs(30);
+/// Longest silence of a stream of events.
+const SILENCE: Duration = HEARTBEAT.saturating_mul(2);
+
+/// Time until the next request after a stream was lost.
+const PAUSE: Duration = Duration::from_secs(1);
 
 /// Largest response, in bytes: several times the largest page of runtimes.
 const RESPONSE_BYTES: usize = 16 * 1024 * 1024;
@@ -47,35 +48,61 @@ const TOKEN_BYTES: u64 = 4_096;
 /// Longest part of a foreign response that an error quotes, in characters.
 const QUOTED_CHARS: usize = 200;
 
-/// A client of one admin listener.
-pub(super) struct AdminClient {
-    url: AdminUrl,
+/// Whose admin API is used.
+#[derive(Debug, Clone)]
+pub struct AdminTarget {
+    /// The URL of its admin listener.
+    pub url: AdminUrl,
     /// The flag that the URL is from.
-    flag: &'static str,
+    pub flag: &'static str,
+    /// What the program is, as errors name it: `server` or `tunnel client`.
+    pub program: &'static str,
+}
+
+/// A client of one admin listener.
+pub struct AdminClient {
+    target: AdminTarget,
     /// The value of `Authorization`, and the file that it is from.
     token: Option<(HeaderValue, PathBuf)>,
 }
 
+/// A file with an admin token cannot be used.
+#[derive(Debug, thiserror::Error)]
+#[error("--admin-token-file: {}: {problem}", .file.display())]
+pub struct AdminTokenError {
+    file: PathBuf,
+    problem: String,
+}
+
 /// Why a request failed.
 #[derive(Debug, thiserror::Error)]
-pub(super) enum AdminRequestError {
+#[non_exhaustive]
+pub enum AdminRequestError {
     /// The connection failed.
     #[error(
-        "no server answers at {url}: {source}; start one, or give the URL of its admin listener with \
-         {flag}"
+        "no {} answers at {}: {source}; start one, or give the URL of its admin listener with {}",
+        .target.program, .target.url, .target.flag
     )]
     Unreachable {
-        url: AdminUrl,
-        flag: &'static str,
+        /// Who was asked.
+        target: AdminTarget,
+        /// Why not.
         source: io::Error,
     },
     /// A deadline passed.
-    #[error("{url} did not answer within {limit:?}: see the server's log")]
-    Slow { url: AdminUrl, limit: Duration },
+    #[error("{url} did not answer within {limit:?}: see the log of the program there")]
+    Slow {
+        /// Who was asked.
+        url: AdminUrl,
+        /// The deadline.
+        limit: Duration,
+    },
     /// The connection ended early, or the peer does not speak HTTP.
     #[error("{url} sent no complete response: {source}; is it an admin listener?")]
     Broken {
+        /// Who was asked.
         url: AdminUrl,
+        /// What happened.
         source: Box<dyn std::error::Error + Send + Sync>,
     },
     /// A token is required, and none was given.
@@ -83,70 +110,81 @@ pub(super) enum AdminRequestError {
         "{url} requires the admin token: give its file with --admin-token-file, or in \
          TUNNEL_SERVER_ADMIN_TOKEN_FILE"
     )]
-    TokenMissing { url: AdminUrl },
+    TokenMissing {
+        /// Who was asked.
+        url: AdminUrl,
+    },
     /// The server does not accept the token.
     #[error(
         "{url} refused the token in {}: give the file that the server was started with",
         .file.display()
     )]
-    TokenRefused { url: AdminUrl, file: PathBuf },
+    TokenRefused {
+        /// Who was asked.
+        url: AdminUrl,
+        /// The file of the token.
+        file: PathBuf,
+    },
     /// The server refused the request.
     #[error("{detail} ({reason})")]
-    Refused { reason: String, detail: String },
+    Refused {
+        /// The reason, as a stable name.
+        reason: String,
+        /// The reason for people.
+        detail: String,
+    },
     /// The response is not one of the admin API.
     #[error("{url} answered {status}, which is not a response of the admin API: {text}")]
     Foreign {
+        /// Who was asked.
         url: AdminUrl,
+        /// The status of the response.
         status: StatusCode,
+        /// Its beginning.
         text: String,
     },
 }
 
 impl AdminClient {
-    /// Reads the token, if a file is given.
-    pub(super) fn new(args: &AdminArgs) -> Result<Self, Failure> {
-        Self::at("--admin", &args.url, args.token_file.as_deref())
+    /// A client without a token.
+    #[must_use]
+    pub fn new(target: AdminTarget) -> Self {
+        let token = None;
+        Self { target, token }
     }
 
-    /// A client for the URL that was given with this flag.
-    pub(super) fn at(
-        flag: &'static str,
-        url: &AdminUrl,
-        token_file: Option<&Path>,
-    ) -> Result<Self, Failure> {
-        let token = token_file.map(|path| {
-            let field = token_field(path);
-            field
-                .map(|field| (field, path.to_owned()))
-                .map_err(|problem| {
-                    Failure::configuration(format_args!(
-                        "--admin-token-file: {}: {problem}",
-                        path.display()
-                    ))
-                })
-        });
-        Ok(Self {
-            url: url.clone(),
-            flag,
-            token: token.transpose()?,
-        })
+    /// A client that shows the token in this file.
+    ///
+    /// # Errors
+    /// When the file cannot be read, or has no token.
+    pub fn with_token(target: AdminTarget, file: &Path) -> Result<Self, AdminTokenError> {
+        let field = token_field(file).map_err(|problem| AdminTokenError {
+            file: file.to_owned(),
+            problem,
+        })?;
+        let token = Some((field, file.to_owned()));
+        Ok(Self { target, token })
     }
 
     /// The URL of the admin listener.
-    pub(super) fn url(&self) -> &AdminUrl {
-        &self.url
+    #[must_use]
+    pub fn url(&self) -> &AdminUrl {
+        &self.target.url
     }
 
     /// Reads the resource at a path below the API's root.
-    pub(super) async fn get<T: DeserializeOwned>(
-        &self,
-        path: &str,
-    ) -> Result<T, AdminRequestError> {
+    ///
+    /// # Errors
+    /// See [`AdminRequestError`].
+    pub async fn get<T: DeserializeOwned>(&self, path: &str) -> Result<T, AdminRequestError> {
         self.send(Method::GET, path, Bytes::new()).await
     }
 
     /// Requests an operation.
-    pub(super) async fn post<T: DeserializeOwned>(
+    ///
+    /// # Errors
+    /// See [`AdminRequestError`].
+    pub async fn post<T: DeserializeOwned>(
         &self,
         path: &str,
         body: Bytes,
@@ -174,10 +212,58 @@ impl AdminClient {
         serde_json::from_slice(response.body()).map_err(|_| self.foreign(&response))
     }
 
-    /// The stream of events after the one with this id, or from now on.
-    pub(super) async fn events(&self, last: Option<&str>) -> Result<EventLines, AdminRequestError> {
+    /// Gives `take` each event of the stream at a path below the API's root, until `take` returns false. A stream that is
+    /// lost is opened again, after the last event that had an id.
+    ///
+    /// # Errors
+    /// When the first request fails, or a later one is refused.
+    pub async fn follow(
+        &self,
+        path: &str,
+        mut take: impl FnMut(&ReceivedEvent) -> bool,
+    ) -> Result<(), AdminRequestError> {
+        let mut last = None;
+        let mut events = self.stream(path, None).await?;
+        loop {
+            let ended = match events.next().await {
+                Ok(Some(event)) => {
+                    if !take(&event) {
+                        return Ok(());
+                    }
+                    last = event.id.or(last);
+                    continue;
+                }
+                Ok(None) => "the stream of events has ended".to_owned(),
+                Err(error) => error.to_string(),
+            };
+            eprintln!("warning: {ended}, connecting again");
+            events = self.stream_again(path, last.as_deref()).await?;
+        }
+    }
+
+    /// Opens a stream again, until that succeeds or is refused.
+    async fn stream_again(
+        &self,
+        path: &str,
+        last: Option<&str>,
+    ) -> Result<EventStream, AdminRequestError> {
+        loop {
+            sleep(PAUSE).await;
+            match self.stream(path, last).await {
+                Err(AdminRequestError::Unreachable { .. } | AdminRequestError::Slow { .. }) => {}
+                opened_or_refused => return opened_or_refused,
+            }
+        }
+    }
+
+    /// The stream after the event with this id, or from now on.
+    async fn stream(
+        &self,
+        path: &str,
+        last: Option<&str>,
+    ) -> Result<EventStream, AdminRequestError> {
         let stream = self.connect().await?;
-        let mut request = self.request(Method::GET, "/events", Bytes::new())?;
+        let mut request = self.request(Method::GET, path, Bytes::new())?;
         if let Some(id) = last.and_then(|id| HeaderValue::from_str(id).ok()) {
             request.headers_mut().insert("last-event-id", id);
         }
@@ -192,21 +278,20 @@ impl AdminClient {
             let body = body.map_err(|source| self.broken(source))?.to_bytes();
             return Err(self.refused(head.status, &body));
         }
-        Ok(EventLines {
-            url: self.url.clone(),
+        Ok(EventStream {
+            url: self.target.url.clone(),
             body,
-            read: Vec::new(),
+            parser: EventParser::default(),
             _connection: connection,
         })
     }
 
     async fn connect(&self) -> Result<TcpStream, AdminRequestError> {
-        let connecting = TcpStream::connect((self.url.host(), self.url.port()));
+        let connecting = TcpStream::connect((self.target.url.host(), self.target.url.port()));
         match timeout(CONNECT_DEADLINE, connecting).await {
             Ok(Ok(stream)) => Ok(stream),
             Ok(Err(source)) => Err(AdminRequestError::Unreachable {
-                url: self.url.clone(),
-                flag: self.flag,
+                target: self.target.clone(),
                 source,
             }),
             Err(_) => Err(self.slow(CONNECT_DEADLINE)),
@@ -221,8 +306,8 @@ impl AdminClient {
     ) -> Result<Request<Full<Bytes>>, AdminRequestError> {
         let mut request = Request::builder()
             .method(method)
-            .uri(format!("{ROOT}{path}"))
-            .header(HOST, self.url.authority());
+            .uri(format!("{API_ROOT}{path}"))
+            .header(HOST, self.target.url.authority());
         if !body.is_empty() {
             request = request.header(CONTENT_TYPE, "application/json");
         }
@@ -234,7 +319,7 @@ impl AdminClient {
     }
 
     fn refused(&self, status: StatusCode, body: &[u8]) -> AdminRequestError {
-        let url = self.url.clone();
+        let url = self.target.url.clone();
         match (status, &self.token) {
             (StatusCode::UNAUTHORIZED, None) => return AdminRequestError::TokenMissing { url },
             (StatusCode::UNAUTHORIZED, Some((_, file))) => {
@@ -258,70 +343,62 @@ impl AdminClient {
 
     fn foreign(&self, response: &Response<Bytes>) -> AdminRequestError {
         AdminRequestError::Foreign {
-            url: self.url.clone(),
+            url: self.target.url.clone(),
             status: response.status(),
             text: excerpt(response.body()),
         }
     }
 
     fn broken(&self, source: Box<dyn std::error::Error + Send + Sync>) -> AdminRequestError {
-        let url = self.url.clone();
+        let url = self.target.url.clone();
         AdminRequestError::Broken { url, source }
     }
 
     fn slow(&self, limit: Duration) -> AdminRequestError {
-        let url = self.url.clone();
+        let url = self.target.url.clone();
         AdminRequestError::Slow { url, limit }
-    }
-}
-
-impl From<AdminRequestError> for Failure {
-    fn from(error: AdminRequestError) -> Self {
-        Self::running(error)
     }
 }
 
 impl fmt::Debug for AdminClient {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("AdminClient")
-            .field("url", &self.url)
+            .field("target", &self.target)
             .finish_non_exhaustive()
     }
 }
 
-/// The lines of a stream of events.
-pub(super) struct EventLines {
+/// A stream of events.
+struct EventStream {
     url: AdminUrl,
     body: Incoming,
-    /// What was received behind the last line.
-    read: Vec<u8>,
+    parser: EventParser,
     _connection: Owned<()>,
 }
 
-impl EventLines {
-    /// The next line, without its end; `None` at the end of the stream.
-    pub(super) async fn next(&mut self) -> Result<Option<String>, AdminRequestError> {
+impl EventStream {
+    /// The next event; `None` at the end of the stream.
+    async fn next(&mut self) -> Result<Option<ReceivedEvent>, AdminRequestError> {
         loop {
-            if let Some(end) = self.read.iter().position(|byte| *byte == b'\n') {
-                let line: Vec<u8> = self.read.drain(..=end).collect();
-                return Ok(Some(String::from_utf8_lossy(&line).trim_end().to_owned()));
+            if let Some(event) = self.parser.next_event() {
+                return Ok(Some(event));
             }
-            // The server speaks at least every 15 s.
+            // The program sends something at least with each heartbeat.
             let Ok(frame) = timeout(SILENCE, self.body.frame()).await else {
                 let (url, limit) = (self.url.clone(), SILENCE);
                 return Err(AdminRequestError::Slow { url, limit });
             };
-            match frame {
-                None => return Ok(None),
-                Some(Ok(frame)) => self.read.extend(frame.into_data().unwrap_or_default()),
-                Some(Err(source)) => {
-                    let (url, source) = (self.url.clone(), source.into());
-                    return Err(AdminRequestError::Broken { url, source });
-                }
-            }
-            if self.read.len() > RESPONSE_BYTES {
+            let broken = |source| AdminRequestError::Broken {
+                url: self.url.clone(),
+                source,
+            };
+            let Some(frame) = frame else {
                 return Ok(None);
-            }
+            };
+            let frame = frame.map_err(|source| broken(source.into()))?;
+            let data = frame.into_data().unwrap_or_default();
+            let received = self.parser.receive(&data);
+            received.map_err(|source| broken(source.into()))?;
         }
     }
 }
