@@ -136,6 +136,13 @@ impl<S: AddressState> Permits<S> {
         self.addresses.lock().by_address.len()
     }
 
+    /// The number of acquired permits, and of all.
+    #[must_use]
+    pub fn usage(&self) -> (usize, usize) {
+        let acquired = self.acquired.load(Ordering::Relaxed);
+        (acquired, self.max.load(Ordering::Relaxed))
+    }
+
     /// Acquires a permit, counted by `address` if there is one.
     ///
     /// # Errors

@@ -15,6 +15,7 @@ mod event_stream;
 mod merge;
 pub mod nodes;
 mod other_tails;
+pub mod usage;
 pub mod view;
 
 use std::sync::Arc;

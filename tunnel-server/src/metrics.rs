@@ -8,7 +8,7 @@
 mod peers;
 
 use std::{
-    collections::HashMap,
+    collections::{BTreeMap, HashMap},
     sync::{Arc, OnceLock, Weak},
     time::{Duration, SystemTime},
 };
@@ -369,6 +369,32 @@ impl Metrics {
     pub fn count_problem(&self, problem: &Problem) {
         let labels = [problem.reason().name(), problem.hop().name()];
         self.problems.with_label_values(&labels).inc();
+    }
+
+    /// Exchanges that have ended.
+    #[must_use]
+    pub fn ended_exchanges(&self) -> u64 {
+        self.duration.get_sample_count()
+    }
+
+    /// The problems that were counted, by reason.
+    #[must_use]
+    pub fn problems_by_reason(&self) -> BTreeMap<String, u64> {
+        let count = |reason: &Reason| {
+            let of_hop = |hop: Hop| {
+                let labels = [reason.name(), hop.name()];
+                self.problems.with_label_values(&labels).get()
+            };
+            let count = of_hop(Hop::Server) + of_hop(Hop::Client);
+            (count > 0).then(|| (reason.name().to_owned(), count))
+        };
+        Reason::ALL.iter().filter_map(count).collect()
+    }
+
+    /// Handshakes of tunnel clients that are under way.
+    #[must_use]
+    pub fn open_handshakes(&self) -> i64 {
+        self.handshakes_open.get()
     }
 
     /// The series of a runtime, which are made if it has none.

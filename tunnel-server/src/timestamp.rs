@@ -29,6 +29,13 @@ impl Timestamp {
         SystemTime::now().into()
     }
 
+    /// The time until this moment; zero if it has passed.
+    #[must_use]
+    pub fn until(self) -> Duration {
+        let time = self.0.duration_since(SystemTime::now());
+        time.unwrap_or_default()
+    }
+
     /// The time since then, by this machine's clock; zero if it is in the future.
     #[must_use]
     pub fn age(self) -> Duration {

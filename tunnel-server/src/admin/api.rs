@@ -31,6 +31,7 @@ use tunnel_ops::admin::BearerGuard;
 
 use super::{
     DESCRIPTION, event_stream, merge,
+    usage::{ReadCertificates, ReadLimits},
     view::{
         self, ConfigView, OperationError, RevocationScope, RuntimeView, RuntimesPage, ServerView,
     },
@@ -78,6 +79,10 @@ pub(crate) struct Api {
     pub(crate) events: Arc<Events>,
     pub(crate) tails: Arc<Tails>,
     pub(crate) lifecycle: Arc<Lifecycle>,
+    /// Reads when the listeners' certificates expire.
+    pub(crate) certificates: ReadCertificates,
+    /// Reads the limits of the whole server.
+    pub(crate) limits: ReadLimits,
     /// Checks the admin token. Without it nothing can be changed, or read from other machines.
     pub(crate) guard: Arc<ArcSwapOption<BearerGuard>>,
     /// From where it can be reached.
@@ -234,8 +239,15 @@ async fn method_not_allowed() -> ApiError {
 }
 
 async fn status(State(api): State<Arc<Api>>) -> Json<ServerView> {
-    let view = view::server_view(&api.registry, &api.metrics, &api.config, &api.lifecycle);
-    Json(view)
+    let (certificates, limits) = ((api.certificates)(), (api.limits)());
+    Json(view::server_view(
+        &api.registry,
+        &api.metrics,
+        &api.config,
+        &api.lifecycle,
+        certificates,
+        limits,
+    ))
 }
 
 /// Stops the server as a signal does. The response is the state before.

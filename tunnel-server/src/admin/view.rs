@@ -5,6 +5,7 @@
 //! secret: a credential is shown by its kind and its public id.
 
 use std::{
+    collections::BTreeMap,
     sync::Arc,
     time::{Duration, SystemTime},
 };
@@ -12,7 +13,10 @@ use std::{
 use serde::{Deserialize, Serialize};
 use tunnel_proto::control::RouteSummary;
 
-use super::nodes::{self, NodeView};
+use super::{
+    nodes::{self, NodeView},
+    usage::{self, ProcessView, UsedLimitView},
+};
 use crate::{
     auth::{
         Authenticator, CredentialKind, CredentialView,
@@ -47,6 +51,21 @@ pub struct ServerView {
     pub sessions: usize,
     /// Open exchanges of all runtimes.
     pub open_exchanges: usize,
+    /// Exchanges that have ended since the start.
+    #[serde(default)]
+    pub requests: u64,
+    /// The problems that requests were answered with since the start, by reason.
+    #[serde(default)]
+    pub problems: BTreeMap<String, u64>,
+    /// What the process uses; absent where the system does not say so.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub process: Option<ProcessView>,
+    /// When the certificate of each listener expires; a listener without TLS is absent.
+    #[serde(default)]
+    pub certificates: BTreeMap<String, Timestamp>,
+    /// The limits of the whole server, and how much of each is used.
+    #[serde(default)]
+    pub limits: BTreeMap<String, UsedLimitView>,
     /// Counts the configurations since the start, from 1.
     pub config_version: u64,
     /// Whether the last reload succeeded; absent before the first.
@@ -297,6 +316,8 @@ pub(super) fn server_view(
     metrics: &Metrics,
     config: &LiveConfig,
     lifecycle: &Lifecycle,
+    certificates: BTreeMap<String, Timestamp>,
+    limits: BTreeMap<String, UsedLimitView>,
 ) -> ServerView {
     let slots = registry.slots();
     let tunnels: Vec<_> = slots.iter().filter_map(|slot| slot.tunnel()).collect();
@@ -315,6 +336,11 @@ pub(super) fn server_view(
         runtimes_online: tunnels.len(),
         sessions: usize::try_from(metrics.sessions.get()).unwrap_or_default(),
         open_exchanges: members.map(|member| member.session.outstanding()).sum(),
+        requests: metrics.ended_exchanges(),
+        problems: metrics.problems_by_reason(),
+        process: usage::process(),
+        certificates,
+        limits,
         config_version: metrics.config_version(),
         last_reload_ok: last_reload.map(|reload| reload.is_good),
         last_reload: last_reload.map(|reload| reload.at.into()),

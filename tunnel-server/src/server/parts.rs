@@ -19,6 +19,7 @@ use crate::{
     admin::{
         self,
         api::{Api, Reach},
+        usage::{ReadLimits, UsedLimitView},
     },
     allowance::Allowance,
     auth::Authenticator,
@@ -195,10 +196,33 @@ impl Parts {
             events: self.events.clone(),
             tails: self.access_log.tails().clone(),
             lifecycle: self.lifecycle.clone(),
+            certificates: self.tls.read_expiry(),
+            limits: self.read_limits(),
             guard: self.admin_guard.clone(),
             reach,
             peers,
         }
+    }
+
+    /// Reads the limits of the whole server, and how much of each is used.
+    fn read_limits(&self) -> ReadLimits {
+        let (public, tunnel) = (self.public_permits.clone(), self.tunnel_permits.clone());
+        let (config, metrics) = (self.config.clone(), self.metrics.clone());
+        Arc::new(move || {
+            let handshakes = usize::try_from(metrics.open_handshakes()).unwrap_or_default();
+            let max_handshakes = config.load().settings.max_handshakes as usize;
+            let all = [
+                ("public connections", public.usage()),
+                ("tunnel connections", tunnel.usage()),
+                ("handshakes", (handshakes, max_handshakes)),
+            ];
+            let view = |(used, limit): (usize, usize)| UsedLimitView {
+                used: used as u64,
+                limit: limit as u64,
+            };
+            all.map(|(name, usage)| (name.to_owned(), view(usage)))
+                .into()
+        })
     }
 
     /// The current values of the gauges. The tables' names are those of docs/reference/metrics.md.

@@ -6,6 +6,7 @@ use arc_swap::ArcSwap;
 use tunnel_ops::tls_files::{ClientAuth, LiveServerConfig, NextServerConfig, TlsFilesError};
 
 use crate::{
+    admin::usage::ReadCertificates,
     config::{Config, PeerLinks},
     metrics::Metrics,
     peer_tls::{ALPN, PeerTls},
@@ -76,6 +77,19 @@ impl ListenerTls {
         if let (Some(links), Some(next)) = (&self.links, next.links) {
             links.commit(next);
         }
+    }
+
+    /// Reads when the certificate of each listener expires.
+    pub(super) fn read_expiry(&self) -> ReadCertificates {
+        let (tunnel, public) = (self.tunnel.clone(), self.public.clone());
+        Arc::new(move || {
+            let public = public.as_ref().map(|public| ("public", public));
+            let all = [("tunnel", &tunnel)].into_iter().chain(public);
+            let expiry = |(name, listener): (&str, &Arc<LiveServerConfig>)| {
+                (name.to_owned(), listener.not_after().into())
+            };
+            all.map(expiry).collect()
+        })
     }
 
     /// Updates the metrics of the certificates' expiry.

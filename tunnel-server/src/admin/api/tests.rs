@@ -9,6 +9,7 @@ use super::super::nodes::NodeView;
 use super::*;
 const ID_BYTES: usize = CredentialId::ID_BYTES;
 use crate::{
+    admin::usage::{ProcessView, UsedLimitView},
     admin::view::{
         ConfigView, LimitsView, ProblemView, RouteView, ServerState, ServerView, SessionView,
     },
@@ -259,6 +260,14 @@ fn responses_are_as_described() {
         runtimes_online: 1,
         sessions: 3,
         open_exchanges: 4,
+        requests: 7,
+        problems: [("session_lost".to_owned(), 3)].into(),
+        process: Some(ProcessView {
+            memory_bytes: 1,
+            cpu_seconds: 0.25,
+        }),
+        certificates: [("tunnel".to_owned(), Timestamp::now())].into(),
+        limits: [("handshakes".to_owned(), UsedLimitView { used: 1, limit: 2 })].into(),
         config_version: 5,
         last_reload_ok: Some(true),
         last_reload: Some(Timestamp::now()),
@@ -273,6 +282,7 @@ fn responses_are_as_described() {
     };
     let bare = ServerView {
         state: ServerState::Running,
+        process: None,
         last_reload_ok: None,
         last_reload: None,
         nodes: Vec::new(),
