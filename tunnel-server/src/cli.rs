@@ -267,13 +267,28 @@ pub struct StatusArgs {
     #[command(flatten)]
     pub admin: AdminArgs,
 
-    /// Show it again each second
-    #[arg(long)]
-    pub watch: bool,
+    /// The state again and again.
+    #[command(flatten)]
+    pub watch: WatchArgs,
 
     /// Print JSON; with --watch, an object a line
     #[arg(long)]
     pub json: bool,
+}
+
+/// How often something is shown again.
+#[derive(Debug, Args)]
+pub struct WatchArgs {
+    /// Show it again each second, or each so many seconds
+    #[arg(
+        long = "watch",
+        value_name = "SECONDS",
+        num_args = 0..=1,
+        require_equals = true,
+        default_missing_value = "1",
+        value_parser = clap::value_parser!(u32).range(1..=3_600)
+    )]
+    pub seconds: Option<u32>,
 }
 
 /// Flags of `events`.
@@ -345,9 +360,30 @@ pub struct RuntimesListArgs {
     #[arg(long, value_name = "NAME")]
     pub account: Option<AccountName>,
 
+    /// The list again and again.
+    #[command(flatten)]
+    pub watch: WatchArgs,
+
+    /// How the list is printed
+    #[arg(short, long, value_name = "FORMAT", value_enum, default_value_t = ListOutput::Table)]
+    pub output: ListOutput,
+
     /// Print a JSON array
-    #[arg(long)]
+    #[arg(long, conflicts_with = "output")]
     pub json: bool,
+}
+
+/// How a list of runtimes is printed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
+pub enum ListOutput {
+    /// A table
+    Table,
+    /// A table with more columns
+    Wide,
+    /// A JSON array; with --watch, an array a line
+    Json,
+    /// YAML; with --watch, a document each time
+    Yaml,
 }
 
 /// The order of a list of runtimes.

@@ -14,6 +14,7 @@ mod table;
 mod tail;
 mod token;
 mod validate;
+mod watch;
 
 use std::fmt::Display;
 use std::path::Path;

@@ -3,11 +3,12 @@
 use std::cmp::Reverse;
 
 use bytes::Bytes;
-use tunnel_ops::admin::AdminClient;
+use tunnel_ops::admin::{AdminClient, AdminRequestError};
 
 use super::{
     Failure, admin_client, print,
     table::{NOTHING, Table, age, bytes, count, round_trip},
+    watch::watch,
 };
 use crate::{
     admin::{
@@ -15,7 +16,7 @@ use crate::{
         view::{LimitsView, RouteView, RuntimeView, RuntimesPage, SessionView},
     },
     cli::{
-        RuntimesCommand, RuntimesListArgs, RuntimesRevokeArgs, RuntimesShowArgs,
+        ListOutput, RuntimesCommand, RuntimesListArgs, RuntimesRevokeArgs, RuntimesShowArgs,
         RuntimesTargetArgs, SortKey,
     },
     history::RefusedDial,
@@ -40,20 +41,47 @@ pub(super) async fn runtimes(command: &RuntimesCommand) -> Result<(), Failure> {
 
 async fn list(args: &RuntimesListArgs) -> Result<(), Failure> {
     let client = admin_client(&args.admin)?;
+    let output = if args.json {
+        ListOutput::Json
+    } else {
+        args.output
+    };
     let runtimes = all(&client, args).await?;
-    if args.json {
-        let text = serde_json::to_string_pretty(&runtimes).map_err(Failure::running)?;
-        return print(&(text + "\n")).map(|_| ());
+    let Some(seconds) = args.watch.seconds else {
+        if output == ListOutput::Json {
+            let text = serde_json::to_string_pretty(&runtimes).map_err(Failure::running)?;
+            return print(&(text + "\n")).map(|_| ());
+        }
+        if runtimes.is_empty() && output != ListOutput::Yaml {
+            eprintln!("no runtimes");
+            return Ok(());
+        }
+        return print(&list_text(&runtimes, output)).map(|_| ());
+    };
+    let look = async || Ok(list_text(&all(&client, args).await?, output));
+    let is_for_people = matches!(output, ListOutput::Table | ListOutput::Wide);
+    watch(seconds, is_for_people, list_text(&runtimes, output), look).await
+}
+
+/// A list as it is shown, JSON on one line.
+fn list_text(runtimes: &[RuntimeView], output: ListOutput) -> String {
+    match output {
+        ListOutput::Table => runtimes_table(runtimes).to_string(),
+        ListOutput::Wide => wide_table(runtimes).to_string(),
+        // Serialising plain values cannot fail.
+        ListOutput::Json => serde_json::to_string(runtimes).unwrap_or_default() + "\n",
+        ListOutput::Yaml => {
+            let text = serde_saphyr::to_string(&runtimes).unwrap_or_default();
+            format!("---\n{}\n", text.trim_end())
+        }
     }
-    if runtimes.is_empty() {
-        eprintln!("no runtimes");
-        return Ok(());
-    }
-    print(&runtimes_table(&runtimes).to_string()).map(|_| ())
 }
 
 /// Reads all pages.
-async fn all(client: &AdminClient, args: &RuntimesListArgs) -> Result<Vec<RuntimeView>, Failure> {
+async fn all(
+    client: &AdminClient,
+    args: &RuntimesListArgs,
+) -> Result<Vec<RuntimeView>, AdminRequestError> {
     let mut query = format!("/runtimes?limit={PAGE_MAX}");
     if args.online {
         query += "&online=true";
@@ -150,27 +178,77 @@ fn report(done: &OperationView, state: &str) -> Result<(), Failure> {
     print(&text).map(|_| ())
 }
 
+/// The columns of a list, of which the last one is the longest.
+const TITLES: [&str; 10] = [
+    "RUNTIME", "ACCOUNT", "STATE", "FOR", "SESSIONS", "RTT", "OPEN", "IN", "OUT", "WHY",
+];
+
+/// The columns of a wide list.
+const WIDE_TITLES: [&str; 15] = [
+    "RUNTIME",
+    "ACCOUNT",
+    "STATE",
+    "FOR",
+    "SESSIONS",
+    "RTT",
+    "OPEN",
+    "IN",
+    "OUT",
+    "REQUESTS",
+    "WAITING",
+    "CLIENT",
+    "NODES",
+    "LAST PROBLEM",
+    "WHY",
+];
+
 fn runtimes_table(runtimes: &[RuntimeView]) -> Table {
-    const TITLES: [&str; 10] = [
-        "RUNTIME", "ACCOUNT", "STATE", "FOR", "SESSIONS", "RTT", "OPEN", "IN", "OUT", "PROBLEM",
-    ];
     let mut table = Table::titled(&TITLES, &[3, 4, 5, 6, 7, 8]);
     for view in runtimes {
-        let nothing = || NOTHING.to_owned();
-        table.row([
-            view.label.clone(),
-            view.account.clone(),
-            state(view).to_owned(),
-            state_since(view).map_or_else(nothing, |since| age(since.age())),
-            view.sessions.len().to_string(),
-            best_round_trip(&view.sessions).map_or_else(nothing, round_trip),
-            view.open_exchanges.to_string(),
-            bytes(view.bytes_in),
-            bytes(view.bytes_out),
-            problem(view).map_or_else(nothing, ToOwned::to_owned),
-        ]);
+        table.row(first_cells(view).into_iter().chain([why(view)]));
     }
     table
+}
+
+fn wide_table(runtimes: &[RuntimeView]) -> Table {
+    let mut table = Table::titled(&WIDE_TITLES, &[3, 4, 5, 6, 7, 8, 9, 10]);
+    for view in runtimes {
+        let nothing = || NOTHING.to_owned();
+        let version = view.sessions.last();
+        let version = version.map(|session| session.client_version.clone());
+        let nodes = (!view.nodes.is_empty()).then(|| view.nodes.join(","));
+        let problem = view.last_problem.as_ref();
+        let more = [
+            view.requests.to_string(),
+            view.waiting.to_string(),
+            version.unwrap_or_else(nothing),
+            nodes.unwrap_or_else(nothing),
+            problem.map_or_else(nothing, |problem| problem.reason.clone()),
+            why(view),
+        ];
+        table.row(first_cells(view).into_iter().chain(more));
+    }
+    table
+}
+
+/// The cells that all lists begin with.
+fn first_cells(view: &RuntimeView) -> [String; 9] {
+    let nothing = || NOTHING.to_owned();
+    [
+        view.label.clone(),
+        view.account.clone(),
+        state(view).to_owned(),
+        state_since(view).map_or_else(nothing, |since| age(since.age())),
+        view.sessions.len().to_string(),
+        best_round_trip(&view.sessions).map_or_else(nothing, round_trip),
+        view.open_exchanges.to_string(),
+        bytes(view.bytes_in),
+        bytes(view.bytes_out),
+    ]
+}
+
+fn why(view: &RuntimeView) -> String {
+    offline_because(view).unwrap_or_else(|| NOTHING.to_owned())
 }
 
 fn runtime_page(view: &RuntimeView) -> String {
@@ -185,6 +263,9 @@ fn runtime_page(view: &RuntimeView) -> String {
         "state",
         format!("{}{}", state(view), since.unwrap_or_default()),
     );
+    if let Some(because) = offline_because(view) {
+        row("offline because", because);
+    }
     if let Some(instance) = &view.instance {
         let epoch = view.epoch.unwrap_or_default();
         row("instance", format!("{instance}, epoch {epoch}"));
@@ -259,20 +340,29 @@ fn last_refusal(refusal: &RefusedDial) -> String {
     )
 }
 
-/// In one word what is wrong with a runtime: why its tunnel client is refused, or how its last session has ended, while it
-/// is offline; the last problem of its requests while it is online.
-fn problem(view: &RuntimeView) -> Option<&str> {
-    let problem = view.last_problem.as_ref();
+/// Why a runtime is offline: its tunnel client is refused, or how its last session has ended. `None` if it is online.
+fn offline_because(view: &RuntimeView) -> Option<String> {
+    if view.online {
+        return None;
+    }
     let end = view.last_session_end.as_ref();
     let refusal = view.last_refusal.as_ref();
     // An older refusal was followed by a session.
     let refusal = refusal.filter(|refusal| end.is_none_or(|end| end.at < refusal.at));
-    match view.online {
-        true => problem.map(|problem| &*problem.reason),
-        false => refusal
-            .map(|refusal| &*refusal.reason)
-            .or_else(|| end.map(|end| &*end.reason)),
-    }
+    Some(match (refusal, end) {
+        (Some(refusal), _) => {
+            let (reason, detail) = (&refusal.reason, &refusal.detail);
+            format!("refused {} ago, {reason}: {detail}", age(refusal.at.age()))
+        }
+        (None, Some(end)) => {
+            let (reason, detail) = (&end.reason, &end.detail);
+            format!(
+                "session ended {} ago, {reason}: {detail}",
+                age(end.at.age())
+            )
+        }
+        (None, None) => "no tunnel client has named it since the server was started".to_owned(),
+    })
 }
 
 fn routes_table(routes: &[RouteView]) -> Table {

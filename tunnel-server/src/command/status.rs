@@ -1,75 +1,51 @@
-//! `tunnel-server status`: shows the state of a running server, once or every second.
+//! `tunnel-server status`: shows the state of a running server, once or again and again.
 
-use std::{
-    io::{self, IsTerminal},
-    time::Duration,
-};
+use std::time::Duration;
 
-use tokio::time::{MissedTickBehavior, interval};
-use tunnel_ops::admin::{AdminClient, AdminRequestError};
+use tunnel_ops::admin::AdminClient;
 
 use super::{
     Failure, admin_client, print,
-    table::{Table, age},
+    table::{Table, age, bytes},
+    watch::watch,
 };
 use crate::{
     admin::view::{ServerState, ServerView},
     cli::StatusArgs,
 };
 
-/// Time between two requests of `--watch`.
-const PERIOD: Duration = Duration::from_secs(1);
-
-/// Moves a terminal's cursor to the beginning and clears all after it.
-const CLEAR: &str = "\x1b[H\x1b[J";
-
 pub(super) async fn status(args: &StatusArgs) -> Result<(), Failure> {
     let client = admin_client(&args.admin)?;
     // A failure of the first request is final, also with `--watch`.
-    let first = fetch(&client).await?;
-    if args.watch {
-        return watch(&client, first, args.json).await;
-    }
-    let text = match args.json {
-        true => serde_json::to_string_pretty(&first).map_err(Failure::running)? + "\n",
-        false => block(&client, &first),
-    };
-    print(&text).map(|_| ())
-}
-
-async fn fetch(client: &AdminClient) -> Result<ServerView, AdminRequestError> {
-    client.get("/status").await
-}
-
-/// Shows the state until the output is closed. A server that does not answer may come back.
-async fn watch(client: &AdminClient, first: ServerView, as_json: bool) -> Result<(), Failure> {
-    let is_terminal = !as_json && io::stdout().is_terminal();
-    let mut ticks = interval(PERIOD);
-    ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
-    ticks.tick().await;
-    let mut result = Ok(first);
-    loop {
-        let is_open = match &result {
-            Ok(view) if as_json => {
-                print(&(serde_json::to_string(view).map_err(Failure::running)? + "\n"))?
-            }
-            Ok(view) if is_terminal => print(&format!("{CLEAR}{}", block(client, view)))?,
-            Ok(view) => print(&format!("{}\n", block(client, view)))?,
-            Err(error) if is_terminal => print(&format!("{CLEAR}{error}\n"))?,
-            Err(error) => {
-                eprintln!("error: {error}");
-                true
-            }
+    let first: ServerView = client.get("/status").await?;
+    let Some(seconds) = args.watch.seconds else {
+        let text = match args.json {
+            true => serde_json::to_string_pretty(&first).map_err(Failure::running)? + "\n",
+            false => block(&client, &first, None),
         };
-        if !is_open {
-            return Ok(());
-        }
-        ticks.tick().await;
-        result = fetch(client).await;
-    }
+        return print(&text).map(|_| ());
+    };
+    // Serialising plain values cannot fail.
+    let line = |view: &ServerView| serde_json::to_string(view).unwrap_or_default() + "\n";
+    let text = match args.json {
+        true => line(&first),
+        false => block(&client, &first, None),
+    };
+    let mut before = first;
+    let look = async || {
+        let view: ServerView = client.get("/status").await?;
+        let text = match args.json {
+            true => line(&view),
+            false => block(&client, &view, Some(&before)),
+        };
+        before = view;
+        Ok(text)
+    };
+    watch(seconds, !args.json, text, look).await
 }
 
-fn block(client: &AdminClient, view: &ServerView) -> String {
+/// The state for people. Rates are those since the view `before`, or else since the start.
+fn block(client: &AdminClient, view: &ServerView, before: Option<&ServerView>) -> String {
     let mut table = Table::named();
     let mut row = |name: &str, value: String| table.row([name.to_owned(), value]);
     let version = &view.version;
@@ -90,6 +66,7 @@ fn block(client: &AdminClient, view: &ServerView) -> String {
     row("runtimes", format!("{online} of {known} online"));
     row("sessions", view.sessions.to_string());
     row("open exchanges", view.open_exchanges.to_string());
+    usage_rows(view, before, &mut row);
     let reload = match (view.last_reload_ok, view.last_reload) {
         (Some(is_good), Some(time)) => {
             let word = if is_good {
@@ -110,4 +87,54 @@ fn block(client: &AdminClient, view: &ServerView) -> String {
         row("node", format!("{name}, {state}, version {version}{zone}"));
     }
     table.to_string()
+}
+
+/// The rows of what the server does and uses.
+fn usage_rows(view: &ServerView, before: Option<&ServerView>, row: &mut impl FnMut(&str, String)) {
+    // A server that was started again counts from 0.
+    let before = before.filter(|before| before.started == view.started);
+    let since = if before.is_some() {
+        ""
+    } else {
+        " since the start"
+    };
+    let seconds = view.uptime_seconds - before.map_or(0, |before| before.uptime_seconds);
+    let seconds = seconds.max(1) as f64;
+    let requests = view.requests - before.map_or(0, |before| before.requests);
+    let rate = requests as f64 / seconds;
+    row("requests", format!("{}, {rate:.1}/s{since}", view.requests));
+    let problems: Vec<String> = view
+        .problems
+        .iter()
+        .map(|(reason, count)| format!("{count} {reason}"))
+        .collect();
+    let problems = match problems.is_empty() {
+        true => "none since the start".to_owned(),
+        false => problems.join(", "),
+    };
+    row("problems", problems);
+    if let Some(process) = &view.process {
+        let before = before.and_then(|before| before.process.as_ref());
+        let cpu = process.cpu_seconds - before.map_or(0.0, |before| before.cpu_seconds);
+        let percent = 100.0 * cpu / seconds;
+        let memory = bytes(process.memory_bytes);
+        row(
+            "process",
+            format!("{memory} resident, {percent:.1} % of a core{since}"),
+        );
+    }
+    for (listener, expires) in &view.certificates {
+        let left = expires.until();
+        let left = match left.is_zero() {
+            true => "EXPIRED".to_owned(),
+            false => format!("for {}", age(left)),
+        };
+        row(
+            "certificate",
+            format!("{listener}, {left}, until {expires}"),
+        );
+    }
+    let limits = view.limits.iter();
+    let limits = limits.map(|(name, limit)| format!("{} of {} {name}", limit.used, limit.limit));
+    row("limits", limits.collect::<Vec<_>>().join(", "));
 }
