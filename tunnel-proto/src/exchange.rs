@@ -91,6 +91,9 @@ pub(crate) struct ExchangeStream {
     decoder: Decoder,
     /// Whether the other end has accepted the stream.
     accepted: bool,
+    /// Whether it carries an upgraded connection. It carries no other exchange then: an end that reads nothing more resets
+    /// it, which the other end may learn after it has sent and received all.
+    is_upgrade: bool,
     /// Whether this end's message is completely sent.
     sent: bool,
     /// Whether the other end's message is completely received.
@@ -197,15 +200,17 @@ impl ExchangeStream {
         self.stream = None;
     }
 
-    /// Whether both messages are complete and no byte was received after them.
-    fn is_whole(&self) -> bool {
-        self.sent && self.received && self.decoder.is_between_messages()
+    /// Whether the stream may carry another exchange: both messages are complete, no byte was received after them, and
+    /// neither end has a reason to reset it.
+    fn is_reusable(&self) -> bool {
+        let is_whole = self.sent && self.received && self.decoder.is_between_messages();
+        is_whole && !self.is_upgrade
     }
 }
 
 impl Drop for ExchangeStream {
     fn drop(&mut self) {
-        if !self.is_whole() {
+        if !self.is_reusable() {
             return;
         }
         if let (Some(stream), Some(outstanding)) = (self.stream.take(), &self.outstanding) {
