@@ -10,6 +10,7 @@ pub(crate) mod live;
 mod nodes;
 mod origin;
 mod settings;
+mod webhook;
 
 use std::net::SocketAddr;
 use std::path::PathBuf;
@@ -28,6 +29,7 @@ pub use self::credentials::{
 pub use self::nodes::{BadKeyPrefix, EtcdUrl, KeyPrefix, PeerLinks, SharedDirectory};
 pub use self::origin::Origin;
 pub use self::settings::{Given, Settings, Source, setting};
+pub use self::webhook::{WebhookSecret, WebhookSecretError};
 use crate::budget::NodeLimits;
 use crate::peer_tls::PeerIdentityError;
 use crate::runtimes::{HostName, RuntimeLabel, RuntimeLimits, Runtimes, RuntimesError};
@@ -44,6 +46,8 @@ pub struct Config {
     pub public_tls: Option<Identity>,
     /// The runtimes that may connect, and the hosts of each.
     pub runtimes: Runtimes,
+    /// The secret that events for the platform are signed with. Default `None`.
+    pub webhook_secret: Option<WebhookSecret>,
     /// The directory that this server shares with other nodes; `None` if it stands alone. Default `None`.
     pub shared_directory: Option<SharedDirectory>,
     /// How many sessions are sent a drain message per second when the server stops. Default 500, about the number of
@@ -83,6 +87,9 @@ pub enum ConfigFault {
     /// The certificates of server nodes.
     #[error(transparent)]
     Peer(#[from] PeerIdentityError),
+    /// The secret of --webhook-url.
+    #[error(transparent)]
+    Webhook(#[from] WebhookSecretError),
     /// The file of the admin token.
     #[error(transparent)]
     AdminToken(#[from] BearerFileError),
@@ -102,6 +109,7 @@ impl Config {
             tunnel_tls,
             public_tls: None,
             runtimes,
+            webhook_secret: None,
             shared_directory: None,
             leaving_per_second: 500,
         }
@@ -137,6 +145,7 @@ impl Config {
         if let Some(path) = &settings.admin_token_file {
             or_fault(&mut faults, BearerGuard::load(path));
         }
+        let webhook_secret = webhook::check(source, &mut faults);
         let shared_directory = nodes::check(source, &settings, &mut faults);
         check_listeners(source, &settings, &mut faults);
         check_proxies(source, &settings, &mut faults);
@@ -144,6 +153,7 @@ impl Config {
         match (tunnel_tls, runtimes) {
             (Some(tunnel_tls), Some(runtimes)) if faults.is_empty() => Ok(Self {
                 public_tls,
+                webhook_secret,
                 shared_directory,
                 settings: settings.clone(),
                 ..Self::new(tunnel_tls, runtimes, settings.domain)

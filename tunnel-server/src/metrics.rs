@@ -103,6 +103,7 @@ pub struct Metrics {
     read: Read,
     /// Lines of the access log that were lost.
     pub access_log_lost: IntCounter,
+    webhook_attempts: IntCounterVec,
     /// Runtimes that a newer instance took over.
     pub takeovers: IntCounter,
     /// The directory that several nodes share.
@@ -231,6 +232,7 @@ impl Metrics {
             configuration: Configuration::new(new)?,
             read: Read::new(new)?,
             access_log_lost: access_log_lost(new)?,
+            webhook_attempts: webhook_attempts(new)?,
             takeovers: takeovers(new)?,
             directory: DirectoryMetrics::new(new)?,
             peers: PeerMetrics::new(new)?,
@@ -238,6 +240,11 @@ impl Metrics {
             families,
         });
         Ok(metrics)
+    }
+
+    /// An attempt to send an event to the platform had this result.
+    pub(crate) fn on_webhook_attempt(&self, result: &str) {
+        self.webhook_attempts.with_label_values(&[result]).inc();
     }
 
     /// Every family. `platform_away` and `jwks_keys` are registered only if the configuration accepts tokens of the platform
@@ -493,6 +500,15 @@ fn problems(new: &mut Families) -> prometheus::Result<IntCounterVec> {
         }
     }
     Ok(family)
+}
+
+fn webhook_attempts(new: &mut Families) -> prometheus::Result<IntCounterVec> {
+    new.counters_of(
+        "webhook_attempts_total",
+        "Attempts to send an event to the platform: delivered, rejected for good, or failed and repeated",
+        "result",
+        ["delivered", "rejected", "failed"],
+    )
 }
 
 fn takeovers(new: &mut Families) -> prometheus::Result<IntCounter> {

@@ -13,7 +13,10 @@ mod tls;
 
 use std::{io, net::SocketAddr, sync::Arc, time::Duration};
 
-use tokio::{runtime::Handle, time::interval};
+use tokio::{
+    runtime::Handle,
+    time::{interval, timeout},
+};
 use tunnel_http::{
     access_log::AccessLog,
     listener::{self, Bound},
@@ -43,6 +46,9 @@ use crate::{
 
 /// Time between two looks at what may be forgotten.
 const SWEEP: Duration = Duration::from_secs(10);
+
+/// Time for events that the platform has not taken yet when the server stops.
+const LAST_EVENTS: Duration = Duration::from_secs(1);
 
 /// Why a server cannot start.
 #[derive(Debug, thiserror::Error)]
@@ -229,6 +235,7 @@ impl Server {
         parts.authenticator.start();
         let housekeeping = Owned::spawn("housekeeping", sweep(parts.registry.clone()));
         let moving = Owned::spawn("moving", parts.move_sessions());
+        let webhook = parts.start_webhook();
         let failed = wait(&parts, &shutdown, &mut running).await;
         drop(moving);
         parts.lifecycle.leave();
@@ -251,6 +258,10 @@ impl Server {
         drop(directory);
         if let Some(directory) = parts.registry.directory().shared() {
             directory.depart().await;
+        }
+        if let Some((running, webhook)) = webhook {
+            drop(running);
+            let _ = timeout(LAST_EVENTS, webhook).await;
         }
         drop(admin);
         tracing::info!("stopped");

@@ -29,6 +29,13 @@ impl Timestamp {
         SystemTime::now().into()
     }
 
+    /// Whole seconds since 1970.
+    #[must_use]
+    pub fn seconds(self) -> u64 {
+        let since = self.0.duration_since(SystemTime::UNIX_EPOCH);
+        since.unwrap_or_default().as_secs()
+    }
+
     /// The time since then, by this machine's clock; zero if it is in the future.
     #[must_use]
     pub fn age(self) -> Duration {

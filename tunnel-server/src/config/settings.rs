@@ -20,6 +20,7 @@ use super::credentials::{HttpUrl, JwksSource};
 use super::nodes::{EtcdUrl, KeyPrefix};
 use super::origin::Origin;
 use crate::directory::{NodeName, OnConflict, WithoutDirectory};
+use crate::events::EventKind;
 use crate::runtimes::HostName;
 
 /// The path of the configuration file, and the settings of flags and environment.
@@ -90,7 +91,7 @@ settings! {
         ///
         /// Another token takes effect at once; removing the setting, after a restart
         auth_token_file: PathBuf, else "", "FILE", Depends(is_gone);
-        /// CA certificates, PEM, beside the system's, for --auth-url and a --jwks URL
+        /// CA certificates, PEM, beside the system's, for --auth-url, --webhook-url and a --jwks URL
         auth_ca_file: PathBuf, else "", "FILE", Restart;
         /// Time for an answer of the platform, or of a --jwks URL
         auth_timeout: PositiveDuration = Duration::from_secs(5), "TIME", Restart;
@@ -106,6 +107,14 @@ settings! {
         client_crl: PathBuf, else "", "FILE", AtOnce;
         /// How long a session stays open after its credential has expired
         expiry_grace: DurationText = Duration::from_secs(30), "TIME", Restart;
+    }
+    "Webhook" {
+        /// URL of the platform that takes each event, as a signed POST
+        webhook_url: HttpUrl, else "", "URL", Restart;
+        /// File with the secret that the POSTs are signed with, `whsec_` and base64 (Standard Webhooks)
+        webhook_secret_file: PathBuf, else "required with --webhook-url", "FILE", AtOnce;
+        /// Kinds of events that are sent
+        webhook_events: Vec<EventKind> = vec![EventKind::Online, EventKind::Offline, EventKind::Refused, EventKind::Contested, EventKind::Revoked, EventKind::Expired], "KIND", Restart;
     }
     "Tunnels" {
         /// What happens when a second instance connects for a runtime: supersede the older, or reject the newer

@@ -7,10 +7,12 @@ use std::sync::Arc;
 
 use arc_swap::{ArcSwap, ArcSwapOption};
 use std::time::Duration;
+use tokio::sync::oneshot;
 use tunnel_http::{access_log::AccessLog, outgoing::ViaName, permits::Permits};
 use tunnel_ops::{
     admin::{BearerFileError, BearerGuard},
     descriptors,
+    task::Owned,
     telemetry::RequestId,
 };
 
@@ -34,6 +36,7 @@ use crate::{
     public::{PublicListener, answer::Cors},
     registry::Registry,
     router::Router,
+    webhook::Webhook,
 };
 
 /// Log lines about refused tunnel clients: the first 20 at once, then one per second.
@@ -57,6 +60,7 @@ pub(crate) struct Parts {
     pub(super) checks: Arc<Checks>,
     pub(super) cors: Arc<ArcSwap<Cors>>,
     pub(super) admin_guard: Arc<ArcSwapOption<BearerGuard>>,
+    pub(super) webhook: Option<Arc<Webhook>>,
     pub(super) threads: Threads,
 }
 
@@ -78,6 +82,7 @@ impl Parts {
         metrics.register_credentials(&authenticator)?;
         let tls = ListenerTls::new(&config, authenticator.client_auth())?;
         tls.show(&metrics);
+        let webhook = Webhook::new(&config, &metrics)?;
         let all = connection_limit(&config);
         let (handshakes, queue) = (settings.max_handshakes, settings.handshake_queue);
         Ok(Self {
@@ -95,6 +100,7 @@ impl Parts {
             checks: Arc::default(),
             cors: Arc::new(ArcSwap::from_pointee(Cors::of(&settings.cors_origin))),
             admin_guard: Arc::new(ArcSwapOption::from_pointee(admin_guard(&config)?)),
+            webhook,
             threads: Threads::default(),
             config: Arc::new(LiveConfig::new(config)),
         })
@@ -173,6 +179,15 @@ impl Parts {
             public_port,
             refusal_lines: Allowance::new(REFUSAL_LINES, REFUSAL_LINE_EACH),
         })
+    }
+
+    /// Sends events to the platform from now on, if it wants them: until the sender is dropped and all are sent.
+    pub(super) fn start_webhook(&self) -> Option<(oneshot::Sender<()>, Owned<()>)> {
+        let webhook = self.webhook.clone()?;
+        let (running, is_running) = oneshot::channel();
+        let (events, reader) = (self.events.clone(), self.events.read());
+        let task = webhook.send_all(events, reader, is_running);
+        Some((running, Owned::spawn("webhook", task)))
     }
 
     /// Moves sessions to other nodes, where that is needed.

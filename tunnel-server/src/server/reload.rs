@@ -176,6 +176,9 @@ impl Parts {
         self.tunnel_permits.set(all, tunnel_each);
         self.cors.store(Arc::new(Cors::of(&settings.cors_origin)));
         self.admin_guard.store(admin_guard.map(Arc::new));
+        if let Some((webhook, secret)) = self.webhook.as_ref().zip(config.webhook_secret.clone()) {
+            webhook.set_secret(secret);
+        }
         self.config.replace(config);
         // Last, since it makes the sessions check their grants.
         self.authenticator.replace(credentials);

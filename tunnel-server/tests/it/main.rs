@@ -54,4 +54,5 @@ mod token;
 mod upgrade;
 mod validate;
 mod waiting;
+mod webhook;
 mod wedged;

@@ -1,4 +1,4 @@
-//! The HTTP client for requests to the platform and for the issuer's keys: one bounded answer within one deadline.
+//! The HTTP client for requests to the platform and its issuer of keys: one bounded answer within one deadline.
 //!
 //! TLS is configured as for the listeners, with the system's roots and the configured CA file. Redirects are not followed,
 //! so that requests go only to the configured URLs.
@@ -24,14 +24,14 @@ const IDLE_CONNECTIONS: usize = 16;
 
 /// Sends requests over HTTP/1.1, with TLS for `https` URLs.
 #[derive(Clone)]
-pub(super) struct HttpsClient {
+pub(crate) struct HttpsClient {
     client: Client<HttpsConnector<HttpConnector>, Full<Bytes>>,
     deadline: Duration,
 }
 
 /// Why there is no answer.
 #[derive(Debug, thiserror::Error)]
-pub(super) enum RequestError {
+pub(crate) enum RequestError {
     #[error("no complete answer before the deadline")]
     Deadline,
     #[error("{0}")]
@@ -42,7 +42,7 @@ pub(super) enum RequestError {
 
 impl HttpsClient {
     /// `deadline` limits a request from the name's resolution to the answer's last byte.
-    pub(super) fn new(ca_file: Option<&Path>, deadline: Duration) -> Result<Self, TlsFilesError> {
+    pub(crate) fn new(ca_file: Option<&Path>, deadline: Duration) -> Result<Self, TlsFilesError> {
         let roots = Roots::load(ca_file)?;
         let tls = tls_files::client_config(&roots, None, &[])?;
         let mut tcp = HttpConnector::new();
@@ -62,7 +62,7 @@ impl HttpsClient {
         Ok(Self { client, deadline })
     }
 
-    pub(super) fn deadline(&self) -> Duration {
+    pub(crate) fn deadline(&self) -> Duration {
         self.deadline
     }
 
@@ -70,7 +70,7 @@ impl HttpsClient {
     ///
     /// # Errors
     /// When the answer is missing, late or too large.
-    pub(super) async fn send(
+    pub(crate) async fn send(
         &self,
         request: Request<Full<Bytes>>,
         most: usize,
