@@ -32,6 +32,7 @@ pub mod registry;
 pub mod router;
 pub mod runtimes;
 pub mod server;
-pub mod timestamp;
 pub mod token;
 pub mod tunnel;
+
+pub use tunnel_ops::timestamp;

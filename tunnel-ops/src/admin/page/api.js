@@ -1,0 +1,107 @@
+// Requests of the admin API, with the admin token if there is one. The token is kept for this tab alone.
+
+const TOKEN = "admin-token";
+
+/** A refusal of the API, or no answer at all (`status` 0). */
+export class ApiError extends Error {
+  constructor(status, reason, detail) {
+    super(detail);
+    this.status = status;
+    this.reason = reason;
+  }
+
+  /** Whether a token, or another one, may help. */
+  get wantsToken() {
+    return this.status === 401;
+  }
+}
+
+export const token = {
+  get: () => sessionStorage.getItem(TOKEN),
+  set: (value) => sessionStorage.setItem(TOKEN, value),
+  forget: () => sessionStorage.removeItem(TOKEN),
+};
+
+/** The response to a request, if it is a success. */
+async function request(path, { method = "GET", body, headers = {}, signal } = {}) {
+  const fields = new Headers(headers);
+  const known = token.get();
+  if (known) fields.set("Authorization", `Bearer ${known}`);
+  if (body !== undefined) fields.set("Content-Type", "application/json");
+  const content = body === undefined ? undefined : JSON.stringify(body);
+  let response;
+  try {
+    response = await fetch(path, { method, body: content, headers: fields, signal, cache: "no-store" });
+  } catch (error) {
+    if (signal?.aborted) throw error;
+    throw new ApiError(0, "unreachable", "no answer");
+  }
+  if (response.ok) return response;
+  const problem = await response.json().catch(() => ({}));
+  throw new ApiError(response.status, problem.reason ?? "", problem.detail ?? `status ${response.status}`);
+}
+
+export async function get(path, options) {
+  const response = await request(path, options);
+  return response.json().catch(() => {
+    throw new ApiError(0, "unreachable", "the answer is cut");
+  });
+}
+
+export async function post(path, body) {
+  const response = await request(path, { method: "POST", body });
+  return response.json();
+}
+
+/** The Server-Sent Events of a response, one after another: `{ event, data, id }`. An `EventSource` could not send the
+ *  token. */
+async function* eventsOf(response) {
+  const reader = response.body.pipeThrough(new TextDecoderStream()).getReader();
+  let rest = "";
+  let event = {};
+  for (;;) {
+    const { done, value } = await reader.read();
+    if (done) return;
+    const lines = (rest + value).split(/\r?\n/);
+    rest = lines.pop();
+    for (const line of lines) {
+      if (line === "") {
+        if (event.data !== undefined) yield event;
+        event = {};
+        continue;
+      }
+      const colon = line.indexOf(":");
+      if (colon === 0) continue;
+      const name = colon < 0 ? line : line.slice(0, colon);
+      const text = colon < 0 ? "" : line.slice(colon + 1).replace(/^ /, "");
+      if (name === "data") event.data = event.data === undefined ? text : `${event.data}\n${text}`;
+      else event[name] = text;
+    }
+  }
+}
+
+/** Reads a stream until `signal` aborts it, and opens it anew when it breaks. `on` gets `open()`, `event(name, data)`,
+ *  and `closed(error)`, which returns whether to go on; with `resumes` the stream is to continue where it broke. */
+export async function follow(path, signal, on, { resumes = false } = {}) {
+  let last;
+  while (!signal.aborted) {
+    let failure = new ApiError(0, "unreachable", "the stream has ended");
+    try {
+      const headers = resumes && last ? { "Last-Event-ID": last } : {};
+      const response = await request(path, { signal, headers });
+      on.open?.();
+      for await (const { event, data, id } of eventsOf(response)) {
+        if (signal.aborted) return;
+        last = id ?? last;
+        on.event(event, JSON.parse(data));
+      }
+    } catch (error) {
+      if (error instanceof ApiError) failure = error;
+    }
+    if (signal.aborted || !on.closed(failure)) return;
+    await new Promise((resolve) => {
+      const timer = setTimeout(resolve, 2000);
+      signal.addEventListener("abort", () => { clearTimeout(timer); resolve(); }, { once: true });
+    });
+  }
+}
