@@ -16,14 +16,14 @@ mod refusal;
 use std::convert::Infallible;
 use std::future::Future;
 use std::io;
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 use std::time::Duration;
 
 use axum::Router;
 use axum::body::Body;
 use axum::response::IntoResponse;
-use axum::routing::get;
+use axum::routing::{MethodRouter, get};
 use http::header::{CACHE_CONTROL, CONTENT_TYPE};
 use http::{HeaderValue, Method, Request, Response, StatusCode};
 use http_body_util::{BodyExt, Limited};
@@ -100,9 +100,9 @@ pub struct AdminRoutes {
 #[derive(Debug, Clone, Copy)]
 pub struct Streaming;
 
-/// The address that a request came from, as an extension of the request.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct AdminPeer(pub SocketAddr);
+/// The address that a request of the listener comes from, as an extension of the request.
+#[derive(Debug, Clone, Copy)]
+pub struct AdminPeer(pub IpAddr);
 
 /// A bound listener that nothing is served on yet.
 #[derive(Debug)]
@@ -149,12 +149,19 @@ impl AdminRoutes {
         self
     }
 
-    /// Hands every other path to `api`, with the whole content (64 KiB at most) in memory. Its response
+    /// Hands requests for `path` to `methods`, with the whole content (64 KiB at most) in memory. The response
     /// has to be complete within seconds, or be marked as [`Streaming`].
     ///
     /// Requests under a foreign host name, and those of another web page that are not GET or HEAD, never get
-    /// there; no other web page gets a stream. Each request has its peer's address as an [`AdminPeer`]. Nobody is
+    /// there; no other web page gets a stream. Each request has its sender's address as an [`AdminPeer`]. Nobody is
     /// authenticated. The listener's own refusals below `/api` are JSON: `{"reason": "…", "detail": "…"}`.
+    #[must_use]
+    pub fn with_path(mut self, path: &str, methods: MethodRouter) -> Self {
+        self.router = self.router.route(path, methods);
+        self
+    }
+
+    /// Hands every other path to `api`, as [`Self::with_path`] does with one path.
     #[must_use]
     pub fn with_api(mut self, api: Router) -> Self {
         self.router = self.router.fallback_service(api);
@@ -215,7 +222,7 @@ impl AdminListener {
                     Ok((stream, peer)) => {
                         if let Some(permit) = permits.enter(peer).await {
                             let (routes, streams) = (routes.clone(), Arc::clone(&streams));
-                            let peer = AdminPeer(peer);
+                            let peer = AdminPeer(peer.ip().to_canonical());
                             connections
                                 .spawn(serve_connection(stream, peer, routes, permit, streams));
                         }

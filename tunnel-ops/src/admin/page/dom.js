@@ -46,22 +46,43 @@ export class Facts {
   }
 }
 
-/** What a cell or a fact shows: text, or `{ text, href, tone, sub }`: a link, a state, a second line. */
+/** What a cell or a fact shows: text, or `{ text, href, tone, sub }`: a link, a state, a second line; `beside` is a state
+ *  beside the text. A list has a line for each. */
 function cellContent(value) {
+  if (Array.isArray(value)) return value.map((line) => h("div", {}, ...cellContent(line)));
   if (typeof value !== "object") return [String(value)];
-  const { text, href, tone, sub } = value;
+  const { text, href, tone, sub, beside } = value;
   let main = text;
   if (href) main = h("a", { href }, text);
-  else if (tone) main = state(text, tone);
-  return sub ? [main, h("small", {}, sub)] : [main];
+  else if (tone && !beside) main = state(text, tone);
+  return [main, beside && " ", beside && state(beside, tone), sub && h("small", {}, sub)].filter(Boolean);
+}
+
+/** A row of figures, each with its name and a word more. */
+export class Stats {
+  constructor() {
+    this.element = h("dl", { class: "stats" });
+    this.figures = new Map();
+  }
+
+  show(name, value, more = "") {
+    let figure = this.figures.get(name);
+    if (!figure) {
+      figure = { value: h("span"), more: h("small") };
+      this.figures.set(name, figure);
+      this.element.append(h("div", {}, h("dt", {}, name), h("dd", {}, figure.value, " ", figure.more)));
+    }
+    setText(figure.value, value);
+    setText(figure.more, more);
+  }
 }
 
 /**
  * A table whose rows are kept by their keys, so that an update moves neither focus nor selection.
  *
  * A column is `{ name, title, numeric, kind, cell, sort }`: `cell(item)` gives what to show (see `cellContent`), null for
- * nothing; `kind` is `lead` for the column that names the row, `full` for one with long text, `keep` for one that does not
- * break; `sort` says that the title is a button, for which `onSort(name)` is called.
+ * nothing; `kind` has classes: `lead` for the column that names the row, `full` for one with long text, `keep` for one that
+ * does not break, `one-line`, `wide-only`; `sort` says that the title is a button, for which `onSort(name)` is called.
  */
 export class DataTable {
   constructor(title, columns, { key, empty = "none", onSort } = {}) {
@@ -74,7 +95,8 @@ export class DataTable {
       const label = column.sort && onSort
         ? h("button", { type: "button", onclick: () => onSort(column.name) }, column.title)
         : column.title;
-      const head = h("th", { role: "columnheader", scope: "col", class: column.numeric ? "num" : null }, label);
+      const classes = [column.numeric && "num", column.kind?.includes("wide-only") && "wide-only"].filter(Boolean).join(" ");
+      const head = h("th", { role: "columnheader", scope: "col", class: classes || null }, label);
       this.heads.set(column.name, head);
       return head;
     });
@@ -142,7 +164,7 @@ class Row {
       if (signature === this.shown[index]) return;
       this.shown[index] = signature;
       const cell = this.cells[index];
-      const classes = [column.numeric && "num", column.kind, shown?.cellTone, shown === null && "empty"];
+      const classes = [column.numeric && "num", column.kind, shown === null && "empty"];
       cell.className = classes.filter(Boolean).join(" ");
       cell.replaceChildren(...cellContent(shown ?? "–"));
     });

@@ -151,14 +151,14 @@ function rowOf(row) {
   const small = (text) => (text ? h("small", {}, text) : null);
   const status = row.status ?? null;
   const tone = status >= 500 || status === null ? "bad" : status >= 400 ? "warn" : "";
-  const where = [row.host, row.route && `route ${row.route}`, row.upgrade && "upgrade"].filter(Boolean).join(" · ");
-  const ids = [row.request_id && `request ${row.request_id}`, row.trace_id && `trace ${row.trace_id}`].filter(Boolean).join(" · ");
+  const more = [row.host, row.route && `route ${row.route}`, row.upgrade && "upgrade", row.request_id && `request ${row.request_id}`,
+    row.trace_id && `trace ${row.trace_id}`];
   const end = row.end === "whole" ? null : [row.end, row.hop && `at the ${row.hop}`].filter(Boolean).join(" ");
   return h(
     "tr", { role: "row", class: "row-new" },
     cell(0, "keep", clock(row.timestamp)),
     cell(1, tone, status === null ? null : String(status)),
-    cell(2, "lead", `${row.method ?? ""} ${row.path ?? ""}`, small(where), small(ids)),
+    cell(2, "lead", `${row.method ?? ""} ${row.path ?? ""}`, small(more.filter(Boolean).join(" · "))),
     cell(3, "num", duration(row.duration_ms)),
     cell(4, "num", bytes(row.request_bytes)),
     cell(5, "num", bytes(row.response_bytes)),

@@ -1,7 +1,7 @@
 // All runtimes: the server's figures, its nodes, and a list to search, filter and sort. The list is shown in pages of a hundred,
 // so that ten thousand runtimes are as quick as ten.
 
-import { DataTable, card, h, setText } from "/page/dom.js";
+import { DataTable, Stats, card, h, setText } from "/page/dom.js";
 import { duration, number, plural, rate, since } from "/page/format.js";
 import { linkTo, readFleet, readServer } from "/page/fleet.js";
 
@@ -19,18 +19,18 @@ const FILTERS = {
 
 const COLUMNS = [
   { name: "label", title: "Runtime", kind: "lead", sort: (row) => row.label,
-    cell: (row) => ({ text: row.label, href: linkTo(row.label), sub: row.account }) },
-  { name: "state", title: "State", kind: "full", sort: (row) => row.state,
+    cell: (row) => ({ text: row.label, href: linkTo(row.label) }) },
+  { name: "state", title: "State", kind: "full one-line", sort: (row) => row.state,
     cell: (row) => ({ text: row.state, tone: row.tone, sub: [row.since && since(row.since), row.why].filter(Boolean).join(", ") }) },
   { name: "version", title: "Client", sort: (row) => row.version, cell: (row) => row.version },
   { name: "peer", title: "Peer", sort: (row) => row.peer, cell: (row) => row.peer },
   { name: "nodes", title: "Nodes", sort: (row) => row.nodes, cell: (row) => row.nodes },
-  { name: "sessions", title: "Sessions", numeric: true, sort: (row) => row.sessions || null,
+  { name: "sessions", title: "Sessions", numeric: true, kind: "wide-only", sort: (row) => row.sessions || null,
     cell: (row) => (row.sessions ? number(row.sessions) : null) },
   { name: "round-trip", title: "Round trip", numeric: true, sort: (row) => row.roundTrip, cell: (row) => duration(row.roundTrip) },
   { name: "rate", title: "Requests/s", numeric: true, sort: (row) => row.rate, cell: (row) => rate(row.rate) },
   { name: "open", title: "Open", numeric: true, sort: (row) => row.open, cell: (row) => (row.open === null ? null : number(row.open)) },
-  { name: "problem", title: "Last problem", kind: "full", sort: (row) => row.problemAt,
+  { name: "problem", title: "Last problem", kind: "full one-line", sort: (row) => row.problemAt,
     cell: (row) => row.problem && { text: row.problem, sub: `${since(row.problemAt)} ago` } },
 ];
 
@@ -60,8 +60,7 @@ export class Overview {
     this.back = h("button", { type: "button", onclick: () => this.turn(-1) }, "Previous");
     this.forth = h("button", { type: "button", onclick: () => this.turn(1) }, "Next");
     this.pages = h("nav", { class: "pages", "aria-label": "Pages of runtimes" }, this.shown, h("div", { class: "actions" }, this.back, this.forth));
-    this.stats = h("dl", { class: "stats" });
-    this.figures = new Map();
+    this.stats = new Stats();
     this.nodes = new DataTable("Nodes", [
       { name: "name", title: "Node", kind: "lead", cell: (node) => ({ text: node.name, sub: node.zone }) },
       { name: "state", title: "State", cell: (node) => ({ text: node.state, tone: node.state === "serving" ? "good" : "warn" }) },
@@ -80,7 +79,7 @@ export class Overview {
       h("div", { class: "choice", role: "group", "aria-label": "State" }, ...this.choices.map(([, button]) => button)),
     );
     this.list = card("Runtimes", { extra: this.count }, filters, this.table.element, this.pages);
-    this.elements = [this.stats, this.nodesCard, this.list];
+    this.elements = [this.stats.element, this.nodesCard, this.list];
     this.onKey = (event) => {
       const isTyping = event.target.closest?.("input, select, textarea, dialog");
       if (event.key === "/" && !isTyping && !event.ctrlKey && !event.metaKey) {
@@ -216,21 +215,10 @@ export class Overview {
     const rates = rows.map((row) => row.rate).filter((value) => value !== null);
     const online = rows.filter(FILTERS.online[1]).length;
     const reload = server.last_reload ? `, reloaded ${since(server.last_reload)} ago` : "";
-    this.figure("Runtimes online", number(online), `of ${number(rows.length)}`);
-    this.figure("Sessions", number(rows.reduce((sum, row) => sum + row.sessions, 0)));
-    this.figure("Requests/s", rates.length > 0 ? rate(rates.reduce((sum, value) => sum + value, 0)) : "–");
-    this.figure("Open exchanges", number(rows.reduce((sum, row) => sum + (row.open ?? 0), 0)));
-    this.figure("Configuration", `no. ${number(server.config_version)}`, server.last_reload_ok === false ? "last reload refused" : reload.slice(2));
-  }
-
-  figure(name, value, more = "") {
-    let figure = this.figures.get(name);
-    if (!figure) {
-      figure = { value: h("span"), more: h("small") };
-      this.figures.set(name, figure);
-      this.stats.append(h("div", {}, h("dt", {}, name), h("dd", {}, figure.value, " ", figure.more)));
-    }
-    setText(figure.value, value);
-    setText(figure.more, more);
+    this.stats.show("Runtimes online", number(online), `of ${number(rows.length)}`);
+    this.stats.show("Sessions", number(rows.reduce((sum, row) => sum + row.sessions, 0)));
+    this.stats.show("Requests/s", rates.length > 0 ? rate(rates.reduce((sum, value) => sum + value, 0)) : "–");
+    this.stats.show("Open exchanges", number(rows.reduce((sum, row) => sum + (row.open ?? 0), 0)));
+    this.stats.show("Configuration", `no. ${number(server.config_version)}`, server.last_reload_ok === false ? "last reload refused" : reload.slice(2));
   }
 }

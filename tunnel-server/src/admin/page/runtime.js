@@ -23,8 +23,8 @@ const ROUTE_TONES = { up: "good", own: "good", degraded: "warn", down: "bad" };
 
 const ROUTES = [
   { name: "name", title: "Route", kind: "lead", cell: (route) => route.name },
-  { name: "matches", title: "Matches", kind: "full", cell: (route) => route.matches },
-  { name: "to", title: "To", kind: "full", cell: (route) => route.to },
+  { name: "matches", title: "Matches", kind: "full break", cell: (route) => route.matches },
+  { name: "to", title: "To", kind: "full break", cell: (route) => route.to },
   { name: "state", title: "State", cell: (route) => ({ text: route.state, tone: ROUTE_TONES[route.state] ?? "off" }) },
 ];
 
@@ -116,7 +116,7 @@ export class RuntimePage {
     ]);
     const of = (limit, unit = number) => (limit === undefined ? "" : ` of ${unit(limit)}`);
     this.limits.show([
-      ["Requests", `${rate(view.rate) ?? "–"}/s${of(limits.exchange_rate)}, ${number(view.requests)} in all`],
+      ["Requests", `${rate(view.rate) ?? "–"}${of(limits.exchange_rate)} a second, ${number(view.requests)} in all`],
       ["Exchanges", `${number(view.open_exchanges)} open${of(limits.exchanges)}`],
       ["Waiting", view.waiting > 0 || limits.waiting !== undefined ? `${number(view.waiting)}${of(limits.waiting)}` : null],
       ["WebSockets", limits.websockets !== undefined ? `${number(limits.websockets)} at most` : null],
