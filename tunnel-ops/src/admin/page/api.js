@@ -1,6 +1,4 @@
-// Requests of the admin API, with the admin token if there is one. The token is kept for this tab alone.
-
-const TOKEN = "admin-token";
+// Requests of the admin API, with the admin token if there is one.
 
 /** A refusal of the API, or no answer at all (`status` 0). */
 export class ApiError extends Error {
@@ -16,17 +14,20 @@ export class ApiError extends Error {
   }
 }
 
+let adminToken = null;
+
+/** The admin token. It is kept in memory alone: what is stored for this address would be there for whatever program is reached by a
+ *  forwarded port next. */
 export const token = {
-  get: () => sessionStorage.getItem(TOKEN),
-  set: (value) => sessionStorage.setItem(TOKEN, value),
-  forget: () => sessionStorage.removeItem(TOKEN),
+  isGiven: () => adminToken !== null,
+  set(value) { adminToken = value; },
+  forget() { adminToken = null; },
 };
 
 /** The response to a request, if it is a success. */
 async function request(path, { method = "GET", body, headers = {}, signal } = {}) {
   const fields = new Headers(headers);
-  const known = token.get();
-  if (known) fields.set("Authorization", `Bearer ${known}`);
+  if (adminToken !== null) fields.set("Authorization", `Bearer ${adminToken}`);
   if (body !== undefined) fields.set("Content-Type", "application/json");
   const content = body === undefined ? undefined : JSON.stringify(body);
   let response;
@@ -81,18 +82,18 @@ async function* eventsOf(response) {
 }
 
 /** Reads a stream until `signal` aborts it, and opens it anew when it breaks. `on` gets `open()`, `event(name, data)`,
- *  and `closed(error)`, which returns whether to go on; with `resumes` the stream is to continue where it broke. */
-export async function follow(path, signal, on, { resumes = false } = {}) {
-  let last;
+ *  and `closed(error)`, which returns whether to go on. With `position`, an object, the stream continues where the last one that
+ *  had this object ended. */
+export async function follow(path, signal, on, position) {
   while (!signal.aborted) {
     let failure = new ApiError(0, "unreachable", "the stream has ended");
     try {
-      const headers = resumes && last ? { "Last-Event-ID": last } : {};
+      const headers = position?.last ? { "Last-Event-ID": position.last } : {};
       const response = await request(path, { signal, headers });
       on.open?.();
       for await (const { event, data, id } of eventsOf(response)) {
         if (signal.aborted) return;
-        last = id ?? last;
+        if (position && id) position.last = id;
         on.event(event, JSON.parse(data));
       }
     } catch (error) {

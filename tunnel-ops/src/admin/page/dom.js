@@ -194,25 +194,36 @@ export function showBanners(banners) {
   );
 }
 
+/** The time from one read to the next, and the shortest one when there is news, in milliseconds. */
+const INTERVAL = 3000;
+const SHORTEST = 1000;
+
 /** Calls `read` at once, and then every few seconds; not while the page is hidden. A read that takes long makes the
- *  pause longer, so that the page uses a tenth of the time at most. `read` does not throw. */
-export function repeatedly(read, { every = 3000 } = {}) {
+ *  pause longer, so that the page uses a tenth of the time at most. `read` does not throw. `soon()` is for news, `now()` for
+ *  what the operator has done. */
+export function repeatedly(read) {
   let timer;
+  let begun = -Infinity;
   let isReading = false;
   let isStopped = false;
   async function run() {
     clearTimeout(timer);
     if (isReading || isStopped || document.hidden) return;
     isReading = true;
-    const begun = performance.now();
+    begun = performance.now();
     await read();
     isReading = false;
-    if (!isStopped) timer = setTimeout(run, Math.max(every, 9 * (performance.now() - begun)));
+    if (!isStopped) timer = setTimeout(run, Math.max(INTERVAL, 9 * (performance.now() - begun)));
   }
   document.addEventListener("visibilitychange", run);
   run();
   return {
     now: run,
+    soon() {
+      if (isReading || isStopped) return;
+      clearTimeout(timer);
+      timer = setTimeout(run, Math.max(0, begun + SHORTEST - performance.now()));
+    },
     stop() {
       isStopped = true;
       clearTimeout(timer);

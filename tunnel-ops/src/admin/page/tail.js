@@ -93,7 +93,7 @@ export class ExchangeTail {
     const query = new URLSearchParams();
     for (const [name, field] of Object.entries(this.fields)) {
       const value = field.value.trim();
-      if (value) query.set(name, value);
+      if (value) query.set(name, name === "method" ? value.toUpperCase() : value);
     }
     setText(this.said, "Connecting…");
     const path = query.size > 0 ? `${this.path}?${query}` : this.path;

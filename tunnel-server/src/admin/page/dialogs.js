@@ -43,7 +43,7 @@ export async function askToken(why) {
   const input = h("input", { type: "password", name: "token", autocomplete: "off", required: true, "aria-label": "Admin token" });
   const content = [
     h("p", {}, why),
-    h("p", { class: "soft" }, "It is the line in the file of --admin-token-file. This browser tab keeps it until it is closed or the token is forgotten."),
+    h("p", { class: "soft" }, "It is the line in the file of --admin-token-file. This page keeps it in memory until it is closed or loaded anew."),
     input,
   ];
   const submit = async () => {

@@ -15,6 +15,7 @@ const EVENTS = 500;
 
 const element = (id) => document.getElementById(id);
 
+let overview = null;
 let view = null;
 let reading = null;
 let unanswered = [];
@@ -64,7 +65,7 @@ function showState() {
     banners.push({ text: `${unanswered.join(", ")} did not answer: what only these nodes know is missing.` });
   }
   showBanners(banners);
-  element("token").textContent = token.get() ? "Forget the token" : "Admin token…";
+  element("token").textContent = token.isGiven() ? "Forget the token" : "Admin token…";
 }
 
 function show(isFirst) {
@@ -73,18 +74,24 @@ function show(isFirst) {
   const [path, query] = hash.slice(1).split("?");
   const label = path.match(/^\/runtimes\/([^/]+)$/)?.[1];
   reading?.stop();
-  if (label === undefined && view instanceof Overview) {
-    view.useQuery(new URLSearchParams(query));
+  const before = view;
+  if (label === undefined) {
+    // Kept, with what it has read and where it was scrolled to.
+    overview ??= new Overview(context);
+    overview.useQuery(new URLSearchParams(query));
+    context.overviewLink = hash;
+    view = overview;
   } else {
-    view?.close();
-    view = label === undefined ? new Overview(context) : new RuntimePage(context, decode(label));
-    if (label === undefined) view.useQuery(new URLSearchParams(query));
+    view = new RuntimePage(context, decode(label));
+  }
+  if (view !== before) {
+    before?.close();
     element("view").replaceChildren(...view.elements);
     document.title = `${view.title} – tunnel-server`;
-    window.scrollTo(0, 0);
+    view.open?.();
+    window.scrollTo(0, view.scrolled ?? 0);
     if (!isFirst) (view.name ?? element("view")).focus({ preventScroll: true });
   }
-  if (label === undefined) context.overviewLink = hash;
   unanswered = [];
   reading = repeatedly(read);
 }
@@ -100,6 +107,16 @@ function decode(text) {
 /** Reads the events while the page is seen. What happens meanwhile is read afterwards. */
 function readEvents() {
   let abort = new AbortController();
+  let isScheduled = false;
+  const position = {};
+  const showSoon = () => {
+    if (isScheduled) return;
+    isScheduled = true;
+    requestAnimationFrame(() => {
+      isScheduled = false;
+      view.showEvents?.();
+    });
+  };
   const open = () => {
     abort.abort();
     abort = new AbortController();
@@ -109,12 +126,12 @@ function readEvents() {
         eventsRead += 1;
         context.events.unshift({ ...data, key: eventsRead });
         context.events.length = Math.min(context.events.length, EVENTS);
-        view?.showEvents?.();
-        if (data.label === undefined || data.label === view?.label) reading?.now();
+        showSoon();
+        if (data.label === undefined || data.label === view.label) reading.soon();
       },
       // Without a token there are no events; the reads say so.
       closed: (error) => error.status === 0 || error.status >= 500,
-    }, { resumes: true });
+    }, position);
   };
   document.addEventListener("visibilitychange", () => (document.hidden ? abort.abort() : open()));
   window.addEventListener("token-changed", open);
@@ -122,7 +139,7 @@ function readEvents() {
 }
 
 element("token").addEventListener("click", () => {
-  if (token.get()) {
+  if (token.isGiven()) {
     token.forget();
     window.dispatchEvent(new Event("token-changed"));
   } else {

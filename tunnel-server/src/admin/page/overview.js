@@ -87,12 +87,18 @@ export class Overview {
         this.search.focus();
       }
     };
-    document.addEventListener("keydown", this.onKey);
+    this.table.empty = "reading…";
+    this.table.show([]);
   }
 
   title = "Runtimes";
 
+  open() {
+    document.addEventListener("keydown", this.onKey);
+  }
+
   close() {
+    this.scrolled = window.scrollY;
     document.removeEventListener("keydown", this.onKey);
   }
 
