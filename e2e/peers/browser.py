@@ -51,6 +51,9 @@ class Tab:
         method, parameters = message["method"], message["params"]
         if method == "Log.entryAdded" and parameters["entry"]["level"] == "error":
             entry = parameters["entry"]
+            # How an API asks for a credential.
+            if entry["source"] == "network" and "status of 401" in entry["text"]:
+                return
             self.errors.append(f"{entry['text']} {entry.get('url', '')}")
         elif method == "Runtime.exceptionThrown":
             details = parameters["exceptionDetails"]

@@ -41,7 +41,9 @@ impl BrowserStep {
 
     /// Presses Tab until the focus is on what has this text.
     pub fn tab_to_text(text: &str) -> Self {
-        Self::TabTo(format!("document.activeElement.textContent.trim() == {text:?}"))
+        Self::TabTo(format!(
+            "document.activeElement.textContent.trim() == {text:?}"
+        ))
     }
 
     fn json(&self) -> Value {

@@ -6,7 +6,7 @@
 use e2e::{
     deadline::SOON,
     peers::browser::{
-        BrowserStep::{self, Await, Key, Run, TabTo, Type, Width},
+        BrowserStep::{self, Await, Key, Run, Type, Width},
         Window, walk,
     },
     stranger::Stranger,
@@ -32,7 +32,9 @@ async fn the_servers_page_is_used_by_keyboard_alone_and_shows_hostile_text_as_te
     let mut system = System::with(options.with_admin_token().not_connected()).await;
     system.start_client("demo-app").await;
     let token = system.token_of("demo-hostile");
-    let mut stranger = Stranger::dial(&system.tunnel_entry(), &token).await.unwrap();
+    let mut stranger = Stranger::dial(&system.tunnel_entry(), &token)
+        .await
+        .unwrap();
     stranger.greet().await;
     let route = json!({ "name": HOSTILE, "matches": HOSTILE, "to": "", "state": "up" });
     let report = json!({ "type": "routes", "routes": [route] });
@@ -58,15 +60,20 @@ async fn the_servers_page_is_used_by_keyboard_alone_and_shows_hostile_text_as_te
         Type(ADMIN_TOKEN.to_owned()),
         Key("Enter"),
         BrowserStep::await_text("Drained demo-app: "),
-        Await(format!("!location.href.includes({ADMIN_TOKEN:?}) && !document.querySelector('dialog')")),
+        Await(format!(
+            "!location.href.includes({ADMIN_TOKEN:?}) && !document.querySelector('dialog')"
+        )),
         BrowserStep::await_text("session-began"),
         Width(400),
-        TabTo("document.activeElement.textContent.includes('All runtimes')".to_owned()),
+        BrowserStep::tab_to_text("← All runtimes"),
         Key("Enter"),
         await_runtimes("demo-app"),
         Run("location.hash = '#/runtimes/demo-hostile'".to_owned()),
         BrowserStep::await_text(HOSTILE),
-        Await("document.title.startsWith('demo-hostile') && !document.querySelector('td img')".to_owned()),
+        Await(
+            "document.title.startsWith('demo-hostile') && !document.querySelector('td img')"
+                .to_owned(),
+        ),
     ];
     let url = format!("http://{}/", system.server().admin().0);
     let window = Window {

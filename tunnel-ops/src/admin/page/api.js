@@ -16,8 +16,8 @@ export class ApiError extends Error {
 
 let adminToken = null;
 
-/** The admin token. It is kept in memory alone: what is stored for this address would be there for whatever program is reached by a
- *  forwarded port next. */
+/** The admin token. It is kept in memory alone: what is stored for this address would be there for whatever program is reached
+ *  by a forwarded port next. */
 export const token = {
   isGiven: () => adminToken !== null,
   set(value) { adminToken = value; },

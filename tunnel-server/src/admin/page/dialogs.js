@@ -4,17 +4,22 @@ import { ApiError, post, token } from "/page/api.js";
 import { h, toast } from "/page/dom.js";
 import { plural } from "/page/format.js";
 
+/** Counts the dialogs, so that each has a title with an id of its own. */
+let dialogs = 0;
+
 /** Shows a dialog until it is closed. `submit()` is called for the main button; what it throws is shown, and the dialog stays.
  *  Gives what `submit` has returned, or null if the dialog was cancelled. */
 function ask(title, content, { label, danger = false, submit }) {
   return new Promise((resolve) => {
     let result = null;
+    dialogs += 1;
+    const id = `dialog-title-${dialogs}`;
     const error = h("p", { class: "error", role: "alert" });
     const main = h("button", { type: "submit", class: danger ? "main danger" : "main" }, label);
     const cancel = h("button", { type: "button", onclick: () => dialog.close() }, "Cancel");
-    const form = h("form", { method: "dialog" }, h("h2", { id: "dialog-title" }, title), ...content, error,
+    const form = h("form", { method: "dialog" }, h("h2", { id }, title), ...content, error,
       h("div", { class: "actions" }, cancel, main));
-    const dialog = h("dialog", { "aria-labelledby": "dialog-title" }, form);
+    const dialog = h("dialog", { "aria-labelledby": id }, form);
     form.addEventListener("submit", async (event) => {
       event.preventDefault();
       main.disabled = true;
@@ -65,8 +70,9 @@ async function change(path, body) {
       return await post(path, body);
     } catch (error) {
       if (!(error instanceof ApiError && error.wantsToken)) throw error;
+      const why = token.isGiven() ? `The server refused the token: ${error.message}.` : "The server wants the admin token for this.";
       token.forget();
-      if (!(await askToken(`The server wants the admin token for this: ${error.message}.`))) {
+      if (!(await askToken(why))) {
         throw new Error("Nothing was changed: the admin token is needed.", { cause: error });
       }
     }

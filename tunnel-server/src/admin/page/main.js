@@ -52,7 +52,7 @@ async function read() {
 function showState() {
   const banners = [];
   if (failure instanceof ApiError && failure.wantsToken) {
-    const why = `The server wants the admin token: ${failure.message}.`;
+    const why = token.isGiven() ? `The server refuses the token: ${failure.message}.` : "The server wants the admin token.";
     banners.push({ text: why, action: ["Enter the token…", () => askToken(why)] });
   } else if (failure instanceof ApiError && failure.status > 0) {
     banners.push({ bad: true, text: `The server refuses: ${failure.message} (${failure.status} ${failure.reason})` });
