@@ -55,7 +55,7 @@ async fn the_status_says_how_the_tunnel_is_and_why_it_is_down() {
     let failed = status(&client).await;
     assert_eq!(failed["routes"][0]["state"], "down");
     assert_eq!(failed["routes"][0]["upstreams"][0]["state"], "unreachable");
-    assert_eq!(failed["problems"][0]["reason"], "upstream_refused");
+    assert_eq!(failed["problems"][0]["reason"], "connection_refused");
     drop(session);
     client.wait_ready(false).await;
     drop(server);

@@ -172,7 +172,8 @@ export class Overview {
     if (this.filter !== "all") query.set("state", this.filter);
     if (this.sort !== "label") query.set("sort", this.sort);
     if (this.isDescending) query.set("descending", "");
-    history.replaceState(null, "", query.size > 0 ? `#/?${query}` : "#/");
+    this.context.overviewLink = query.size > 0 ? `#/?${query}` : "#/";
+    history.replaceState(null, "", this.context.overviewLink);
   }
 
   show() {
