@@ -16,7 +16,7 @@ mod refusal;
 use std::convert::Infallible;
 use std::future::Future;
 use std::io;
-use std::net::{IpAddr, SocketAddr};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -103,6 +103,14 @@ pub struct Streaming;
 /// The address that a request of the listener comes from, as an extension of the request.
 #[derive(Debug, Clone, Copy)]
 pub struct AdminPeer(pub IpAddr);
+
+impl AdminPeer {
+    /// Whether it is this machine, or a port forwarded to it. The other loopback addresses are not: sidecars take
+    /// connections of other machines and pass them on from there.
+    pub fn is_this_machine(self) -> bool {
+        self.0 == Ipv4Addr::LOCALHOST || self.0 == Ipv6Addr::LOCALHOST
+    }
+}
 
 /// A bound listener that nothing is served on yet.
 #[derive(Debug)]

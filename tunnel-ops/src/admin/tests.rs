@@ -332,6 +332,20 @@ async fn no_web_page_but_the_own_changes_anything() {
     }
 }
 
+#[test]
+fn this_machine_is_told_from_what_passes_through_it() {
+    for (peer, expected) in [
+        ("127.0.0.1", true),
+        ("::1", true),
+        ("127.0.0.6", false),
+        ("10.0.0.1", false),
+        ("fd00::1", false),
+    ] {
+        let peer = AdminPeer(peer.parse().unwrap());
+        assert_eq!(peer.is_this_machine(), expected, "{peer:?}");
+    }
+}
+
 #[tokio::test]
 async fn a_page_is_served_and_may_load_nothing_from_elsewhere() {
     const FILES: &[PageFile] = &[
