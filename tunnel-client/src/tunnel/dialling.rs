@@ -371,7 +371,7 @@ impl Dialling {
                     _ => None,
                 };
                 let reason = refusal.and_then(Refusal::known);
-                let reason = reason.map_or(error.name(), RefusalReason::name);
+                let reason = reason.map_or_else(|| error.name(), RefusalReason::name);
                 (reason, error.to_string())
             }
             DialFailure::NotWelcome(error, _) => ("unwelcome", error.to_string()),

@@ -111,7 +111,7 @@ export class ExchangeTail {
     if (error.status === 401) {
       this.stop("The admin token is needed to see exchanges");
       this.askToken().then((isGiven) => isGiven && this.start());
-    } else if (error.status === 404 && error.reason === "path_unknown") {
+    } else if (error.status === 404 && error.reason !== "runtime_unknown") {
       this.stop("This program does not offer live exchanges");
     } else if (error.status === 0 || error.status >= 500) {
       setText(this.said, `Connecting again: ${error.message}`);
