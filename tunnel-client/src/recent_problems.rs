@@ -66,7 +66,13 @@ mod tests {
     #[test]
     fn the_latest_come_first_and_repetitions_are_counted() {
         let recent = RecentProblems::default();
-        let add = |detail: &str| recent.add(&Problem::new(Hop::Client, Reason::DnsError, detail));
+        let add = |detail: &str| {
+            recent.add(&Problem::new(
+                Hop::Client,
+                Reason::DnsError,
+                detail.to_owned(),
+            ))
+        };
         for number in 0..KEPT + 5 {
             add(&number.to_string());
         }
