@@ -1,7 +1,7 @@
 //! The composition root: the only place that knows all parts of a client.
 //!
 //! ```text
-//!   Client ─┬─ admin listener        metrics, health, readiness
+//!   Client ─┬─ admin listener        page, status, metrics, health, readiness
 //!           ├─ routes                the table, and the upstreams that it leads to
 //!           ├─ reload                a new table when the file changes
 //!           └─ tunnel ─▶ sessions ─▶ exchanges ─▶ routes ─▶ upstream
@@ -21,6 +21,7 @@ use tunnel_http::access_log::AccessLog;
 use tunnel_ops::admin::{AdminBindError, AdminListener, AdminRoutes, AdminSettings};
 use tunnel_ops::signals::Shutdown;
 use tunnel_ops::task::Owned;
+use tunnel_ops::timestamp::Timestamp;
 use tunnel_ops::tls_files::TlsFilesError;
 use tunnel_ops::watch::{FileWatch, WatchError};
 use tunnel_proto::handshake::InstanceSecret;
@@ -37,6 +38,7 @@ use crate::dial::Dialler;
 use crate::exchange::Exchanges;
 use crate::metrics::Metrics;
 use crate::session::SessionParts;
+use crate::status::TunnelStatus;
 pub use crate::tunnel::GivenUp;
 use crate::tunnel::{DiallingParts, RedialSettings, Tunnel, TunnelParts};
 
@@ -102,7 +104,6 @@ impl Client {
         let settings = AdminSettings {
             allowed_hosts: config.settings.admin_host.clone(),
         };
-        let admin = admin.map(|listener| (listener, admin::routes(metrics.clone(), settings)));
         let memory = metrics.memory(config.settings.max_buffered_size)?;
         let shared = Arc::new(UpstreamShared::new(
             config.settings.dns_server.as_deref().unwrap_or_default(),
@@ -113,11 +114,20 @@ impl Client {
         let routes = Arc::new(routes);
         let (own, counted) = (Arc::clone(&routes), Arc::clone(&metrics));
         let exchanges = Exchanges::new(own, counted, access_log);
+        let status = Arc::<TunnelStatus>::default();
+        let api = admin::Api {
+            metrics: Arc::clone(&metrics),
+            routes: Arc::clone(&routes),
+            tunnel: Some(Arc::clone(&status)),
+            started: Timestamp::now(),
+        };
+        let admin = admin.map(|listener| (listener, admin::routes(api, settings)));
         let sessions = SessionParts {
             exchanges,
             metrics: Arc::clone(&metrics),
             memory,
             live: Arc::new(LiveSessions::new(Arc::clone(&metrics))),
+            status,
             settings: SessionSettings {
                 ping_interval: config.settings.ping_interval,
                 ..SessionSettings::default()

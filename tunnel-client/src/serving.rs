@@ -1,7 +1,7 @@
 //! The composition root of `serve`: the client's routes behind a listener, without a tunnel.
 //!
 //! ```text
-//!   Serving ─┬─ admin listener     metrics, health, readiness
+//!   Serving ─┬─ admin listener     page, status, metrics, health, readiness
 //!            ├─ routes             the table, and the upstreams that it leads to
 //!            ├─ reload             a new table when the file changes
 //!            └─ front listener ─▶ exchanges ─▶ routes ─▶ upstream
@@ -17,6 +17,7 @@ use tunnel_http::access_log::AccessLog;
 use tunnel_ops::admin::{AdminListener, AdminRoutes, AdminSettings};
 use tunnel_ops::signals::Shutdown;
 use tunnel_ops::task::Owned;
+use tunnel_ops::timestamp::Timestamp;
 use tunnel_ops::watch::WatchError;
 use tunnel_routing::Routes;
 use tunnel_routing::upstream::{UpstreamError, UpstreamShared};
@@ -93,7 +94,6 @@ impl Serving {
             let metrics = Arc::clone(&metrics);
             move || serve::readiness(&metrics)
         };
-        let answers = admin::routes_with(&metrics, allowed, ready);
         let memory = metrics.memory(settings.max_buffered_size)?;
         let shared = Arc::new(UpstreamShared::new(
             settings.dns_server.as_deref().unwrap_or_default(),
@@ -104,6 +104,13 @@ impl Serving {
         let routes = Arc::new(routes);
         let (own, counted) = (Arc::clone(&routes), Arc::clone(&metrics));
         let exchanges = Exchanges::new(own, counted, access_log);
+        let api = admin::Api {
+            metrics: Arc::clone(&metrics),
+            routes: Arc::clone(&routes),
+            tunnel: None,
+            started: Timestamp::now(),
+        };
+        let answers = admin::routes_with(api, allowed, ready);
         let leaving = Leaving {
             delay: settings.drain_delay,
             grace: settings.grace_period,

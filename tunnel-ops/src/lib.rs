@@ -23,5 +23,6 @@ pub mod signals;
 pub mod socket;
 pub mod task;
 pub mod telemetry;
+pub mod timestamp;
 pub mod tls_files;
 pub mod watch;

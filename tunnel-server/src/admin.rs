@@ -2,18 +2,21 @@
 //!
 //! ```text
 //!   admin listener ─▶ api ─▶ view ─▶ registry, sessions
-//!   (tunnel-ops)       ├──▶ event_stream ◀── events ◀─report─ every part of the server
-//!                      └──▶ the APIs of other nodes ─▶ merge
+//!    │ (tunnel-ops)      ├──▶ event_stream ◀── events ◀─report─ every part of the server
+//!    │                   └──▶ the APIs of other nodes ─▶ merge
+//!    └─▶ page
 //! ```
 //!
 //! In: requests below `/api/v1` that the listener has checked. Out: JSON and a stream of events, as described by
-//! `openapi.json` beside this file. It carries no traffic, and nothing that carries traffic waits for it.
+//! `openapi.json` beside this file. It carries no traffic, and nothing that carries traffic waits for it. The page at `/` shows
+//! this API in a browser.
 
 pub mod address;
 pub mod api;
 mod event_stream;
 mod merge;
 pub mod nodes;
+mod page;
 pub mod view;
 
 use std::sync::Arc;
@@ -54,7 +57,9 @@ pub(crate) fn routes(api: Api, shutdown: Shutdown) -> AdminRoutes {
             .filter_map(|host| host.as_str().parse().ok())
             .collect(),
     };
-    AdminRoutes::new(api.metrics.registry().clone(), ready, settings).with_api(router(api))
+    AdminRoutes::new(api.metrics.registry().clone(), ready, settings)
+        .with_page(page::FILES)
+        .with_api(router(api))
 }
 
 /// The routes below `/api/v1`.

@@ -33,7 +33,8 @@ pub mod registry;
 pub mod router;
 pub mod runtimes;
 pub mod server;
-pub mod timestamp;
 pub mod token;
 pub mod tunnel;
 pub mod webhook;
+
+pub use tunnel_ops::timestamp;
