@@ -10,6 +10,7 @@ pub(crate) mod live;
 mod nodes;
 mod origin;
 mod settings;
+mod traces;
 
 use std::net::SocketAddr;
 use std::path::PathBuf;
@@ -20,6 +21,7 @@ use tunnel_ops::config_value::listeners_overlap;
 use tunnel_ops::faults::Faults;
 use tunnel_ops::settings::SettingOrigin;
 use tunnel_ops::settings::{GivenSettings, Setting};
+use tunnel_ops::telemetry::tracer::{TracerFault, TracerSettings};
 use tunnel_ops::tls_files::{Identity, TlsFilesError};
 
 pub use self::credentials::{
@@ -46,6 +48,8 @@ pub struct Config {
     pub runtimes: Runtimes,
     /// The directory that this server shares with other nodes; `None` if it stands alone. Default `None`.
     pub shared_directory: Option<SharedDirectory>,
+    /// How exchanges are traced; `None` if they are not. Default `None`.
+    pub tracer: Option<TracerSettings>,
     /// How many sessions are sent a drain message per second when the server stops. Default 500, about the number of
     /// handshakes per second that another server can serve easily; no flag sets it.
     pub leaving_per_second: u32,
@@ -86,6 +90,9 @@ pub enum ConfigFault {
     /// The file of the admin token.
     #[error(transparent)]
     AdminToken(#[from] BearerFileError),
+    /// A variable or a file of the tracer.
+    #[error(transparent)]
+    Tracer(#[from] TracerFault),
 }
 
 /// All faults of the configuration, one per line.
@@ -103,6 +110,7 @@ impl Config {
             public_tls: None,
             runtimes,
             shared_directory: None,
+            tracer: None,
             leaving_per_second: 500,
         }
     }
@@ -138,6 +146,12 @@ impl Config {
             or_fault(&mut faults, BearerGuard::load(path));
         }
         let shared_directory = nodes::check(source, &settings, &mut faults);
+        let tracer = traces::check(
+            source,
+            &settings,
+            |name| std::env::var_os(name),
+            &mut faults,
+        );
         check_listeners(source, &settings, &mut faults);
         check_proxies(source, &settings, &mut faults);
         check_grace(source, &settings, &mut faults);
@@ -145,6 +159,7 @@ impl Config {
             (Some(tunnel_tls), Some(runtimes)) if faults.is_empty() => Ok(Self {
                 public_tls,
                 shared_directory,
+                tracer,
                 settings: settings.clone(),
                 ..Self::new(tunnel_tls, runtimes, settings.domain)
             }),

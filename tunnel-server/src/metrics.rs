@@ -21,6 +21,7 @@ use prometheus::{
     proto::MetricFamily,
 };
 use tunnel_ops::metrics::{Families, Family};
+use tunnel_ops::telemetry::tracer::SpanCounters;
 use tunnel_proto::{
     close::CloseReason,
     problem::{Hop, Problem, Reason},
@@ -103,6 +104,8 @@ pub struct Metrics {
     read: Read,
     /// Lines of the access log that were lost.
     pub access_log_lost: IntCounter,
+    /// Spans, by what became of them.
+    pub spans: SpanCounters,
     /// Runtimes that a newer instance took over.
     pub takeovers: IntCounter,
     /// The directory that several nodes share.
@@ -231,6 +234,7 @@ impl Metrics {
             configuration: Configuration::new(new)?,
             read: Read::new(new)?,
             access_log_lost: access_log_lost(new)?,
+            spans: SpanCounters::new(new)?,
             takeovers: takeovers(new)?,
             directory: DirectoryMetrics::new(new)?,
             peers: PeerMetrics::new(new)?,

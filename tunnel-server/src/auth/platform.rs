@@ -30,12 +30,12 @@ use self::answer::{Answer, PlatformReply};
 use self::breaker::{Attempt, Breaker};
 use self::cache::{Approval, DecisionCache, Denial};
 use super::credential::{CredentialId, CredentialKind};
-use super::https::HttpsClient;
 use super::refusal::AuthRefusal;
 use super::{Verified, VerifiedCredential};
 use crate::allowance::Allowance;
 use crate::config::PlatformSettings;
 use crate::token::{TokenHash, sha256};
+use tunnel_ops::https::HttpsClient;
 
 /// Largest answer, in bytes. Enough for a list of some thousand networks.
 const ANSWER_BYTES: usize = 64 * 1024;
