@@ -22,6 +22,8 @@ use tunnel_ops::admin::{AdminBindError, AdminListener, AdminRoutes, AdminSetting
 use tunnel_ops::signals::Shutdown;
 use tunnel_ops::task::Owned;
 use tunnel_ops::timestamp::Timestamp;
+use tunnel_ops::telemetry::RequestId;
+use tunnel_ops::telemetry::tracer::{Exporter, Exporting, Tracer, TracerSettings};
 use tunnel_ops::tls_files::TlsFilesError;
 use tunnel_ops::watch::{FileWatch, WatchError};
 use tunnel_proto::handshake::InstanceSecret;
@@ -48,6 +50,7 @@ pub struct Client {
     routes: Arc<Routes>,
     metrics: Arc<Metrics>,
     reloader: Option<Reloader>,
+    exporter: Option<Exporter>,
     tunnel: Tunnel,
 }
 
@@ -77,7 +80,7 @@ pub enum ClientError {
     /// An upstream.
     #[error(transparent)]
     Upstream(#[from] UpstreamError),
-    /// The CA files of the server or the proxy.
+    /// The CA files of the server, the proxy or the collector.
     #[error(transparent)]
     Tls(#[from] TlsFilesError),
     /// The files of the credential, or of the configuration.
@@ -113,7 +116,6 @@ impl Client {
         let routes = Routes::new(&config.all_routes(), shared, Arc::clone(metrics.routes()))?;
         let routes = Arc::new(routes);
         let (own, counted) = (Arc::clone(&routes), Arc::clone(&metrics));
-        let exchanges = Exchanges::new(own, counted, access_log);
         let status = Arc::<TunnelStatus>::default();
         let api = admin::Api {
             metrics: Arc::clone(&metrics),
@@ -122,6 +124,8 @@ impl Client {
             started: Timestamp::now(),
         };
         let admin = admin.map(|listener| (listener, admin::routes(api, settings)));
+        let (tracer, exporter) = tracer(config.tracer.as_ref(), &metrics)?;
+        let exchanges = Exchanges::new(own, counted, access_log, tracer);
         let sessions = SessionParts {
             exchanges,
             metrics: Arc::clone(&metrics),
@@ -141,6 +145,7 @@ impl Client {
             routes,
             metrics,
             reloader: None,
+            exporter,
             tunnel,
         })
     }
@@ -190,6 +195,7 @@ impl Client {
             routes,
             metrics,
             reloader,
+            exporter,
             tunnel,
         } = self;
         // First the admin listener, so that probes get "not ready" instead of
@@ -197,6 +203,7 @@ impl Client {
         let admin = admin.map(|(listener, routes)| {
             Owned::spawn("admin", listener.serve(routes, std::future::pending()))
         });
+        let exporting = exporter.map(Exporter::start);
         // Then what changes what exchanges need.
         let reloading = reloader.map(|reloader| reloader.start(Arc::clone(&routes), metrics));
         // The tunnel last: from its first session on, requests come. It is also the first to end,
@@ -204,6 +211,7 @@ impl Client {
         let result = tunnel.run(&shutdown).await;
         drop(reloading);
         drop(routes);
+        finish(exporting, &shutdown).await;
         drop(admin);
         tracing::info!("tunnel-client has stopped");
         Ok(result?)
@@ -215,6 +223,30 @@ impl std::fmt::Debug for Client {
         f.debug_struct("Client")
             .field("addresses", &self.addresses())
             .finish_non_exhaustive()
+    }
+}
+
+/// The tracer, and what sends its spans.
+pub(crate) fn tracer(
+    settings: Option<&TracerSettings>,
+    metrics: &Metrics,
+) -> Result<(Tracer, Option<Exporter>), TlsFilesError> {
+    let instance = RequestId::new();
+    let attributes = [
+        ("service.name", "tunnel-client"),
+        ("service.version", env!("CARGO_PKG_VERSION")),
+        ("service.instance.id", instance.as_str()),
+    ];
+    Tracer::with_exporter(settings, &attributes, &metrics.spans)
+}
+
+/// Sends the last spans, unless the program is forced to stop.
+pub(crate) async fn finish(exporting: Option<Exporting>, shutdown: &Shutdown) {
+    if let Some(exporting) = exporting {
+        tokio::select! {
+            () = exporting.finish() => {}
+            () = shutdown.forced() => {}
+        }
     }
 }
 

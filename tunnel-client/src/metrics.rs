@@ -12,6 +12,7 @@ use prometheus::proto::MetricFamily;
 use prometheus::{Histogram, IntCounter, IntCounterVec, IntGauge, Registry};
 use tokio::runtime::Handle;
 use tunnel_ops::metrics::{Families, Family};
+use tunnel_ops::telemetry::tracer::SpanCounters;
 use tunnel_proto::memory::MemoryAccount;
 use tunnel_proto::problem::{Problem, Reason};
 use tunnel_routing::metrics::{RoutingMetrics, STATUS_CLASSES, status_class};
@@ -62,6 +63,8 @@ pub(crate) struct Metrics {
     pub(crate) connections_refused: IntCounter,
     /// Lines of the access log that were lost.
     pub(crate) access_log_lost: IntCounter,
+    /// Spans, by what became of them.
+    pub(crate) spans: SpanCounters,
     /// Bytes of requests' content, sent to upstreams.
     pub(crate) bytes_in: IntCounter,
     /// Bytes of responses' content, received from upstreams.
@@ -151,6 +154,7 @@ impl Metrics {
                 "access_log_lost_lines_total",
                 "Access-log lines that their target did not take, or not in time",
             )?,
+            spans: SpanCounters::new(new)?,
             bytes_in: bytes.get_metric_with_label_values(&["in"])?,
             bytes_out: bytes.get_metric_with_label_values(&["out"])?,
             recent_problems: RecentProblems::default(),

@@ -18,12 +18,13 @@ use tunnel_ops::admin::{AdminListener, AdminRoutes, AdminSettings};
 use tunnel_ops::signals::Shutdown;
 use tunnel_ops::task::Owned;
 use tunnel_ops::timestamp::Timestamp;
+use tunnel_ops::telemetry::tracer::Exporter;
 use tunnel_ops::watch::WatchError;
 use tunnel_routing::Routes;
 use tunnel_routing::upstream::{UpstreamError, UpstreamShared};
 
 use crate::admin;
-use crate::client::{ClientError, bind_admin};
+use crate::client::{ClientError, bind_admin, finish, tracer};
 use crate::config::reload::Reloader;
 use crate::config::{ConfigError, Given, ServeConfig};
 use crate::exchange::Exchanges;
@@ -37,6 +38,7 @@ pub struct Serving {
     routes: Arc<Routes>,
     metrics: Arc<Metrics>,
     reloader: Option<Reloader>,
+    exporter: Option<Exporter>,
     front: FrontListener,
     leaving: Leaving,
 }
@@ -103,7 +105,6 @@ impl Serving {
         let routes = Routes::new(&config.routes, shared, Arc::clone(metrics.routes()))?;
         let routes = Arc::new(routes);
         let (own, counted) = (Arc::clone(&routes), Arc::clone(&metrics));
-        let exchanges = Exchanges::new(own, counted, access_log);
         let api = admin::Api {
             metrics: Arc::clone(&metrics),
             routes: Arc::clone(&routes),
@@ -111,6 +112,9 @@ impl Serving {
             started: Timestamp::now(),
         };
         let answers = admin::routes_with(api, allowed, ready);
+        let (tracer, exporter) =
+            tracer(config.tracer.as_ref(), &metrics).map_err(ClientError::from)?;
+        let exchanges = Exchanges::new(own, counted, access_log, tracer);
         let leaving = Leaving {
             delay: settings.drain_delay,
             grace: settings.grace_period,
@@ -126,6 +130,7 @@ impl Serving {
             routes,
             metrics,
             reloader: None,
+            exporter,
             front,
             leaving,
         })
@@ -163,6 +168,7 @@ impl Serving {
             routes,
             metrics,
             reloader,
+            exporter,
             front,
             leaving,
         } = self;
@@ -170,6 +176,7 @@ impl Serving {
         let admin = admin.map(|(listener, answers)| {
             Owned::spawn("admin", listener.serve(answers, std::future::pending()))
         });
+        let exporting = exporter.map(Exporter::start);
         // Then the reload.
         let reloading = reloader.map(|reloader| reloader.start(Arc::clone(&routes), metrics));
         // The front listener starts last and ends first: during its shutdown, open exchanges still have their upstreams, and
@@ -177,6 +184,7 @@ impl Serving {
         let result = front.run(&shutdown, leaving).await;
         drop(reloading);
         drop(routes);
+        finish(exporting, &shutdown).await;
         drop(admin);
         tracing::info!("tunnel-client has stopped");
         Ok(result?)

@@ -146,7 +146,8 @@ fn build_outgoing(bencher: Bencher<'_, '_>, head: Head) {
     let checked = CHECKER.to_forward(&parts).unwrap();
     let client = ForwardedClient::new(Ipv4Addr::new(203, 0, 113, 7).into(), false, true);
     let via = ViaName::new("6f1d2c");
-    bencher.bench_local(|| forwarded_head(black_box(&checked), &client, &via, false).unwrap());
+    bencher
+        .bench_local(|| forwarded_head(black_box(&checked), &client, &via, false, None).unwrap());
 }
 
 // === The host ===

@@ -11,6 +11,7 @@ mod nodes;
 mod origin;
 mod settings;
 mod webhook;
+mod traces;
 
 use std::net::SocketAddr;
 use std::path::PathBuf;
@@ -21,6 +22,7 @@ use tunnel_ops::config_value::listeners_overlap;
 use tunnel_ops::faults::Faults;
 use tunnel_ops::settings::SettingOrigin;
 use tunnel_ops::settings::{GivenSettings, Setting};
+use tunnel_ops::telemetry::tracer::{TracerFault, TracerSettings};
 use tunnel_ops::tls_files::{Identity, TlsFilesError};
 
 pub use self::credentials::{
@@ -50,6 +52,8 @@ pub struct Config {
     pub webhook_secret: Option<WebhookSecret>,
     /// The directory that this server shares with other nodes; `None` if it stands alone. Default `None`.
     pub shared_directory: Option<SharedDirectory>,
+    /// How exchanges are traced; `None` if they are not. Default `None`.
+    pub tracer: Option<TracerSettings>,
     /// How many sessions are sent a drain message per second when the server stops. Default 500, about the number of
     /// handshakes per second that another server can serve easily; no flag sets it.
     pub leaving_per_second: u32,
@@ -93,6 +97,9 @@ pub enum ConfigFault {
     /// The file of the admin token.
     #[error(transparent)]
     AdminToken(#[from] BearerFileError),
+    /// A variable or a file of the tracer.
+    #[error(transparent)]
+    Tracer(#[from] TracerFault),
 }
 
 /// All faults of the configuration, one per line.
@@ -111,6 +118,7 @@ impl Config {
             runtimes,
             webhook_secret: None,
             shared_directory: None,
+            tracer: None,
             leaving_per_second: 500,
         }
     }
@@ -147,6 +155,12 @@ impl Config {
         }
         let webhook_secret = webhook::check(source, &mut faults);
         let shared_directory = nodes::check(source, &settings, &mut faults);
+        let tracer = traces::check(
+            source,
+            &settings,
+            |name| std::env::var_os(name),
+            &mut faults,
+        );
         check_listeners(source, &settings, &mut faults);
         check_proxies(source, &settings, &mut faults);
         check_grace(source, &settings, &mut faults);
@@ -155,6 +169,7 @@ impl Config {
                 public_tls,
                 webhook_secret,
                 shared_directory,
+                tracer,
                 settings: settings.clone(),
                 ..Self::new(tunnel_tls, runtimes, settings.domain)
             }),

@@ -22,7 +22,6 @@ pub mod directory;
 pub mod events;
 mod gauges;
 pub mod history;
-mod https;
 mod lifecycle;
 mod lock;
 pub mod metrics;

@@ -21,6 +21,7 @@ use prometheus::{
     proto::MetricFamily,
 };
 use tunnel_ops::metrics::{Families, Family};
+use tunnel_ops::telemetry::tracer::SpanCounters;
 use tunnel_proto::{
     close::CloseReason,
     problem::{Hop, Problem, Reason},
@@ -104,6 +105,8 @@ pub struct Metrics {
     /// Lines of the access log that were lost.
     pub access_log_lost: IntCounter,
     webhook_attempts: IntCounterVec,
+    /// Spans, by what became of them.
+    pub spans: SpanCounters,
     /// Runtimes that a newer instance took over.
     pub takeovers: IntCounter,
     /// The directory that several nodes share.
@@ -233,6 +236,7 @@ impl Metrics {
             read: Read::new(new)?,
             access_log_lost: access_log_lost(new)?,
             webhook_attempts: webhook_attempts(new)?,
+            spans: SpanCounters::new(new)?,
             takeovers: takeovers(new)?,
             directory: DirectoryMetrics::new(new)?,
             peers: PeerMetrics::new(new)?,

@@ -34,7 +34,7 @@ use tunnel_http::{
     outgoing::ViaName,
     permits::{Exhausted, Permit, Permits},
 };
-use tunnel_ops::tls_files::LiveServerConfig;
+use tunnel_ops::{telemetry::tracer::Tracer, tls_files::LiveServerConfig};
 use tunnel_proto::problem::Problem;
 
 use self::answer::Cors;
@@ -61,6 +61,7 @@ pub(crate) struct PublicListener {
     pub(crate) peers: Option<Arc<Peers>>,
     pub(crate) metrics: Arc<Metrics>,
     pub(crate) access_log: AccessLog,
+    pub(crate) tracer: Tracer,
     pub(crate) lifecycle: Arc<Lifecycle>,
     pub(crate) permits: Arc<Permits<Usage>>,
     /// `None` if the listener is plain HTTP.

@@ -26,6 +26,7 @@ use tunnel_ops::{
     admin::{AdminBindError, AdminListener, BearerFileError},
     signals::Shutdown,
     task::Owned,
+    telemetry::tracer::Exporter,
     tls_files::TlsFilesError,
 };
 
@@ -210,6 +211,7 @@ impl Server {
         let routes = admin::routes(api, shutdown.clone());
         // The first to start and the last to stop: how the rest does so can be watched there.
         let admin = Owned::spawn("admin", admin.serve(routes, std::future::pending()));
+        let exporting = parts.exporter.lock().take().map(Exporter::start);
         let registry = Arc::downgrade(&parts.registry);
         let directory = parts.registry.directory().start(registry);
         if !is_directory_ready(&parts, &shutdown).await? {
@@ -262,6 +264,13 @@ impl Server {
         if let Some((running, webhook)) = webhook {
             drop(running);
             let _ = timeout(LAST_EVENTS, webhook).await;
+        }
+        // All exchanges have ended. No signal waits for the collector.
+        if let Some(exporting) = exporting {
+            tokio::select! {
+                () = exporting.finish() => {}
+                () = shutdown.forced() => {}
+            }
         }
         drop(admin);
         tracing::info!("stopped");

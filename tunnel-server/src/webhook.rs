@@ -16,13 +16,15 @@ use http::{Method, Request, StatusCode, header::CONTENT_TYPE};
 use http_body_util::Full;
 use serde::Serialize;
 use tokio::{sync::oneshot, time::sleep};
-use tunnel_ops::tls_files::TlsFilesError;
+use tunnel_ops::{
+    https::{HttpsClient, RequestError},
+    tls_files::TlsFilesError,
+};
 
 use crate::{
     config::{Config, HttpUrl, WebhookSecret},
     directory::NodeName,
     events::{EventKind, EventView, Events, Reader},
-    https::{HttpsClient, RequestError},
     metrics::Metrics,
     timestamp::Timestamp,
 };

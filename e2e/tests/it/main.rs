@@ -42,5 +42,6 @@ mod streaming;
 mod system;
 mod takeover;
 mod tidy;
+mod traces;
 mod upstreams;
 mod websocket;

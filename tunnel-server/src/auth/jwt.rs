@@ -21,7 +21,7 @@ use super::labels::NamedRuntime;
 use super::refusal::AuthRefusal;
 use super::{Verified, VerifiedCredential};
 use crate::config::{JwksSource, JwtSettings};
-use crate::https::HttpsClient;
+use tunnel_ops::https::HttpsClient;
 
 /// Longest token, in bytes. The head of a request has a limit of its own.
 const MOST_BYTES: usize = 16 * 1024;

@@ -34,8 +34,8 @@ use super::refusal::AuthRefusal;
 use super::{Verified, VerifiedCredential};
 use crate::allowance::Allowance;
 use crate::config::PlatformSettings;
-use crate::https::HttpsClient;
 use crate::token::{TokenHash, sha256};
+use tunnel_ops::https::HttpsClient;
 
 /// Largest answer, in bytes. Enough for a list of some thousand networks.
 const ANSWER_BYTES: usize = 64 * 1024;

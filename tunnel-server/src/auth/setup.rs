@@ -16,8 +16,8 @@ use super::platform::{PlatformToken, PlatformVerifier};
 use super::revocation::Revocations;
 use crate::config::effective::Contents;
 use crate::config::{CertificateSettings, Config, Credentials, JwksSource};
-use crate::https::HttpsClient;
 use crate::runtimes::{Moment, Runtimes, RuntimesError};
+use tunnel_ops::https::HttpsClient;
 
 /// Why the configuration of credentials cannot be used.
 #[derive(Debug, thiserror::Error)]

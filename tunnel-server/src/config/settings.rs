@@ -13,6 +13,7 @@ use tunnel_ops::config_value::{
     SizeFrom, SizeText,
 };
 use tunnel_ops::settings;
+use tunnel_ops::telemetry::tracer::{CollectorUrl, Ratio};
 use tunnel_ops::telemetry::{AccessLogTarget, LogFilter, LogFormat};
 use tunnel_proto::session::DEFAULT_PING_INTERVAL;
 
@@ -244,6 +245,20 @@ settings! {
         // 5 s less than Kubernetes' default.
         /// How long exchanges may take to end when the server stops
         grace_period: DurationText = Duration::from_secs(25), "TIME", AtOnce;
+    }
+    "Traces" {
+        /// OpenTelemetry collector to which traces are sent, by OTLP over HTTP: http://collector:4318
+        ///
+        /// `/v1/traces` is added. Without it and the variable nothing is traced. With a collector, the variables
+        /// `OTEL_EXPORTER_OTLP_HEADERS`, `OTEL_SERVICE_NAME`, `OTEL_RESOURCE_ATTRIBUTES`, `OTEL_TRACES_SAMPLER` with
+        /// `OTEL_TRACES_SAMPLER_ARG`, and `OTEL_SDK_DISABLED` count as OpenTelemetry defines them
+        otlp_endpoint: CollectorUrl, else "OTEL_EXPORTER_OTLP_ENDPOINT unless set", "URL", Restart;
+        /// File with headers for the collector, such as its credentials, one `Name: value` a line
+        otlp_headers_file: PathBuf, else "", "FILE", Restart;
+        /// CA certificates, PEM, beside the system's, for an https --otlp-endpoint
+        otlp_ca_file: PathBuf, else "", "FILE", Restart;
+        /// Part of the exchanges that is traced, of those whose request names no trace; one that does is traced if its sender traces it
+        trace_ratio: Ratio, else "0.01, or as OTEL_TRACES_SAMPLER says", "NUMBER", Restart;
     }
     "Process and log" {
         /// Threads that carry traffic; 0 means one for each core

@@ -17,6 +17,7 @@ use tunnel_http::{
     received::ReceivedBody,
     upgraded::UpgradeSender,
 };
+use tunnel_ops::telemetry::tracer::Trace;
 use tunnel_proto::fields::X_REQUEST_ID;
 use tunnel_proto::{
     exchange::{EncodedHead, RecvBody},
@@ -140,23 +141,27 @@ fn accept(
         connection.not_upgraded();
     }
     let listener = &connection.gateway;
+    let trace = listener.tracer.trace(|| access_log::trace(parts));
     let (head, id) = forwarded_head(
         &checked,
         &connection.client,
         &listener.via,
         listener.config().settings.via,
+        trace.as_ref(),
     )?;
-    if listener.access_log.is_on() {
+    if listener.access_log.is_on() || trace.is_some() {
+        let own = trace.as_ref().map(Trace::context);
         let request = LoggedRequest {
             method: parts.method.as_str(),
+            scheme: Some(connection.client.scheme()),
             host: Some(&checked.host),
             path: &checked.path,
             is_upgrade: checked.upgrade.is_some(),
             request_id: Some(&id),
-            trace: access_log::trace(parts),
+            trace: own.or_else(|| access_log::trace(parts)),
             peer: Some(connection.client.address_text()),
         };
-        observation.log(&listener.access_log, &request);
+        observation.log(&listener.access_log, trace, &request);
     }
     let route = listener
         .router

@@ -6,6 +6,7 @@
 use std::sync::Arc;
 
 use arc_swap::{ArcSwap, ArcSwapOption};
+use parking_lot::Mutex;
 use std::time::Duration;
 use tokio::sync::oneshot;
 use tunnel_http::{access_log::AccessLog, outgoing::ViaName, permits::Permits};
@@ -14,6 +15,8 @@ use tunnel_ops::{
     descriptors,
     task::Owned,
     telemetry::RequestId,
+    telemetry::tracer::{Exporter, Tracer},
+    tls_files::TlsFilesError,
 };
 
 use super::{BindError, moving, shard::Listeners, tls::ListenerTls};
@@ -27,7 +30,7 @@ use crate::{
     budget::usage::Usage,
     config::{Config, effective::Effective, live::LiveConfig},
     connect::{TunnelListener, checks::Checks, gate::Gate},
-    directory::{Directory, Node},
+    directory::{Directory, Node, NodeName},
     events::Events,
     gauges::{Gauges, Threads},
     lifecycle::Lifecycle,
@@ -51,6 +54,9 @@ pub(crate) struct Parts {
     pub(super) router: Arc<Router>,
     pub(super) metrics: Arc<Metrics>,
     pub(super) access_log: AccessLog,
+    pub(super) tracer: Tracer,
+    /// Sends the spans of the tracer; `None` if that is off, or once it was started.
+    pub(super) exporter: Mutex<Option<Exporter>>,
     pub(super) events: Arc<Events>,
     pub(super) lifecycle: Arc<Lifecycle>,
     pub(super) tls: ListenerTls,
@@ -72,6 +78,7 @@ impl Parts {
     pub(super) fn new(config: Config, access_log: AccessLog) -> Result<Self, BindError> {
         let metrics = Metrics::new()?;
         access_log.count_lost(metrics.access_log_lost.clone());
+        let (tracer, exporter) = tracer(&config, &metrics)?;
         let events = Events::new(&RequestId::new().as_str()[..8]);
         let directory = directory(&config, &metrics);
         let registry = Registry::with(directory, metrics.clone(), events.clone());
@@ -91,6 +98,8 @@ impl Parts {
             authenticator,
             metrics,
             access_log,
+            tracer,
+            exporter: Mutex::new(exporter),
             events,
             lifecycle: Arc::new(Lifecycle::new()),
             tls,
@@ -126,6 +135,7 @@ impl Parts {
                 metrics: self.metrics.clone(),
                 lifecycle: self.lifecycle.clone(),
                 tls: links.listener.clone(),
+                tracer: self.tracer.clone(),
                 api: admin::router(self.admin_api(Reach::Nodes, None)),
             })
         });
@@ -155,6 +165,7 @@ impl Parts {
             peers,
             metrics: self.metrics.clone(),
             access_log: self.access_log.clone(),
+            tracer: self.tracer.clone(),
             lifecycle: self.lifecycle.clone(),
             permits: self.public_permits.clone(),
             tls: self.tls.public.clone(),
@@ -249,6 +260,19 @@ impl Parts {
             },
         }
     }
+}
+
+/// The tracer, and what sends its spans. A node of several is known to the collector by its name.
+fn tracer(config: &Config, metrics: &Metrics) -> Result<(Tracer, Option<Exporter>), TlsFilesError> {
+    let node = config.settings.node.as_ref().map(NodeName::as_str);
+    let instance = RequestId::new();
+    let mut attributes = vec![
+        ("service.name", "tunnel-server"),
+        ("service.version", env!("CARGO_PKG_VERSION")),
+        ("service.instance.id", node.unwrap_or(instance.as_str())),
+    ];
+    attributes.extend(node.map(|node| ("tunnel.node", node)));
+    Tracer::with_exporter(config.tracer.as_ref(), &attributes, &metrics.spans)
 }
 
 /// The claims: in memory, or shared with other nodes.

@@ -18,7 +18,7 @@ use tunnel_ops::task::Owned;
 
 use super::{Jwks, MOST_BYTES};
 use crate::config::HttpUrl;
-use crate::https::HttpsClient;
+use tunnel_ops::https::HttpsClient;
 
 /// Time between two fetches without demand.
 const INTERVAL: Duration = Duration::from_secs(15 * 60);

@@ -14,8 +14,8 @@ use tunnel_ops::settings::SettingValue;
 
 use crate::auth::credential::printable;
 use crate::auth::labels::NamedRuntime;
-use crate::https::RequestError;
 use crate::runtimes::RawLimits;
+use tunnel_ops::https::RequestError;
 
 /// Longest time that an answer may be valid.
 const MOST_SECONDS: u64 = 365 * 24 * 60 * 60;
