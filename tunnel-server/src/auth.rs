@@ -12,7 +12,6 @@
 
 mod certificate;
 mod credential;
-mod https;
 pub mod jwks;
 mod jwt;
 mod labels;

@@ -30,11 +30,11 @@ use self::answer::{Answer, PlatformReply};
 use self::breaker::{Attempt, Breaker};
 use self::cache::{Approval, DecisionCache, Denial};
 use super::credential::{CredentialId, CredentialKind};
-use super::https::HttpsClient;
 use super::refusal::AuthRefusal;
 use super::{Verified, VerifiedCredential};
 use crate::allowance::Allowance;
 use crate::config::PlatformSettings;
+use crate::https::HttpsClient;
 use crate::token::{TokenHash, sha256};
 
 /// Largest answer, in bytes. Enough for a list of some thousand networks.

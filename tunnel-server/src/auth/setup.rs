@@ -9,7 +9,6 @@ use tokio::sync::watch;
 use tunnel_ops::tls_files::{ClientAuth, ClientCheck, RevocationLists, Roots, TlsFilesError};
 
 use super::Authenticator;
-use super::https::HttpsClient;
 use super::jwks::{Jwks, JwksError};
 use super::jwt::JwtVerifier;
 use super::labels::Labels;
@@ -17,6 +16,7 @@ use super::platform::{PlatformToken, PlatformVerifier};
 use super::revocation::Revocations;
 use crate::config::effective::Contents;
 use crate::config::{CertificateSettings, Config, Credentials, JwksSource};
+use crate::https::HttpsClient;
 use crate::runtimes::{Moment, Runtimes, RuntimesError};
 
 /// Why the configuration of credentials cannot be used.

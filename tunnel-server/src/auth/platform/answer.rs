@@ -13,8 +13,8 @@ use tunnel_ops::config_value::Network;
 use tunnel_ops::settings::SettingValue;
 
 use crate::auth::credential::printable;
-use crate::auth::https::RequestError;
 use crate::auth::labels::NamedRuntime;
+use crate::https::RequestError;
 use crate::runtimes::RawLimits;
 
 /// Longest time that an answer may be valid.
