@@ -132,8 +132,11 @@ impl Acme {
         ServerCertificate::Resolved(resolver)
     }
 
-    /// Uses these settings from now on.
+    /// Uses these settings from now on. If they have changed, what has failed is tried again at once.
     pub(crate) fn set(&self, settings: &AcmeSettings) {
+        if **self.settings.load() == *settings {
+            return;
+        }
         self.settings.store(Arc::new(settings.clone()));
         self.names.lock().set(&settings.names);
         self.show();

@@ -106,12 +106,16 @@ impl Names {
         }
     }
 
-    /// Replaces the names; those that stay keep their certificates.
+    /// Replaces the names; those that stay keep their certificates. What has failed is due again.
     pub(super) fn set(&mut self, names: &[AcmeName]) {
         let mut before = std::mem::take(&mut self.all);
         let next = names.iter().map(|name| {
             let known = before.iter().position(|known| known.name == *name);
-            known.map_or_else(|| Name::new(name), |index| before.swap_remove(index))
+            let known = known.map(|index| before.swap_remove(index));
+            Name {
+                wait_until: SystemTime::UNIX_EPOCH,
+                ..known.unwrap_or_else(|| Name::new(name))
+            }
         });
         self.all = next.collect();
     }
