@@ -4,7 +4,10 @@ use std::{collections::HashMap, fmt, sync::Arc};
 
 use arc_swap::ArcSwap;
 use rcgen::{CertificateParams, CustomExtension, KeyPair};
+use rustls_pki_types::PrivatePkcs8KeyDer;
 use tokio_rustls::rustls::{
+    self,
+    crypto::aws_lc_rs,
     server::{ClientHello, ResolvesServerCert},
     sign::CertifiedKey,
 };
@@ -41,7 +44,7 @@ pub(super) enum ChallengeError {
     #[error("cannot make the certificate for the ACME server's handshake: {0}")]
     Make(#[from] rcgen::Error),
     #[error("cannot use the certificate for the ACME server's handshake: {0}")]
-    Use(#[from] tunnel_ops::tls_files::TlsFilesError),
+    Use(#[from] rustls::Error),
 }
 
 impl Resolver {
@@ -131,8 +134,11 @@ fn challenge_certificate(host: &str, digest: &Digest) -> Result<Arc<CertifiedKey
     params.custom_extensions = vec![CustomExtension::new_acme_identifier(digest)];
     let key = KeyPair::generate()?;
     let certificate = params.self_signed(&key)?;
-    let identity = Identity::from_pem(&certificate.pem(), &key.serialize_pem())?;
-    Ok(identity.certified_key())
+    let key = PrivatePkcs8KeyDer::from(key.serialize_der());
+    // Not an `Identity`, whose checks do not know the critical extension.
+    let signing = aws_lc_rs::sign::any_supported_type(&key.into())?;
+    let chain = vec![certificate.der().clone()];
+    Ok(Arc::new(CertifiedKey::new(chain, signing)))
 }
 
 #[cfg(test)]
