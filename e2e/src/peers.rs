@@ -1,4 +1,4 @@
-//! Peers that others wrote: curl, nginx, squid, dante, mitmproxy, faketime, Python's `websockets`, `h2` and
+//! Peers that others wrote: curl, nginx, squid, dante, mitmproxy, faketime, Pebble, Python's `websockets`, `h2` and
 //! `opentelemetry-proto`.
 //!
 //! They are what `e2e/install-peers` puts on the machine. A test that needs one and does not find
@@ -10,6 +10,7 @@ pub mod curl;
 pub mod dante;
 pub mod mitmproxy;
 pub mod nginx;
+pub mod pebble;
 mod port;
 pub mod python;
 pub mod squid;

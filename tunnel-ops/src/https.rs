@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use crate::tls_files::{self, Roots, TlsFilesError};
 use bytes::Bytes;
-use http::{Request, StatusCode};
+use http::{Request, Response, StatusCode};
 use http_body_util::{BodyExt, Full, LengthLimitError, Limited};
 use hyper_rustls::{HttpsConnector, HttpsConnectorBuilder};
 use hyper_util::client::legacy::{Client, connect::HttpConnector};
@@ -79,7 +79,7 @@ impl HttpsClient {
         self.deadline
     }
 
-    /// Sends a request and returns its whole answer of at most `most` bytes.
+    /// Sends a request and returns the status of its answer, and its whole content of at most `most` bytes.
     ///
     /// # Errors
     /// When the answer is missing, late or too large.
@@ -88,13 +88,26 @@ impl HttpsClient {
         request: Request<Full<Bytes>>,
         most: usize,
     ) -> Result<(StatusCode, Bytes), RequestError> {
+        let (head, content) = self.exchange(request, most).await?.into_parts();
+        Ok((head.status, content))
+    }
+
+    /// As [`HttpsClient::send`], with the fields of the answer.
+    ///
+    /// # Errors
+    /// As those of `send`.
+    pub async fn exchange(
+        &self,
+        request: Request<Full<Bytes>>,
+        most: usize,
+    ) -> Result<Response<Bytes>, RequestError> {
         let exchange = async {
             let answer = self.client.request(request).await;
             let answer = answer.map_err(|error| RequestError::Failed(chain(&error)))?;
             let (head, body) = answer.into_parts();
             let body = Limited::new(body, most).collect().await;
             match body {
-                Ok(body) => Ok((head.status, body.to_bytes())),
+                Ok(body) => Ok(Response::from_parts(head, body.to_bytes())),
                 Err(error) if error.is::<LengthLimitError>() => Err(RequestError::TooLarge {
                     status: head.status,
                     most,

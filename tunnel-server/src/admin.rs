@@ -32,9 +32,10 @@ use self::api::Api;
 pub const DESCRIPTION: &str = include_str!("admin/openapi.json");
 
 /// The routes of the admin listener. The server is ready until `shutdown` begins, and not before it takes part in a shared
-/// directory.
+/// directory and has its certificates.
 pub(crate) fn routes(api: Api, shutdown: Shutdown) -> AdminRoutes {
     let (registry, lifecycle) = (api.registry.clone(), api.lifecycle.clone());
+    let acme = api.acme.clone();
     let ready = move || {
         let directory = registry.directory().shared();
         if shutdown.is_requested() || lifecycle.is_leaving() {
@@ -45,6 +46,10 @@ pub(crate) fn routes(api: Api, shutdown: Shutdown) -> AdminRoutes {
             Readiness::NotReady("the server is cut off from etcd".into())
         } else if directory.is_some_and(|directory| !directory.is_linked()) {
             Readiness::NotReady("the server waits for its links to other nodes".into())
+        } else if let Some(name) = acme.as_ref().and_then(|acme| acme.missing()) {
+            Readiness::NotReady(format!(
+                "the server waits for the certificate of {name} by ACME"
+            ))
         } else {
             Readiness::Ready
         }

@@ -4,6 +4,7 @@
 //! keys and runtimes read, or all faults at once. Tests and programs that embed a server start from [`Config::new`] and
 //! set what differs.
 
+mod acme;
 mod credentials;
 pub mod effective;
 pub(crate) mod live;
@@ -25,6 +26,9 @@ use tunnel_ops::settings::{GivenSettings, Setting};
 use tunnel_ops::telemetry::tracer::{TracerFault, TracerSettings};
 use tunnel_ops::tls_files::{Identity, TlsFilesError};
 
+pub use self::acme::{
+    AcmeChallenge, AcmeContact, AcmeDirectory, AcmeName, AcmeSettings, ExternalAccount,
+};
 pub use self::credentials::{
     CertificateSettings, Credentials, HttpUrl, JwksSource, JwtSettings, PlatformSettings,
 };
@@ -36,16 +40,21 @@ use crate::budget::NodeLimits;
 use crate::peer_tls::PeerIdentityError;
 use crate::runtimes::{HostName, RuntimeLabel, RuntimeLimits, Runtimes, RuntimesError};
 
+/// About the number of handshakes per second that another server can serve easily.
+const LEAVING_PER_SECOND: u32 = 500;
+
 /// The configuration of a server.
 #[derive(Debug, Clone)]
 #[non_exhaustive]
 pub struct Config {
     /// The value of each setting.
     pub settings: Settings,
-    /// Certificate and key of the tunnel listener.
-    pub tunnel_tls: Identity,
-    /// Certificate and key of the public listener; `None` means plain HTTP. Default `None`.
+    /// Certificate and key of the tunnel listener; `None` with those of `acme`.
+    pub tunnel_tls: Option<Identity>,
+    /// Certificate and key of the public listener; `None` means plain HTTP, or those of `acme`. Default `None`.
     pub public_tls: Option<Identity>,
+    /// How certificates are got for listeners that have none; `None` if they are not. Default `None`.
+    pub acme: Option<AcmeSettings>,
     /// The runtimes that may connect, and the hosts of each.
     pub runtimes: Runtimes,
     /// The secret that events for the platform are signed with. Default `None`.
@@ -54,8 +63,7 @@ pub struct Config {
     pub shared_directory: Option<SharedDirectory>,
     /// How exchanges are traced; `None` if they are not. Default `None`.
     pub tracer: Option<TracerSettings>,
-    /// How many sessions are sent a drain message per second when the server stops. Default 500, about the number of
-    /// handshakes per second that another server can serve easily; no flag sets it.
+    /// How many sessions are sent a drain message per second when the server stops. No flag sets it.
     pub leaving_per_second: u32,
 }
 
@@ -113,13 +121,14 @@ impl Config {
                 domain,
                 ..Settings::default()
             },
-            tunnel_tls,
+            tunnel_tls: Some(tunnel_tls),
             public_tls: None,
+            acme: None,
             runtimes,
             webhook_secret: None,
             shared_directory: None,
             tracer: None,
-            leaving_per_second: 500,
+            leaving_per_second: LEAVING_PER_SECOND,
         }
     }
 
@@ -132,9 +141,9 @@ impl Config {
         if !settings.trusted_proxies.is_empty() {
             return Some(format!("https://{host}"));
         }
-        let (scheme, usual) = match self.public_tls {
-            Some(_) => ("https", 443),
-            None => ("http", 80),
+        let (scheme, usual) = match self.public_tls.is_some() || self.acme.is_some() {
+            true => ("https", 443),
+            false => ("http", 80),
         };
         Some(match port == usual {
             true => format!("{scheme}://{host}"),
@@ -146,7 +155,11 @@ impl Config {
     pub fn check(source: &Source) -> Result<Self, ConfigError> {
         let mut faults = Vec::new();
         let settings = source.settings();
-        let tunnel_tls = tunnel_identity(source, &mut faults);
+        let acme = acme::check(source, &settings, &mut faults);
+        let tunnel_tls = match (&source.tls_cert, &source.tls_key, &acme) {
+            (None, None, Some(_)) => None,
+            _ => tunnel_identity(source, &mut faults),
+        };
         let public_tls = public_identity(source, &mut faults);
         credentials::check(source, &mut faults);
         let runtimes = runtimes(&settings, &mut faults);
@@ -164,14 +177,17 @@ impl Config {
         check_listeners(source, &settings, &mut faults);
         check_proxies(source, &settings, &mut faults);
         check_grace(source, &settings, &mut faults);
-        match (tunnel_tls, runtimes) {
-            (Some(tunnel_tls), Some(runtimes)) if faults.is_empty() => Ok(Self {
+        match runtimes {
+            Some(runtimes) if faults.is_empty() => Ok(Self {
+                tunnel_tls,
                 public_tls,
+                acme,
+                runtimes,
                 webhook_secret,
                 shared_directory,
                 tracer,
-                settings: settings.clone(),
-                ..Self::new(tunnel_tls, runtimes, settings.domain)
+                settings,
+                leaving_per_second: LEAVING_PER_SECOND,
             }),
             _ => Err(ConfigError::new(faults)),
         }
@@ -181,8 +197,17 @@ impl Config {
     /// what is in force.
     pub(crate) fn keep_started(&mut self, started: &Self) {
         self.settings.keep_started(&started.settings);
-        if self.public_tls.is_some() != started.public_tls.is_some() {
-            self.public_tls.clone_from(&started.public_tls);
+        for (next, started) in [
+            (&mut self.tunnel_tls, &started.tunnel_tls),
+            (&mut self.public_tls, &started.public_tls),
+        ] {
+            if next.is_some() != started.is_some() {
+                next.clone_from(started);
+            }
+        }
+        match (&mut self.acme, &started.acme) {
+            (Some(next), Some(started)) => next.keep_started(started),
+            (next, started) => next.clone_from(started),
         }
     }
 

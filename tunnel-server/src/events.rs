@@ -47,6 +47,8 @@ pub enum EventKind {
     Expired,
     /// The configuration was reloaded; there is a reason if it is not valid.
     Reloaded,
+    /// A certificate was obtained by ACME; there is a reason if an order has failed.
+    Certificate,
     /// The server has begun to stop.
     Draining,
     /// Made for a reader that has missed events because it was away for too long.
@@ -123,7 +125,7 @@ pub struct TooSlow;
 
 impl EventKind {
     /// Every kind.
-    pub const ALL: [Self; 12] = [
+    pub const ALL: [Self; 13] = [
         Self::Online,
         Self::Offline,
         Self::SessionBegan,
@@ -134,6 +136,7 @@ impl EventKind {
         Self::Revoked,
         Self::Expired,
         Self::Reloaded,
+        Self::Certificate,
         Self::Draining,
         Self::Missed,
     ];
@@ -152,6 +155,7 @@ impl EventKind {
             Self::Revoked => "revoked",
             Self::Expired => "expired",
             Self::Reloaded => "reloaded",
+            Self::Certificate => "certificate",
             Self::Draining => "draining",
             Self::Missed => "missed",
         }
@@ -169,6 +173,7 @@ tunnel_ops::word_value!(EventKind {
     "revoked" => EventKind::Revoked,
     "expired" => EventKind::Expired,
     "reloaded" => EventKind::Reloaded,
+    "certificate" => EventKind::Certificate,
     "draining" => EventKind::Draining,
     "missed" => EventKind::Missed,
 });

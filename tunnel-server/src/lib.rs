@@ -9,8 +9,10 @@
 //! [`server::Server::bind`] binds the listeners, [`server::Server::run`] serves until it is signalled to
 //! stop. The wire itself is `tunnel-proto`'s; how a program is run is `tunnel-ops`'.
 
+mod acme;
 pub mod admin;
 mod allowance;
+mod atomic_file;
 pub mod auth;
 pub mod budget;
 pub mod certs;

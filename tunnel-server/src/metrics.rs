@@ -123,6 +123,8 @@ struct Configuration {
     version: IntGauge,
     last_reload_succeeded: IntGauge,
     certificate_ends: IntGaugeVec,
+    /// Orders of certificates by ACME: `obtained`, `failed`.
+    acme_orders: IntCounterVec,
 }
 
 /// Gauges whose values are looked up whenever the metrics are read.
@@ -316,6 +318,13 @@ impl Metrics {
             .set(seconds.unwrap_or(i64::MAX));
     }
 
+    /// Counts an order of a certificate by ACME.
+    pub(crate) fn on_acme_order(&self, is_obtained: bool) {
+        let result = if is_obtained { "obtained" } else { "failed" };
+        let orders = &self.configuration.acme_orders;
+        orders.with_label_values(&[result]).inc();
+    }
+
     /// Registers the gauges of the platform and of the issuer's keys, if credentials are checked with them.
     ///
     /// # Errors
@@ -425,8 +434,14 @@ impl Configuration {
             )?,
             certificate_ends: new.gauges(
                 "certificate_not_after_seconds",
-                "End of the listener's certificate in force, in seconds since 1970",
+                "End of the listener's certificate in force, in seconds since 1970; of those by ACME the first end, 0 while one is missing",
                 &["listener"],
+            )?,
+            acme_orders: new.counters_of(
+                "acme_orders_total",
+                "Orders of certificates by ACME: obtained or failed",
+                "result",
+                ["obtained", "failed"],
             )?,
         };
         families.version.set(1);

@@ -36,6 +36,7 @@ use self::{
     shard::{Shard, Sockets},
 };
 use crate::{
+    acme::Acme,
     admin::{self, api::Reach},
     auth::AuthSetupError,
     config::{Config, effective::Effective},
@@ -217,6 +218,9 @@ impl Server {
         if !is_directory_ready(&parts, &shutdown).await? {
             return Ok(());
         }
+        if let Some(acme) = &parts.acme {
+            acme.load().await;
+        }
         let mut running = Vec::new();
         let listeners = parts.listeners(shards.len(), addresses.public.port(), links);
         for (number, (listeners, sockets)) in listeners.into_iter().zip(shards).enumerate() {
@@ -238,8 +242,10 @@ impl Server {
         let housekeeping = Owned::spawn("housekeeping", sweep(parts.registry.clone()));
         let moving = Owned::spawn("moving", parts.move_sessions());
         let webhook = parts.start_webhook();
+        // After the listeners, which an ACME server connects to.
+        let acme = parts.acme.as_ref().map(Acme::start);
         let failed = wait(&parts, &shutdown, &mut running).await;
-        drop(moving);
+        drop((moving, acme));
         parts.lifecycle.leave();
         parts.events.report(Event::new(EventKind::Draining));
         if let Some(directory) = parts.registry.directory().shared() {

@@ -10,6 +10,7 @@
 )]
 
 mod admin_page;
+mod acme;
 mod black_hole;
 mod check;
 mod credentials;

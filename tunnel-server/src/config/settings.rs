@@ -17,6 +17,7 @@ use tunnel_ops::telemetry::tracer::{CollectorUrl, Ratio};
 use tunnel_ops::telemetry::{AccessLogTarget, LogFilter, LogFormat};
 use tunnel_proto::session::DEFAULT_PING_INTERVAL;
 
+use super::acme::{AcmeChallenge, AcmeContact, AcmeDirectory, AcmeName};
 use super::credentials::{HttpUrl, JwksSource};
 use super::nodes::{EtcdUrl, KeyPrefix};
 use super::origin::Origin;
@@ -39,12 +40,14 @@ settings! {
         /// Where tunnel clients connect, over TLS
         tunnel_listen: ListenAddress = local(8443), "ADDRESS", Restart;
         /// Certificate chain of the tunnel listener, PEM
-        tls_cert: PathBuf, given "required", "FILE", AtOnce;
+        ///
+        /// A changed certificate takes effect at once; adding or removing it, after a restart
+        tls_cert: PathBuf, given "required unless --acme-directory is given", "FILE", Depends(is_added_or_removed);
         /// Key of the tunnel listener, PEM
-        tls_key: PathBuf, given "required", "FILE", AtOnce;
+        tls_key: PathBuf, given "required with --tls-cert", "FILE", AtOnce;
         /// Where platform clients connect
         public_listen: ListenAddress = local(8080), "ADDRESS", Restart;
-        /// Certificate chain of the public listener, PEM; without it the listener is plain
+        /// Certificate chain of the public listener, PEM; without it, and without --acme-directory, the listener is plain
         ///
         /// A changed certificate takes effect at once; adding or removing it, after a restart
         public_tls_cert: PathBuf, given "", "FILE", Depends(is_added_or_removed);
@@ -64,6 +67,32 @@ settings! {
         proxy_protocol: bool = false, "BOOL", AtOnce;
         /// Export for each runtime of --runtimes whether it is online, to alert on a single one
         runtime_metrics: bool = false, "BOOL", AtOnce;
+    }
+    "Certificates by ACME" {
+        /// ACME server that gives certificates to listeners without --tls-cert or --public-tls-cert: letsencrypt, letsencrypt-staging, or its directory's URL
+        ///
+        /// Its terms of service are agreed to. The public listener speaks TLS then
+        acme_directory: AcmeDirectory, else "certificates come from files", "URL", Restart;
+        /// Email address for messages of the ACME server
+        acme_contact: Vec<AcmeContact> = Vec::new(), "EMAIL", Restart;
+        /// Name that gets a certificate: a host, or a wildcard such as *.tunnels.example.com; without it the wildcard of --domain
+        acme_name: Vec<AcmeName> = Vec::new(), "NAME", AtOnce;
+        /// How a name that is no wildcard is proven: tls-alpn-01, at its port 443, or dns-01
+        acme_challenge: AcmeChallenge = AcmeChallenge::TlsAlpn, "CHALLENGE", AtOnce;
+        /// Program that sets and removes records in DNS, called as PROGRAM present|cleanup NAME VALUE
+        ///
+        /// It has five minutes. Its output is in the log when it fails
+        acme_dns_hook: PathBuf, else "required for wildcards and dns-01", "PROGRAM", AtOnce;
+        /// Time from the end of --acme-dns-hook until all name servers have the record
+        acme_dns_wait: DurationText = Duration::from_secs(30), "TIME", AtOnce;
+        /// Folder for the account's key and the certificates with their keys
+        acme_dir: PathBuf, else "required without --etcd, where the nodes share them", "DIR", Restart;
+        /// CA certificates, PEM, beside the system's, for --acme-directory
+        acme_ca_file: PathBuf, else "", "FILE", Restart;
+        /// Identifier of the external account that the ACME server requires (EAB)
+        acme_eab_kid: String, else "", "ID", Restart;
+        /// File with the key of --acme-eab-kid, in base64url
+        acme_eab_key_file: PathBuf, else "required with --acme-eab-kid", "FILE", Restart;
     }
     "Runtimes and credentials" {
         /// Each runtime is reached at ACCOUNT-RUNTIME under this domain

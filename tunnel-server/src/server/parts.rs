@@ -21,6 +21,7 @@ use tunnel_ops::{
 
 use super::{BindError, moving, shard::Listeners, tls::ListenerTls};
 use crate::{
+    acme::Acme,
     admin::{
         self,
         api::{Api, Reach},
@@ -60,6 +61,8 @@ pub(crate) struct Parts {
     pub(super) events: Arc<Events>,
     pub(super) lifecycle: Arc<Lifecycle>,
     pub(super) tls: ListenerTls,
+    /// `None` if all certificates come from files.
+    pub(super) acme: Option<Arc<Acme>>,
     pub(super) public_permits: Arc<Permits<Usage>>,
     pub(super) tunnel_permits: Arc<Permits>,
     pub(super) gate: Arc<Gate>,
@@ -80,14 +83,18 @@ impl Parts {
         access_log.count_lost(metrics.access_log_lost.clone());
         let (tracer, exporter) = tracer(&config, &metrics)?;
         let events = Events::new(&RequestId::new().as_str()[..8]);
-        let directory = directory(&config, &metrics);
+        let etcd = config.shared_directory.as_ref();
+        let etcd = etcd.map(|shared| tunnel_etcd::Client::new(shared.etcd.clone()));
+        let directory = directory(&config, etcd.clone(), &metrics);
         let registry = Registry::with(directory, metrics.clone(), events.clone());
         let settings = &config.settings;
         let router = Router::new(&config.runtimes, &settings.domain, &registry)?;
         registry.set_limits(&config);
         let authenticator = Authenticator::new(&config)?;
         metrics.register_credentials(&authenticator)?;
-        let tls = ListenerTls::new(&config, authenticator.client_auth())?;
+        let acme = Acme::new(&config, etcd, metrics.clone(), events.clone())?;
+        let shown = acme.as_ref().map(|acme| acme.certificate());
+        let tls = ListenerTls::new(&config, authenticator.client_auth(), shown)?;
         tls.show(&metrics);
         let webhook = Webhook::new(&config, &metrics)?;
         let all = connection_limit(&config);
@@ -103,6 +110,7 @@ impl Parts {
             events,
             lifecycle: Arc::new(Lifecycle::new()),
             tls,
+            acme,
             public_permits: Permits::new(all, settings.max_connections_per_address as usize),
             tunnel_permits: Permits::new(all, settings.max_tunnel_connections_per_address as usize),
             gate: Gate::new(handshakes as usize, queue as usize),
@@ -220,6 +228,7 @@ impl Parts {
             metrics: self.metrics.clone(),
             events: self.events.clone(),
             lifecycle: self.lifecycle.clone(),
+            acme: self.acme.clone(),
             guard: self.admin_guard.clone(),
             reach,
             peers,
@@ -276,11 +285,10 @@ fn tracer(config: &Config, metrics: &Metrics) -> Result<(Tracer, Option<Exporter
 }
 
 /// The claims: in memory, or shared with other nodes.
-fn directory(config: &Config, metrics: &Metrics) -> Directory {
-    let Some(shared) = &config.shared_directory else {
+fn directory(config: &Config, etcd: Option<tunnel_etcd::Client>, metrics: &Metrics) -> Directory {
+    let (Some(shared), Some(client)) = (&config.shared_directory, etcd) else {
         return Directory::default();
     };
-    let client = tunnel_etcd::Client::new(shared.etcd.clone());
     let mut random = [0; 8];
     // As for request ids: a system without random numbers has none for TLS either.
     let _ = getrandom::fill(&mut random);

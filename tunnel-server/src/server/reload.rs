@@ -167,6 +167,9 @@ impl Parts {
             directory.set_etcd_credentials(tls, user);
         }
         self.tls.show(&self.metrics);
+        if let (Some(acme), Some(settings)) = (&self.acme, &config.acme) {
+            acme.set(settings);
+        }
         self.router.commit(hosts);
         self.registry.set_limits(&config);
         let (all, settings) = (connection_limit(&config), &config.settings);
