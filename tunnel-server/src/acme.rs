@@ -27,6 +27,7 @@ use parking_lot::Mutex;
 use tokio::{sync::Notify, time::sleep};
 use tokio_rustls::rustls::server::ResolvesServerCert;
 use tunnel_etcd::Client;
+use tunnel_ops::https::HttpsClient;
 use tunnel_ops::{
     task::Owned,
     tls_files::{ServerCertificate, TlsFilesError},
@@ -43,7 +44,6 @@ pub(crate) use self::{names::NameState, resolver::ALPN};
 use crate::{
     config::{AcmeName, AcmeSettings, Config},
     events::{Event, EventKind},
-    https::HttpsClient,
     metrics::Metrics,
 };
 
