@@ -21,6 +21,11 @@ pub const CONNECT_PATH: &str = "/connect";
 /// Subprotocol of this version of the protocol.
 pub const SUBPROTOCOL: &str = "tunnel.v1";
 
+/// The version of the protocol, as [`SUBPROTOCOL`] names it.
+pub fn wire_version() -> &'static str {
+    SUBPROTOCOL.strip_prefix("tunnel.v").unwrap_or(SUBPROTOCOL)
+}
+
 /// Subprotocol of a session that only checks the path and the credential. The server admits it like any
 /// other, answers with [`crate::control::Control::Checked`], and gives it neither the runtime nor an
 /// exchange. It has a separate name so that a server without this feature refuses it, instead of taking the

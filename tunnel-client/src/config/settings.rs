@@ -42,6 +42,9 @@ tunnel_ops::settings! {
         /// The routes.
         route: Vec<RawRoute>;
     }
+    common {
+        server, token_file, upstream, ca_file, proxy, sessions, on_refusal, listen, admin_listen, log_level
+    }
 
     "Server and credential" {
         /// The server to dial, such as wss://tunnel.example.com

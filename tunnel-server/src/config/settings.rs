@@ -35,6 +35,9 @@ settings! {
     /// The value of every setting. A time of zero means "at once", where it is allowed.
     settings Settings;
     file_only {}
+    common {
+        domain, runtimes, tls_cert, tls_key, tunnel_listen, public_listen, public_tls_cert, public_tls_key, admin_listen, log_level
+    }
 
     "Listeners" {
         /// Where tunnel clients connect, over TLS
