@@ -86,12 +86,10 @@ function report(verb, view, result) {
   toast(`${verb} ${view.label}: ${plural(result.sessions, "session")}.${missing}`);
 }
 
-const open = (view) => plural(view.open_exchanges, "open exchange");
-
 export async function drain(view) {
   const content = [
-    h("p", {}, `The client of ${view.label} opens new sessions and leaves the ${plural(view.sessions.length, "session")} that it has now. `
-      + `Its ${open(view)} finish: nothing is lost.`),
+    h("p", {}, `Its client opens new sessions, and leaves the ${plural(view.sessions.length, "session")} that it has now once what is open in them `
+      + `has finished (${plural(view.open_exchanges, "exchange")}): nothing is lost.`),
   ];
   const submit = () => change(pathOf(view, "drain"));
   const result = await ask(`Drain ${view.label}?`, content, { label: "Drain", submit });
@@ -101,8 +99,8 @@ export async function drain(view) {
 
 export async function disconnect(view) {
   const content = [
-    h("p", {}, `Its ${plural(view.sessions.length, "session")} end now, and ${open(view)} are cut. `
-      + "Its client dials again within seconds, with the credential that it has."),
+    h("p", {}, `This ends its ${plural(view.sessions.length, "session")} now, and cuts what is open in them `
+      + `(${plural(view.open_exchanges, "exchange")}). Its client dials again within seconds, with the credential that it has.`),
     h("p", { class: "soft" }, "To have it leave without loss, drain it instead."),
   ];
   const submit = () => change(pathOf(view, "disconnect"));

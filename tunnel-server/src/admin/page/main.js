@@ -62,7 +62,7 @@ function showState() {
     banners.push({ bad: true, text: `This page failed: ${failure.message}` });
   }
   if (unanswered.length > 0) {
-    banners.push({ text: `${unanswered.join(", ")} did not answer: what only these nodes know is missing.` });
+    banners.push({ text: `${unanswered.join(", ")} did not answer: what is known there alone is missing.` });
   }
   showBanners(banners);
   element("token").textContent = token.isGiven() ? "Forget the token" : "Admin token…";

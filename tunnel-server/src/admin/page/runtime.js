@@ -126,7 +126,7 @@ export class RuntimePage {
       ["Held", limits.waiting_bytes !== undefined ? `${bytes(limits.waiting_bytes)} of waiting requests at most` : null],
     ]);
     this.last.show(lastOf(view));
-    this.sessions.show(view.sessions);
+    this.sessions.show([...view.sessions].sort((a, b) => a.number - b.number));
     this.routes.show(view.routes ?? []);
     setText(this.routesMore, view.routes_omitted ? `and ${plural(view.routes_omitted, "more route")}` : "");
   }
