@@ -223,9 +223,9 @@ impl Acme {
         let names = self.names.lock().all();
         for name in names {
             if self.names.lock().is_due(&name, SystemTime::now()) {
-                self.renew(&name).await;
+                Box::pin(self.renew(&name)).await;
             } else if self.names.lock().wants_window(&name, SystemTime::now()) {
-                self.ask_window(&name).await;
+                Box::pin(self.ask_window(&name)).await;
             }
         }
         let next = self.names.lock().next(SystemTime::now());

@@ -132,7 +132,8 @@ impl Orders<'_> {
         lock: &Lock,
     ) -> Result<String, OrderError> {
         let mut proofs = Vec::new();
-        let order = self.order(account, name, replaced, lock, &mut proofs);
+        // Boxed, since the future of an order is large.
+        let order = Box::pin(self.order(account, name, replaced, lock, &mut proofs));
         let result = tokio::select! {
             ended = timeout(ORDER_TIME, order) => ended.unwrap_or(Err(OrderError::TimedOut)),
             () = lock.lost() => Err(OrderError::LockLost),

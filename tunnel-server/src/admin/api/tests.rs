@@ -248,9 +248,8 @@ fn every_reference_resolves() {
     walk(&description, &description);
 }
 
-#[test]
-fn responses_are_as_described() {
-    let full = ServerView {
+fn server() -> ServerView {
+    ServerView {
         version: "1.2.3".into(),
         started: Timestamp::now(),
         uptime_seconds: 1,
@@ -275,7 +274,12 @@ fn responses_are_as_described() {
             not_after: Some(Timestamp::now()),
             problem: Some("refused".into()),
         }],
-    };
+    }
+}
+
+#[test]
+fn responses_are_as_described() {
+    let full = server();
     let bare = ServerView {
         state: ServerState::Running,
         last_reload_ok: None,
