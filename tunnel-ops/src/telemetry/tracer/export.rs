@@ -70,8 +70,8 @@ pub struct SpanCounters {
 /// Takes spans and never waits.
 #[derive(Debug, Clone)]
 pub(super) struct SpanQueue {
-    sender: Sender<Vec<Span>>,
-    dropped: IntCounter,
+    pub(super) sender: Sender<Vec<Span>>,
+    pub(super) dropped: IntCounter,
 }
 
 /// Sends the spans of a [`Tracer`].
