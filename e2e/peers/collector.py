@@ -1,12 +1,11 @@
 """An OpenTelemetry collector by the `opentelemetry-proto` library: takes spans by OTLP over HTTP, as protobuf.
 
-Prints `listening PORT`, then a line of JSON for each span. Takes the port as its argument, or a free one. Answers with the
-status in `FAIL_WITH`, if that is set, instead of taking them.
+Prints `listening PORT`, then a line of JSON for each span. Answers with the status in `FAIL_WITH`; unless that is 200, it takes
+none.
 """
 
 import json
 import os
-import sys
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import (
@@ -43,7 +42,7 @@ class Handler(BaseHTTPRequestHandler):
         content = self.rfile.read(int(self.headers["content-length"]))
         assert self.path == "/v1/traces", self.path
         assert self.headers["content-type"] == "application/x-protobuf", self.headers
-        status = int(os.environ.get("FAIL_WITH", "200"))
+        status = int(os.environ["FAIL_WITH"])
         if status == 200:
             for batch in ExportTraceServiceRequest.FromString(content).resource_spans:
                 resource = attributes(batch.resource.attributes)
@@ -62,6 +61,6 @@ class Handler(BaseHTTPRequestHandler):
         pass
 
 
-server = ThreadingHTTPServer(("127.0.0.1", int(sys.argv[1]) if sys.argv[1:] else 0), Handler)
+server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
 print(f"listening {server.server_address[1]}", flush=True)
 server.serve_forever()

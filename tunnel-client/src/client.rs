@@ -211,7 +211,7 @@ impl Client {
         let result = tunnel.run(&shutdown).await;
         drop(reloading);
         drop(routes);
-        finish(exporting, &shutdown).await;
+        Exporting::finish(exporting, &shutdown).await;
         drop(admin);
         tracing::info!("tunnel-client has stopped");
         Ok(result?)
@@ -238,16 +238,6 @@ pub(crate) fn tracer(
         ("service.instance.id", instance.as_str()),
     ];
     Tracer::with_exporter(settings, &attributes, &metrics.spans)
-}
-
-/// Sends the last spans, unless the program is forced to stop.
-pub(crate) async fn finish(exporting: Option<Exporting>, shutdown: &Shutdown) {
-    if let Some(exporting) = exporting {
-        tokio::select! {
-            () = exporting.finish() => {}
-            () = shutdown.forced() => {}
-        }
-    }
 }
 
 fn tunnel(config: Config, sessions: SessionParts) -> Result<Tunnel, ClientError> {

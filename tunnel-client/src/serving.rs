@@ -17,14 +17,14 @@ use tunnel_http::access_log::AccessLog;
 use tunnel_ops::admin::{AdminListener, AdminRoutes, AdminSettings};
 use tunnel_ops::signals::Shutdown;
 use tunnel_ops::task::Owned;
+use tunnel_ops::telemetry::tracer::{Exporter, Exporting};
 use tunnel_ops::timestamp::Timestamp;
-use tunnel_ops::telemetry::tracer::Exporter;
 use tunnel_ops::watch::WatchError;
 use tunnel_routing::Routes;
 use tunnel_routing::upstream::{UpstreamError, UpstreamShared};
 
 use crate::admin;
-use crate::client::{ClientError, bind_admin, finish, tracer};
+use crate::client::{ClientError, bind_admin, tracer};
 use crate::config::reload::Reloader;
 use crate::config::{ConfigError, Given, ServeConfig};
 use crate::exchange::Exchanges;
@@ -184,7 +184,7 @@ impl Serving {
         let result = front.run(&shutdown, leaving).await;
         drop(reloading);
         drop(routes);
-        finish(exporting, &shutdown).await;
+        Exporting::finish(exporting, &shutdown).await;
         drop(admin);
         tracing::info!("tunnel-client has stopped");
         Ok(result?)

@@ -26,7 +26,7 @@ use tunnel_ops::{
     admin::{AdminBindError, AdminListener, BearerFileError},
     signals::Shutdown,
     task::Owned,
-    telemetry::tracer::Exporter,
+    telemetry::tracer::{Exporter, Exporting},
     tls_files::TlsFilesError,
 };
 
@@ -271,13 +271,8 @@ impl Server {
             drop(running);
             let _ = timeout(LAST_EVENTS, webhook).await;
         }
-        // All exchanges have ended. No signal waits for the collector.
-        if let Some(exporting) = exporting {
-            tokio::select! {
-                () = exporting.finish() => {}
-                () = shutdown.forced() => {}
-            }
-        }
+        // All exchanges have ended.
+        Exporting::finish(exporting, &shutdown).await;
         drop(admin);
         tracing::info!("stopped");
         failed.map_or(Ok(()), Err)

@@ -167,12 +167,7 @@ impl OtelCollector {
 }
 
 fn configuration(address: SocketAddr, next: &str) -> String {
-    format!(
-        "receivers: {{otlp: {{protocols: {{http: {{endpoint: '{address}'}}}}}}}}
-exporters: {{otlp_http: {{endpoint: '{next}', compression: none, sending_queue: {{enabled: false}}}}}}
-service:
-  telemetry: {{metrics: {{level: none}}}}
-  pipelines: {{traces: {{receivers: [otlp], exporters: [otlp_http]}}}}
-"
-    )
+    let template = std::fs::read_to_string(script("otelcol/config.yaml")).unwrap();
+    let filled = template.replace("ADDRESS", &address.to_string());
+    filled.replace("NEXT", next)
 }

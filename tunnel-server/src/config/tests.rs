@@ -240,6 +240,20 @@ fn a_proxy_protocol_needs_proxies() {
 }
 
 #[test]
+fn traces_need_a_collector() {
+    let folder = Folder::new();
+    let fault =
+        "--trace-ratio: it has no effect without --otlp-endpoint, or OTEL_EXPORTER_OTLP_ENDPOINT";
+    assert_eq!(folder.faults(&["--trace-ratio=0.5"]), [fault]);
+    let collector = "--otlp-endpoint=http://collector:4318";
+    let config = folder.check(&[collector, "--trace-ratio=0.5"]).unwrap();
+    assert_eq!(config.tracer.unwrap().sampler().ratio, 0.5);
+    assert!(folder.check(&[]).unwrap().tracer.is_none());
+    let missing = folder.faults(&[collector, "--otlp-headers-file=/nowhere"]);
+    assert!(missing[0].starts_with("/nowhere: the headers cannot be read"));
+}
+
+#[test]
 fn times_that_bound_a_peer_cannot_be_zero() {
     let zero = |flag: &str| Flags::try_parse_from(["", &format!("--{flag}=0s")]).is_ok();
     for flag in flags().iter().filter_map(|flag| flag.get_long()) {
@@ -273,7 +287,7 @@ fn a_public_certificate_needs_its_key() {
 }
 
 /// Every setting that names no file, each other than by default.
-const FULL: [&str; 59] = [
+const FULL: [&str; 61] = [
     "--tunnel-listen=127.0.0.1:1",
     "--public-listen=127.0.0.1:2",
     "--admin-listen=127.0.0.1:3",
@@ -329,6 +343,8 @@ const FULL: [&str; 59] = [
     "--limit-head-size=7KiB",
     "--limit-waiting=7",
     "--limit-waiting-size=7MiB",
+    "--otlp-endpoint=http://collector:4318",
+    "--trace-ratio=0.5",
     "--shards=7",
     "--access-log=off",
     "--log-format=json",

@@ -70,8 +70,8 @@ pub struct SpanCounters {
 /// Takes spans and never waits.
 #[derive(Debug, Clone)]
 pub(super) struct SpanQueue {
-    sender: Sender<Vec<Span>>,
-    dropped: IntCounter,
+    pub(super) sender: Sender<Vec<Span>>,
+    pub(super) dropped: IntCounter,
 }
 
 /// Sends the spans of a [`Tracer`].
@@ -327,11 +327,17 @@ impl Delivery {
 }
 
 impl Exporting {
-    /// Sends what is still in the queue, for a short time, and ends.
-    pub async fn finish(self) {
-        let Self { stop, task } = self;
+    /// Sends what is still in the queue, for a short time and not once the program is forced to stop, and ends.
+    pub async fn finish(exporting: Option<Self>, shutdown: &Shutdown) {
+        let Some(Self { stop, task }) = exporting else {
+            return;
+        };
         stop.request();
-        if timeout(LAST, task).await.is_err() {
+        let is_done = tokio::select! {
+            done = timeout(LAST, task) => done.is_ok(),
+            () = shutdown.forced() => false,
+        };
+        if !is_done {
             tracing::warn!("the last spans could not be sent in time, and are lost");
         }
     }
