@@ -6,6 +6,7 @@
 pub mod browser;
 pub mod curl;
 pub mod dante;
+pub mod envoy;
 pub mod mitmproxy;
 pub mod nginx;
 mod port;

@@ -11,10 +11,12 @@
 
 pub mod admin;
 mod allowance;
+mod arrival;
 pub mod auth;
 pub mod budget;
 pub mod certs;
 pub mod cli;
+pub mod client_address;
 pub mod command;
 pub mod config;
 mod connect;

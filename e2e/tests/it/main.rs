@@ -9,6 +9,7 @@
     reason = "a failed expectation ends the test, with its reason"
 )]
 
+mod balancers;
 mod black_hole;
 mod check;
 mod credentials;

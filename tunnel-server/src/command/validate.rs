@@ -40,7 +40,7 @@ fn check(given: Given) -> Result<(Config, Effective), Failure> {
 fn certificates(config: &Config) -> Result<(), Failure> {
     let public = config.public_tls.as_ref();
     let all = [
-        ("tls-cert", Some(&config.tunnel_tls)),
+        ("tls-cert", config.tunnel_tls.as_ref()),
         ("public-tls-cert", public),
     ];
     for (flag, identity) in all {

@@ -94,7 +94,9 @@ impl Config {
             }
         }
         let mut put = |name: String, value| effective.insert(name, value);
-        put(setting::tls_cert.flag(), certificate(&self.tunnel_tls));
+        if let Some(identity) = &self.tunnel_tls {
+            put(setting::tls_cert.flag(), certificate(identity));
+        }
         if let Some(identity) = &self.public_tls {
             put(setting::public_tls_cert.flag(), certificate(identity));
         }

@@ -6,11 +6,21 @@ use tokio::io::{AsyncRead, AsyncWrite};
 use tunnel_http::upgraded::{self, Download, Upgrade, UpgradeBounds};
 use tunnel_proto::exchange::RecvBody;
 
-use super::{PublicListener, observe::Observation, session_carrier::SessionCarrier};
+use super::{
+    PublicListener, dial::GrantedSession, observe::Observation, session_carrier::SessionCarrier,
+};
 use crate::budget::pace::Paced;
 
+/// An upgraded exchange.
+pub(crate) type ExchangeUpgrade = Upgrade<Paced<RecvBody>, SessionCarrier, Observation>;
+
 /// An upgrade that was granted.
-pub(crate) type GrantedUpgrade = Upgrade<Paced<RecvBody>, SessionCarrier, Observation>;
+pub(crate) enum GrantedUpgrade {
+    /// To a platform client, through a session.
+    Exchange(ExchangeUpgrade),
+    /// To a tunnel client. Boxed, since it is rare.
+    Session(Box<GrantedSession>),
+}
 
 impl Download for Paced<RecvBody> {
     async fn upload_sent(&mut self) {
@@ -21,7 +31,7 @@ impl Download for Paced<RecvBody> {
 /// Moves the bytes until both directions have ended. The platform client's bytes are delayed by the runtime's rate.
 pub(super) async fn join<IO>(
     io: IO,
-    upgrade: GrantedUpgrade,
+    upgrade: ExchangeUpgrade,
     listener: &Arc<PublicListener>,
     write_timeout: Option<Duration>,
 ) where

@@ -13,7 +13,8 @@ use crate::{
 
 /// The listeners' certificates, and how client certificates are checked.
 pub(super) struct ListenerTls {
-    pub(super) tunnel: Arc<LiveServerConfig>,
+    /// `None` when tunnel clients come in plain HTTP.
+    pub(super) tunnel: Option<Arc<LiveServerConfig>>,
     /// `None` when the public listener is plain.
     pub(super) public: Option<Arc<LiveServerConfig>>,
     /// `None` when there are no links to other nodes.
@@ -30,7 +31,7 @@ pub(super) struct LinkTls {
 
 /// A prepared configuration for [`ListenerTls::commit`].
 pub(super) struct NextListenerTls {
-    tunnel: NextServerConfig,
+    tunnel: Option<NextServerConfig>,
     public: Option<NextServerConfig>,
     links: Option<(NextServerConfig, PeerTls)>,
 }
@@ -42,10 +43,10 @@ impl ListenerTls {
     ) -> Result<Self, TlsFilesError> {
         let public = |identity| LiveServerConfig::new(identity, &[b"h2", b"http/1.1"], None);
         let public = config.public_tls.clone().map(public).transpose()?;
-        let identity = config.tunnel_tls.clone();
-        let tunnel = LiveServerConfig::new(identity, &[b"http/1.1"], client_auth)?;
+        let tunnel = |identity| LiveServerConfig::new(identity, &[b"http/1.1"], client_auth);
+        let tunnel = config.tunnel_tls.clone().map(tunnel).transpose()?;
         Ok(Self {
-            tunnel: Arc::new(tunnel),
+            tunnel: tunnel.map(Arc::new),
             public: public.map(Arc::new),
             links: links(config).map(LinkTls::new).transpose()?,
         })
@@ -59,17 +60,21 @@ impl ListenerTls {
     ) -> Result<NextListenerTls, TlsFilesError> {
         let public = self.public.as_ref().zip(config.public_tls.clone());
         let public = public.map(|(public, identity)| public.prepare(identity, None));
+        let tunnel = self.tunnel.as_ref().zip(config.tunnel_tls.clone());
+        let tunnel = tunnel.map(|(tunnel, identity)| tunnel.prepare(identity, client_auth));
         let links = self.links.as_ref().zip(links(config));
         let links = links.map(|(current, next)| current.prepare(next));
         Ok(NextListenerTls {
             links: links.transpose()?,
-            tunnel: (self.tunnel).prepare(config.tunnel_tls.clone(), client_auth)?,
+            tunnel: tunnel.transpose()?,
             public: public.transpose()?,
         })
     }
 
     pub(super) fn commit(&self, next: NextListenerTls) {
-        self.tunnel.commit(next.tunnel);
+        if let (Some(tunnel), Some(next)) = (&self.tunnel, next.tunnel) {
+            tunnel.commit(next);
+        }
         if let (Some(public), Some(next)) = (&self.public, next.public) {
             public.commit(next);
         }
@@ -80,7 +85,9 @@ impl ListenerTls {
 
     /// Updates the metrics of the certificates' expiry.
     pub(super) fn show(&self, metrics: &Metrics) {
-        metrics.set_certificate_expiry("tunnel", self.tunnel.not_after());
+        if let Some(tunnel) = &self.tunnel {
+            metrics.set_certificate_expiry("tunnel", tunnel.not_after());
+        }
         if let Some(public) = &self.public {
             metrics.set_certificate_expiry("public", public.not_after());
         }
