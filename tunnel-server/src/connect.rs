@@ -144,14 +144,14 @@ async fn serve_connection(
     let arrival = match Box::pin(arrived).await {
         Ok(arrival) => arrival,
         Err(NotArrived::Proxy) => {
-            return refuse_connection(&shared.metrics, "proxy_protocol").unwrap_or_default();
+            return count_refused(&shared.metrics, "proxy_protocol");
         }
         Err(NotArrived::Stopping) => return,
     };
     if !arrival.is_trusted
         && let Err(exhausted) = place.permit.lock().count_for(arrival.client.ip())
     {
-        return refuse_connection(&shared.metrics, exhausted_cause(exhausted)).unwrap_or_default();
+        return count_refused(&shared.metrics, exhausted_cause(exhausted));
     }
     serve(shared, arrival, place, false).await;
 }
@@ -264,11 +264,13 @@ fn is_resumed(tls: &ServerConnection) -> bool {
 }
 
 fn refuse_connection<T>(metrics: &Metrics, cause: &str) -> Option<T> {
-    metrics
-        .connections_refused
-        .with_label_values(&["tunnel", cause])
-        .inc();
+    count_refused(metrics, cause);
     None
+}
+
+fn count_refused(metrics: &Metrics, cause: &str) {
+    let refused = &metrics.connections_refused;
+    refused.with_label_values(&["tunnel", cause]).inc();
 }
 
 /// Sets the options of a tunnel client's connection.

@@ -53,6 +53,9 @@ impl Envoy {
     }
 }
 
+/// What the types of Envoy's parts begin with.
+const EXTENSIONS: &str = "type.googleapis.com/envoy.extensions";
+
 fn configuration(
     address: SocketAddr,
     target: SocketAddr,
@@ -65,7 +68,6 @@ fn configuration(
     };
     let (listen, target) = (socket(address), socket(target));
     let (certificate, key) = (certificate.display(), key.display());
-    const EXTENSIONS: &str = "type.googleapis.com/envoy.extensions";
     format!(
         "static_resources:
   listeners:

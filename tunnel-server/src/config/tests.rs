@@ -256,7 +256,7 @@ fn one_address_for_both_listeners_needs_the_name_of_tunnel_clients() {
 fn plain_http_for_tunnel_clients_stays_where_nobody_can_read_it() {
     let folder = Folder::new();
     let check = |flags: &[&str]| {
-        let flags = [&["--tunnel-tls=false"], flags].concat();
+        let flags = [&["--tunnel-tls=false"][..], flags].concat();
         folder.check(&flags).map(|config| config.tunnel_tls)
     };
     assert_eq!(check(&[]).unwrap(), None, "on loopback");

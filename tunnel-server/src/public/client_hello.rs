@@ -84,7 +84,7 @@ mod tests {
     use super::*;
 
     /// The first bytes of a TLS client.
-    fn hello(name: &str, alpn: &[&[u8]]) -> Vec<u8> {
+    fn first_message(name: &str, alpn: &[&[u8]]) -> Vec<u8> {
         let authority = crate::certs::NodeAuthority::generate(1).unwrap();
         let roots = Roots::from_pem(&authority.pem).unwrap();
         let config = client_config(&roots, None, alpn).unwrap();
@@ -111,7 +111,7 @@ mod tests {
 
     #[tokio::test]
     async fn name_and_protocols_are_read_however_the_bytes_come() {
-        let bytes = hello("register.test", &[b"h2", b"http/1.1"]);
+        let bytes = first_message("register.test", &[b"h2", b"http/1.1"]);
         let offered = ClientHello {
             server_name: Some("register.test".to_owned()),
             offers_http2: true,
@@ -121,7 +121,7 @@ mod tests {
             let (hello, read) = read_pieces(&[start, end]).await.unwrap();
             assert_eq!((&hello, &read[..]), (&offered, &bytes[..]), "{split}");
         }
-        let bytes = hello("192.0.2.1", &[b"http/1.1"]);
+        let bytes = first_message("192.0.2.1", &[b"http/1.1"]);
         let (hello, _) = read_pieces(&[b"", &bytes]).await.unwrap();
         assert_eq!(hello, ClientHello::default());
     }
@@ -131,7 +131,7 @@ mod tests {
         let (hello, read) = read_pieces(&[b"", b"GET / HTTP/1.1\r\n"]).await.unwrap();
         assert_eq!(hello, ClientHello::default());
         assert_eq!(&read[..], b"GET / HTTP/1.1\r\n");
-        let bytes = super::tests::hello("register.test", &[]);
+        let bytes = first_message("register.test", &[]);
         let cut = read_pieces(&[b"", &bytes[..20]]).await.unwrap_err();
         assert_eq!(cut.kind(), io::ErrorKind::UnexpectedEof);
     }
