@@ -81,7 +81,7 @@ pub(crate) struct Admitted {
 /// What has become of the request of a connection.
 pub(crate) enum Outcome {
     Admitted(Box<Admitted>),
-    Refused(RefusedClient, ClientAddress),
+    Refused(Box<RefusedClient>, ClientAddress),
 }
 
 impl<'a> Dial<'a> {
@@ -158,7 +158,7 @@ pub(crate) async fn respond<B>(
         Err(refusal) => {
             let refused = RefusedClient::new(refusal, request);
             let response = refused.response(&shared.metrics);
-            (response, Outcome::Refused(refused, client))
+            (response, Outcome::Refused(Box::new(refused), client))
         }
     }
 }

@@ -15,6 +15,10 @@ use crate::budget::pace::Paced;
 pub(crate) type ExchangeUpgrade = Upgrade<Paced<RecvBody>, SessionCarrier, Observation>;
 
 /// An upgrade that was granted.
+#[allow(
+    clippy::large_enum_variant,
+    reason = "nearly all are exchanges; a box would cost an allocation each time"
+)]
 pub(crate) enum GrantedUpgrade {
     /// To a platform client, through a session.
     Exchange(ExchangeUpgrade),
