@@ -53,58 +53,25 @@ impl Envoy {
     }
 }
 
-/// What the types of Envoy's parts begin with.
-const EXTENSIONS: &str = "type.googleapis.com/envoy.extensions";
+/// The configuration, with placeholders.
+const TEMPLATE: &str = include_str!("../../peers/envoy.yaml");
 
 fn configuration(
-    address: SocketAddr,
+    listen: SocketAddr,
     target: SocketAddr,
     from: IpAddr,
     Certificate { certificate, key }: &Certificate,
 ) -> String {
-    let socket = |address: SocketAddr| {
-        let (ip, port) = (address.ip(), address.port());
-        format!("{{ socket_address: {{ address: {ip}, port_value: {port} }} }}")
-    };
-    let (listen, target) = (socket(address), socket(target));
-    let (certificate, key) = (certificate.display(), key.display());
-    format!(
-        "static_resources:
-  listeners:
-  - address: {listen}
-    filter_chains:
-    - transport_socket:
-        name: tls
-        typed_config:
-          \"@type\": {EXTENSIONS}.transport_sockets.tls.v3.DownstreamTlsContext
-          common_tls_context:
-            alpn_protocols: [h2, http/1.1]
-            tls_certificates:
-            - certificate_chain: {{ filename: {certificate} }}
-              private_key: {{ filename: {key} }}
-      filters:
-      - name: http
-        typed_config:
-          \"@type\": {EXTENSIONS}.filters.network.http_connection_manager.v3.HttpConnectionManager
-          stat_prefix: tunnels
-          use_remote_address: true
-          stream_idle_timeout: 60s
-          upgrade_configs: [{{ upgrade_type: websocket }}]
-          http_filters:
-          - name: router
-            typed_config: {{ \"@type\": {EXTENSIONS}.filters.http.router.v3.Router }}
-          route_config:
-            virtual_hosts:
-            - name: all
-              domains: [\"*\"]
-              routes: [{{ match: {{ prefix: / }}, route: {{ cluster: server, timeout: 0s }} }}]
-  clusters:
-  - name: server
-    type: STATIC
-    upstream_bind_config: {{ source_address: {{ address: {from}, port_value: 0 }} }}
-    load_assignment:
-      cluster_name: server
-      endpoints: [{{ lb_endpoints: [{{ endpoint: {{ address: {target} }} }}] }}]
-"
-    )
+    let values = [
+        ("@listen.ip@", listen.ip().to_string()),
+        ("@listen.port@", listen.port().to_string()),
+        ("@target.ip@", target.ip().to_string()),
+        ("@target.port@", target.port().to_string()),
+        ("@from@", from.to_string()),
+        ("@certificate@", certificate.display().to_string()),
+        ("@key@", key.display().to_string()),
+    ];
+    let text = TEMPLATE.to_owned();
+    let fill = |text: String, (name, value): (&str, String)| text.replace(name, &value);
+    values.into_iter().fold(text, fill)
 }

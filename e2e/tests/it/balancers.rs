@@ -76,7 +76,7 @@ async fn nginx_passes_tls_through_with_a_proxy_header() {
 
 #[tokio::test]
 async fn nginx_ends_tls_before_plain_http() {
-    let (_upstream, mut system) = waiting(&["--tunnel-tls", "false"], false).await;
+    let (_upstream, mut system) = waiting(&["--tunnel-tls=false"], false).await;
     let certificate = certificate(&system);
     let nginx = Nginx::terminating(system.entry().address(), balancer(), &certificate).await;
     assert_carries(&mut system, nginx.address(), "127.0.0.1").await;
@@ -84,7 +84,7 @@ async fn nginx_ends_tls_before_plain_http() {
 
 #[tokio::test]
 async fn envoy_ends_tls_before_plain_http() {
-    let (_upstream, mut system) = waiting(&["--tunnel-tls", "false"], false).await;
+    let (_upstream, mut system) = waiting(&["--tunnel-tls=false"], false).await;
     let certificate = certificate(&system);
     let envoy = Envoy::terminating(system.entry().address(), balancer(), &certificate).await;
     assert_carries(&mut system, envoy.address(), "127.0.0.1").await;

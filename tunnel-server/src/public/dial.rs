@@ -12,22 +12,17 @@ use std::{convert::Infallible, sync::Arc};
 use bytes::Bytes;
 use http::{Request, Response};
 use http_body_util::{BodyExt, Full};
-use tokio::io::{AsyncRead, AsyncWrite};
-use tunnel_http::{connection::Transport, http1::InFlight, received::ReceivedBody};
+use tunnel_http::{http1::InFlight, received::ReceivedBody};
 
-use super::{Connection, PublicListener, answer::ResponseBody, upgraded::GrantedUpgrade};
-use crate::connect::{
-    SessionPlace, TunnelListener,
-    request::{Admitted, Dial, Outcome, respond, too_many_connections},
-    run_session,
+use super::{
+    Connection, PublicListener,
+    answer::ResponseBody,
+    upgraded::{GrantedSession, GrantedUpgrade},
 };
-
-/// A session that was granted, and its place.
-pub(crate) struct GrantedSession {
-    tunnel: Arc<TunnelListener>,
-    admitted: Box<Admitted>,
-    _place: SessionPlace,
-}
+use crate::connect::{
+    TunnelListener,
+    request::{Dial, Outcome, respond, too_many_connections},
+};
 
 impl PublicListener {
     /// What serves a request of HTTP/1 if it is a tunnel client's.
@@ -69,27 +64,13 @@ pub(super) async fn serve(
             refused.report(&tunnel, client, &connection.certificates);
         }
         Outcome::Admitted(admitted) => {
-            let session = GrantedSession {
-                tunnel,
-                admitted,
-                _place: place,
-            };
+            let session = GrantedSession::new(tunnel, admitted, place);
             // From now on it is no platform client's.
             drop(peer.place.lock().take());
             connection.upgrade(GrantedUpgrade::Session(Box::new(session)), None);
         }
     }
     Ok(response)
-}
-
-impl GrantedSession {
-    /// Runs the session on its connection.
-    pub(super) async fn run<IO>(self, io: IO)
-    where
-        IO: AsyncRead + AsyncWrite + Transport + Unpin + Send + 'static,
-    {
-        run_session(&self.tunnel, *self.admitted, io).await;
-    }
 }
 
 /// A response of the tunnel listener as one of this listener.

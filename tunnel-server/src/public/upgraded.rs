@@ -1,15 +1,19 @@
-//! Upgraded connections of platform clients, through sessions.
+//! Upgraded connections: of platform clients through sessions, and of tunnel clients, which become sessions.
 
 use std::{sync::Arc, time::Duration};
 
 use tokio::io::{AsyncRead, AsyncWrite};
-use tunnel_http::upgraded::{self, Download, Upgrade, UpgradeBounds};
+use tunnel_http::{
+    connection::Transport,
+    upgraded::{self, Download, Upgrade, UpgradeBounds},
+};
 use tunnel_proto::exchange::RecvBody;
 
-use super::{
-    PublicListener, dial::GrantedSession, observe::Observation, session_carrier::SessionCarrier,
+use super::{PublicListener, observe::Observation, session_carrier::SessionCarrier};
+use crate::{
+    budget::pace::Paced,
+    connect::{SessionPlace, TunnelListener, request::Admitted, run_session},
 };
-use crate::budget::pace::Paced;
 
 /// An upgraded exchange.
 pub(crate) type ExchangeUpgrade = Upgrade<Paced<RecvBody>, SessionCarrier, Observation>;
@@ -24,6 +28,35 @@ pub(crate) enum GrantedUpgrade {
     Exchange(ExchangeUpgrade),
     /// To a tunnel client. Boxed, since it is rare.
     Session(Box<GrantedSession>),
+}
+
+/// A session that was granted, and its place.
+pub(crate) struct GrantedSession {
+    tunnel: Arc<TunnelListener>,
+    admitted: Box<Admitted>,
+    _place: SessionPlace,
+}
+
+impl GrantedSession {
+    pub(super) fn new(
+        tunnel: Arc<TunnelListener>,
+        admitted: Box<Admitted>,
+        place: SessionPlace,
+    ) -> Self {
+        Self {
+            tunnel,
+            admitted,
+            _place: place,
+        }
+    }
+
+    /// Runs the session on its connection.
+    pub(super) async fn run<IO>(self, io: IO)
+    where
+        IO: AsyncRead + AsyncWrite + Transport + Unpin + Send + 'static,
+    {
+        run_session(&self.tunnel, *self.admitted, io).await;
+    }
 }
 
 impl Download for Paced<RecvBody> {
