@@ -8,6 +8,7 @@ pub mod browser;
 pub mod collector;
 pub mod curl;
 pub mod dante;
+pub mod envoy;
 pub mod mitmproxy;
 pub mod nginx;
 pub mod pebble;

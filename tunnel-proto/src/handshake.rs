@@ -396,6 +396,18 @@ pub fn check_request<B>(request: &Request<B>) -> Result<Greeting, NotASession> {
     greeting(headers, is_check).ok_or(NotASession::Greeting)
 }
 
+/// Whether a request asks for a session, or for a check: by its method, path, upgrade and subprotocol. It can still be
+/// malformed otherwise. For a listener at which other requests for [`CONNECT_PATH`] can be for somebody else.
+#[must_use]
+pub fn asks_for_session<B>(request: &Request<B>) -> bool {
+    let headers = request.headers();
+    let offers = |name| has_token(headers, header::SEC_WEBSOCKET_PROTOCOL, name);
+    request.uri().path() == CONNECT_PATH
+        && request.method() == Method::GET
+        && has_token(headers, header::UPGRADE, "websocket")
+        && (offers(SUBPROTOCOL) || offers(CHECK_SUBPROTOCOL))
+}
+
 fn greeting(headers: &HeaderMap, is_check: bool) -> Option<Greeting> {
     let text = |name| {
         headers

@@ -208,7 +208,7 @@ impl Table {
                 instance: secret.id(),
                 session: &live.session,
                 peer: Peer {
-                    address: ([192, 0, 2, 1], 1).into(),
+                    address: std::net::SocketAddr::from(([192, 0, 2, 1], 1)).into(),
                     version: String::new(),
                     number: 1,
                     since: SystemTime::UNIX_EPOCH,

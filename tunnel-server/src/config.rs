@@ -7,19 +7,18 @@
 mod acme;
 mod credentials;
 pub mod effective;
+mod listeners;
 pub(crate) mod live;
 mod nodes;
 mod origin;
 mod settings;
-mod webhook;
 mod traces;
+mod webhook;
 
-use std::net::SocketAddr;
 use std::path::PathBuf;
 
 use tunnel_ops::admin::{BearerFileError, BearerGuard};
 use tunnel_ops::config_file::ConfigFileError;
-use tunnel_ops::config_value::listeners_overlap;
 use tunnel_ops::faults::Faults;
 use tunnel_ops::settings::SettingOrigin;
 use tunnel_ops::settings::{GivenSettings, Setting};
@@ -49,7 +48,7 @@ const LEAVING_PER_SECOND: u32 = 500;
 pub struct Config {
     /// The value of each setting.
     pub settings: Settings,
-    /// Certificate and key of the tunnel listener; `None` with those of `acme`.
+    /// Certificate and key of tunnel clients' TLS; `None` with those of `acme`, or with plain HTTP from trusted proxies.
     pub tunnel_tls: Option<Identity>,
     /// Certificate and key of the public listener; `None` means plain HTTP, or those of `acme`. Default `None`.
     pub public_tls: Option<Identity>,
@@ -115,13 +114,17 @@ pub type ConfigError = Faults<ConfigFault>;
 
 impl Config {
     /// Makes a configuration with all defaults.
-    pub fn new(tunnel_tls: Identity, runtimes: Runtimes, domain: HostName) -> Self {
+    pub fn new(
+        tunnel_tls: impl Into<Option<Identity>>,
+        runtimes: Runtimes,
+        domain: HostName,
+    ) -> Self {
         Self {
             settings: Settings {
                 domain,
                 ..Settings::default()
             },
-            tunnel_tls: Some(tunnel_tls),
+            tunnel_tls: tunnel_tls.into(),
             public_tls: None,
             acme: None,
             runtimes,
@@ -151,16 +154,26 @@ impl Config {
         })
     }
 
+    /// Whether tunnel clients connect to the public listener alone.
+    #[must_use]
+    pub fn is_one_listener(&self) -> bool {
+        listeners::is_one(&self.settings)
+    }
+
     /// Checks the given settings and reads the files that they name.
     pub fn check(source: &Source) -> Result<Self, ConfigError> {
         let mut faults = Vec::new();
         let settings = source.settings();
         let acme = acme::check(source, &settings, &mut faults);
         let tunnel_tls = match (&source.tls_cert, &source.tls_key, &acme) {
+            _ if !settings.tunnel_tls => None,
             (None, None, Some(_)) => None,
             _ => tunnel_identity(source, &mut faults),
         };
-        let public_tls = public_identity(source, &mut faults);
+        let mut public_tls = public_identity(source, &mut faults);
+        if public_tls.is_none() && acme.is_none() && !settings.tunnel_host.is_empty() {
+            public_tls.clone_from(&tunnel_tls);
+        }
         credentials::check(source, &mut faults);
         let runtimes = runtimes(&settings, &mut faults);
         if let Some(path) = &settings.admin_token_file {
@@ -174,8 +187,7 @@ impl Config {
             |name| std::env::var_os(name),
             &mut faults,
         );
-        check_listeners(source, &settings, &mut faults);
-        check_proxies(source, &settings, &mut faults);
+        listeners::check(source, &settings, &mut faults);
         check_grace(source, &settings, &mut faults);
         match runtimes {
             Some(runtimes) if faults.is_empty() => Ok(Self {
@@ -297,52 +309,6 @@ fn runtimes(settings: &Settings, faults: &mut Vec<ConfigFault>) -> Option<Runtim
                    `tunnel-server token create` makes one";
     let path = required(faults, path, &setting::runtimes, purpose)?;
     or_fault(faults, Runtimes::load(path, &settings.domain))
-}
-
-/// Rejects listeners with overlapping addresses: each would get some of the other's connections, or the second could not
-/// be bound.
-fn check_listeners(source: &Source, settings: &Settings, faults: &mut Vec<ConfigFault>) {
-    let mut listeners = vec![
-        (&setting::tunnel_listen, settings.tunnel_listen),
-        (&setting::public_listen, settings.public_listen),
-        (&setting::admin_listen, settings.admin_listen),
-    ];
-    listeners.extend(
-        settings
-            .peer_listen
-            .map(|address| (&setting::peer_listen, address)),
-    );
-    for (index, listener) in listeners.iter().enumerate() {
-        for other in listeners.iter().skip(index + 1) {
-            if listeners_overlap(listener.1, other.1) {
-                faults.push(overlap(source, *listener, *other));
-            }
-        }
-    }
-}
-
-/// The fault of overlapping listeners, reported at a setting that was given rather than at a default.
-fn overlap(
-    source: &Source,
-    (setting, address): (&Setting, SocketAddr),
-    (other_setting, other): (&Setting, SocketAddr),
-) -> ConfigFault {
-    let (origin, other_origin) = (source.origin(setting), source.origin(other_setting));
-    let (origin, own, other_name, theirs) = match other_origin.is_given() {
-        true => (other_origin, other, origin, address),
-        false => (origin, address, other_origin, other),
-    };
-    let other_name = other_name.mention_or_default();
-    let problem =
-        format!("{own} overlaps with {theirs} of {other_name}: give each listener its own port");
-    ConfigFault::Value { origin, problem }
-}
-
-fn check_proxies(source: &Source, settings: &Settings, faults: &mut Vec<ConfigFault>) {
-    if settings.proxy_protocol && settings.trusted_proxies.is_empty() {
-        let problem = "no peer may send a PROXY header: name the proxies in --trusted-proxies";
-        faults.push(source.fault(&setting::proxy_protocol, problem));
-    }
 }
 
 /// Rejects a drain delay that is not shorter than the grace period, of which it is a part.

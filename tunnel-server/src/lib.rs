@@ -12,11 +12,13 @@
 mod acme;
 pub mod admin;
 mod allowance;
+mod arrival;
 mod atomic_file;
 pub mod auth;
 pub mod budget;
 pub mod certs;
 pub mod cli;
+pub mod client_address;
 pub mod command;
 pub mod config;
 mod connect;

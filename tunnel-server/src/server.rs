@@ -129,7 +129,10 @@ impl Server {
         let parts = Arc::new(Parts::new(config, access_log)?);
         let config = parts.config.load_full();
         let count = shard_count(config.settings.shards as usize);
-        let tunnel = listen("tunnel", config.settings.tunnel_listen, count)?;
+        let tunnel = match config.is_one_listener() {
+            true => None,
+            false => Some(listen("tunnel", config.settings.tunnel_listen, count)?),
+        };
         let public = listen("public", config.settings.public_listen, count)?;
         let admin = AdminListener::bind(config.settings.admin_listen).await?;
         let peer = match (&config.shared_directory, config.settings.peer_listen) {
@@ -138,7 +141,7 @@ impl Server {
         };
         let peer_address = peer.as_ref().map(|peer| peer.address);
         let addresses = Addresses {
-            tunnel: tunnel.address,
+            tunnel: (tunnel.as_ref()).map_or(public.address, |tunnel| tunnel.address),
             public: public.address,
             admin: admin.local_addr(),
             peer: peer_address,
@@ -152,9 +155,10 @@ impl Server {
             .map(|peer| peer.sockets)
             .unwrap_or_default()
             .into_iter();
-        let sockets = tunnel.sockets.into_iter().zip(public.sockets);
-        let sockets = sockets.map(|(tunnel, public)| Sockets {
-            tunnel,
+        let tunnel_sockets = tunnel.map(|tunnel| tunnel.sockets);
+        let mut tunnel_sockets = tunnel_sockets.unwrap_or_default().into_iter();
+        let sockets = public.sockets.into_iter().map(|public| Sockets {
+            tunnel: tunnel_sockets.next(),
             public,
             peer: peer_sockets.next(),
         });

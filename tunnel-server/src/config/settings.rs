@@ -40,17 +40,27 @@ settings! {
     }
 
     "Listeners" {
-        /// Where tunnel clients connect, over TLS
+        /// Where tunnel clients connect; with --tunnel-host it can be the address of --public-listen
         tunnel_listen: ListenAddress = local(8443), "ADDRESS", Restart;
+        /// Name by which tunnel clients connect to the public listener, too
+        ///
+        /// Such a connection or request is a tunnel client's. If a runtime has the name as its host, only GET /connect with
+        /// the tunnel's WebSocket subprotocol is
+        tunnel_host: Vec<HostName> = Vec::new(), "HOST", Restart;
         /// Certificate chain of the tunnel listener, PEM
         ///
         /// A changed certificate takes effect at once; adding or removing it, after a restart
-        tls_cert: PathBuf, given "required unless --acme-directory is given", "FILE", Depends(is_added_or_removed);
+        tls_cert: PathBuf, given "required unless --acme-directory is given, or --tunnel-tls is false", "FILE", Depends(is_added_or_removed);
         /// Key of the tunnel listener, PEM
         tls_key: PathBuf, given "required with --tls-cert", "FILE", AtOnce;
+        /// Serve tunnel clients over TLS; false takes them in plain HTTP, from --trusted-proxies and this machine only
+        ///
+        /// For load balancers that terminate TLS. A connection that was not encrypted by what the proxy says in
+        /// X-Forwarded-Proto is refused
+        tunnel_tls: bool = true, "BOOL", Restart;
         /// Where platform clients connect
         public_listen: ListenAddress = local(8080), "ADDRESS", Restart;
-        /// Certificate chain of the public listener, PEM; without it, and without --acme-directory, the listener is plain
+        /// Certificate chain of the public listener, PEM; without it, and without --acme-directory, the listener is plain, or with --tunnel-host has that of --tls-cert
         ///
         /// A changed certificate takes effect at once; adding or removing it, after a restart
         public_tls_cert: PathBuf, given "", "FILE", Depends(is_added_or_removed);
@@ -62,12 +72,14 @@ settings! {
         admin_token_file: PathBuf, else "", "FILE", AtOnce;
         /// Host name that requests to the admin listener may use, beside localhost and IP addresses
         admin_host: Vec<HostName> = Vec::new(), "HOST", Restart;
-        /// Networks whose X-Forwarded-*, X-Real-IP, Forwarded and PROXY headers are trusted
+        /// Networks whose X-Forwarded-*, X-Real-IP, Forwarded and PROXY headers are trusted, at both listeners
         ///
-        /// Those of other peers are removed
+        /// Those of other peers are removed, and name no tunnel client
         trusted_proxies: Vec<Network> = Vec::new(), "CIDR", AtOnce;
-        /// Expect a PROXY header, version 1 or 2, from the trusted proxies
+        /// Expect a PROXY header, version 1 or 2, from the trusted proxies at the public listener
         proxy_protocol: bool = false, "BOOL", AtOnce;
+        /// Expect a PROXY header, version 1 or 2, from the trusted proxies at the tunnel listener
+        tunnel_proxy_protocol: bool = false, "BOOL", AtOnce;
         /// Export for each runtime of --runtimes whether it is online, to alert on a single one
         runtime_metrics: bool = false, "BOOL", AtOnce;
     }

@@ -186,7 +186,7 @@ fn listeners_need_ports_of_their_own() {
     assert_eq!(
         folder.faults(&["--public-listen=0.0.0.0:8443", "--admin-listen=[::]:8443"]),
         [
-            "--public-listen: 0.0.0.0:8443 overlaps with 127.0.0.1:8443 of the default of --tunnel-listen: give each listener its own port",
+            "--public-listen: 0.0.0.0:8443 overlaps with 127.0.0.1:8443 of the default of --tunnel-listen: give each listener its own port, or give both the same address and name the host of tunnel clients in --tunnel-host",
             "--admin-listen: [::]:8443 overlaps with 127.0.0.1:8443 of the default of --tunnel-listen: give each listener its own port",
             "--admin-listen: [::]:8443 overlaps with 0.0.0.0:8443 of --public-listen: give each listener its own port",
         ]
@@ -222,6 +222,58 @@ fn a_conflict_of_two_settings_names_both() {
         [format!(
             "--drain-delay: 120s leaves nothing of the grace period, 5s (`grace_period` in line 1 of {path}), which begins with the signal"
         )]
+    );
+}
+
+#[test]
+fn one_address_for_both_listeners_needs_the_name_of_tunnel_clients() {
+    let folder = Folder::new();
+    let both = ["--tunnel-listen=0.0.0.0:443", "--public-listen=0.0.0.0:443"];
+    let faults = folder.faults(&both);
+    assert_eq!(
+        faults,
+        [
+            "--public-listen: 0.0.0.0:443 overlaps with 0.0.0.0:443 of --tunnel-listen: give each listener its own port, \
+             or give both the same address and name the host of tunnel clients in --tunnel-host"
+        ]
+    );
+    let named = [&both[..], &["--tunnel-host=register.example.com"]].concat();
+    let config = folder.check(&named).unwrap();
+    assert!(config.is_one_listener());
+    // One certificate is enough.
+    assert_eq!(config.public_tls, config.tunnel_tls);
+    let wider = [
+        "--tunnel-listen=127.0.0.1:443",
+        both[1],
+        "--tunnel-host=a.example",
+    ];
+    assert_eq!(folder.faults(&wider).len(), 1);
+    let admin = [&named[..], &["--admin-listen=127.0.0.1:443"]].concat();
+    assert_eq!(folder.faults(&admin).len(), 2);
+}
+
+#[test]
+fn plain_http_for_tunnel_clients_stays_where_nobody_can_read_it() {
+    let folder = Folder::new();
+    let check = |flags: &[&str]| {
+        let flags = [&["--tunnel-tls=false"][..], flags].concat();
+        folder.check(&flags).map(|config| config.tunnel_tls)
+    };
+    assert_eq!(check(&[]).unwrap(), None, "on loopback");
+    let open = check(&["--tunnel-listen=0.0.0.0:8443"]).unwrap_err();
+    assert!(open.to_string().contains("--trusted-proxies"), "{open}");
+    let host = ["--tunnel-host=a.example", "--public-listen=0.0.0.0:80"];
+    assert!(check(&host).is_err());
+    let proxied = [
+        "--tunnel-listen=0.0.0.0:8443",
+        "--trusted-proxies=10.0.0.0/8",
+    ];
+    assert_eq!(check(&proxied).unwrap(), None);
+    let ca = folder.write("ca.pem", "").display().to_string();
+    let certificates = check(&[&format!("--client-ca={ca}")]).unwrap_err();
+    assert!(
+        certificates.to_string().contains("need TLS"),
+        "{certificates}"
     );
 }
 

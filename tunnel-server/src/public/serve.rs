@@ -33,7 +33,7 @@ use super::{
     cookies, exchange,
     observe::Observation,
     session_carrier::SessionCarrier,
-    upgraded::GrantedUpgrade,
+    upgraded::{ExchangeUpgrade, GrantedUpgrade},
 };
 use crate::budget::pace::Paced;
 
@@ -100,13 +100,13 @@ pub(super) fn serve(
             }) => {
                 let (upload, download, session) = *upgrade;
                 observation.on_status(response.status());
-                let granted = GrantedUpgrade {
+                let granted = ExchangeUpgrade {
                     upload,
                     download: Paced::new(download, observation.download_shaper()),
                     carrier: SessionCarrier(session),
                     observer: observation,
                 };
-                connection.upgrade(granted, on_upgrade);
+                connection.upgrade(GrantedUpgrade::Exchange(granted), on_upgrade);
                 response.body_mut().observe(None, in_flight);
                 return Ok(response);
             }
@@ -168,7 +168,7 @@ fn accept(
         .route(&checked.host, listener.config().settings.offline_wait);
     if let Some(budget) = route.budget() {
         budget.admit(connection.client.address)?;
-        let usage = connection.peer.as_ref();
+        let usage = connection.peer.usage.as_ref();
         let permit = budget.enter(checked.upgrade.is_some(), usage, || head_bytes(parts))?;
         observation.on_permitted(permit);
     }

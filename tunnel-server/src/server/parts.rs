@@ -29,7 +29,7 @@ use crate::{
     allowance::Allowance,
     auth::Authenticator,
     budget::usage::Usage,
-    config::{Config, effective::Effective, live::LiveConfig},
+    config::{Config, Settings, effective::Effective, live::LiveConfig},
     connect::{TunnelListener, checks::Checks, gate::Gate},
     directory::{Directory, Node, NodeName},
     events::Events,
@@ -65,6 +65,7 @@ pub(crate) struct Parts {
     pub(super) acme: Option<Arc<Acme>>,
     pub(super) public_permits: Arc<Permits<Usage>>,
     pub(super) tunnel_permits: Arc<Permits>,
+    pub(super) unknown_permits: Arc<Permits>,
     pub(super) gate: Arc<Gate>,
     pub(super) checks: Arc<Checks>,
     pub(super) cors: Arc<ArcSwap<Cors>>,
@@ -113,6 +114,7 @@ impl Parts {
             acme,
             public_permits: Permits::new(all, settings.max_connections_per_address as usize),
             tunnel_permits: Permits::new(all, settings.max_tunnel_connections_per_address as usize),
+            unknown_permits: Permits::new(all, unknown_each(settings)),
             gate: Gate::new(handshakes as usize, queue as usize),
             checks: Arc::default(),
             cors: Arc::new(ArcSwap::from_pointee(Cors::of(&settings.cors_origin))),
@@ -150,7 +152,7 @@ impl Parts {
         let more = (1..shards).map(|_| self.links(false));
         let listeners = std::iter::once(links).chain(more).map(|links| Listeners {
             tunnel: tunnel.clone(),
-            public: self.public_listener(via.clone(), links),
+            public: self.public_listener(via.clone(), links, &tunnel),
             peer: peer.clone(),
         });
         listeners.collect()
@@ -166,8 +168,16 @@ impl Parts {
     }
 
     /// The parts that the connections of the public listener use.
-    fn public_listener(&self, via: ViaName, peers: Option<Arc<Peers>>) -> Arc<PublicListener> {
+    fn public_listener(
+        &self,
+        via: ViaName,
+        peers: Option<Arc<Peers>>,
+        tunnel: &Arc<TunnelListener>,
+    ) -> Arc<PublicListener> {
+        let takes_tunnels = !tunnel.hosts.is_empty();
         Arc::new(PublicListener {
+            tunnel: takes_tunnels.then(|| tunnel.clone()),
+            unknown: self.unknown_permits.clone(),
             config: self.config.clone(),
             router: self.router.clone(),
             peers,
@@ -193,6 +203,7 @@ impl Parts {
             lifecycle: self.lifecycle.clone(),
             permits: self.tunnel_permits.clone(),
             tls: self.tls.tunnel.clone(),
+            hosts: self.config.load().settings.tunnel_host.clone(),
             gate: self.gate.clone(),
             checks: self.checks.clone(),
             public_port,
@@ -258,6 +269,7 @@ impl Parts {
                 ("streams", self.registry.streams()),
                 ("public_addresses", self.public_permits.addresses()),
                 ("tunnel_addresses", self.tunnel_permits.addresses()),
+                ("unknown_addresses", self.unknown_permits.addresses()),
                 ("gate_addresses", self.gate.addresses()),
                 ("checks", self.checks.len()),
                 ("event_readers", self.events.readers()),
@@ -301,6 +313,15 @@ fn directory(config: &Config, etcd: Option<tunnel_etcd::Client>, metrics: &Metri
         without_directory: config.settings.without_directory,
     };
     Directory::on_etcd(client, prefix, node, random, metrics.directory.clone())
+}
+
+/// Connections of one address of which it is not known yet whose they are.
+pub(crate) fn unknown_each(settings: &Settings) -> usize {
+    let (public, tunnel) = (
+        settings.max_connections_per_address,
+        settings.max_tunnel_connections_per_address,
+    );
+    public.max(tunnel) as usize
 }
 
 /// Fewest connections that a listener may have, however few files the process may have open.

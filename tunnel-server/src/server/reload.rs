@@ -12,7 +12,7 @@ use tunnel_ops::telemetry::{AccessLogError, Telemetry};
 use tunnel_ops::tls_files::TlsFilesError;
 use tunnel_ops::watch::{Change, FileWatch, WatchError};
 
-use super::parts::{Parts, admin_guard, connection_limit};
+use super::parts::{Parts, admin_guard, connection_limit, unknown_each};
 use crate::{
     auth::{AuthSetupError, PreparedCredentials},
     config::{
@@ -177,6 +177,7 @@ impl Parts {
         self.public_permits.set(all, public_each);
         let tunnel_each = settings.max_tunnel_connections_per_address as usize;
         self.tunnel_permits.set(all, tunnel_each);
+        self.unknown_permits.set(all, unknown_each(settings));
         self.cors.store(Arc::new(Cors::of(&settings.cors_origin)));
         self.admin_guard.store(admin_guard.map(Arc::new));
         if let Some((webhook, secret)) = self.webhook.as_ref().zip(config.webhook_secret.clone()) {

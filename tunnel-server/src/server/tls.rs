@@ -16,7 +16,8 @@ use crate::{
 
 /// The listeners' certificates, and how client certificates are checked.
 pub(super) struct ListenerTls {
-    pub(super) tunnel: Arc<LiveServerConfig>,
+    /// `None` when tunnel clients come in plain HTTP.
+    pub(super) tunnel: Option<Arc<LiveServerConfig>>,
     /// `None` when the public listener is plain.
     pub(super) public: Option<Arc<LiveServerConfig>>,
     /// `None` when there are no links to other nodes.
@@ -35,7 +36,7 @@ pub(super) struct LinkTls {
 
 /// A prepared configuration for [`ListenerTls::commit`].
 pub(super) struct NextListenerTls {
-    tunnel: NextServerConfig,
+    tunnel: Option<NextServerConfig>,
     public: Option<NextServerConfig>,
     links: Option<(NextServerConfig, PeerTls)>,
 }
@@ -59,9 +60,10 @@ impl ListenerTls {
         };
         let public = certificate(&config.public_tls, &acme);
         let public = public.map(|public| live(public, &[b"h2", b"http/1.1"], None));
-        let tunnel = certificate(&config.tunnel_tls, &acme).ok_or(TlsFilesError::NoIdentity)?;
+        let tunnel = tunnel_certificate(config, &acme)?;
+        let tunnel = tunnel.map(|tunnel| live(tunnel, &[b"http/1.1"], client_auth));
         Ok(Self {
-            tunnel: live(tunnel, &[b"http/1.1"], client_auth)?,
+            tunnel: tunnel.transpose()?,
             public: public.transpose()?,
             links: links(config).map(LinkTls::new).transpose()?,
             acme,
@@ -74,8 +76,11 @@ impl ListenerTls {
         config: &Config,
         client_auth: Option<ClientAuth>,
     ) -> Result<NextListenerTls, TlsFilesError> {
-        let tunnel = certificate(&config.tunnel_tls, &self.acme);
-        let tunnel = tunnel.ok_or(TlsFilesError::NoIdentity)?;
+        let tunnel = self
+            .tunnel
+            .as_ref()
+            .zip(tunnel_certificate(config, &self.acme)?);
+        let tunnel = tunnel.map(|(tunnel, certificate)| tunnel.prepare(certificate, client_auth));
         let public = certificate(&config.public_tls, &self.acme);
         let public = self.public.as_ref().zip(public);
         let public = public.map(|(public, certificate)| public.prepare(certificate, None));
@@ -83,13 +88,15 @@ impl ListenerTls {
         let links = links.map(|(current, next)| current.prepare(next));
         Ok(NextListenerTls {
             links: links.transpose()?,
-            tunnel: self.tunnel.prepare(tunnel, client_auth)?,
+            tunnel: tunnel.transpose()?,
             public: public.transpose()?,
         })
     }
 
     pub(super) fn commit(&self, next: NextListenerTls) {
-        self.tunnel.commit(next.tunnel);
+        if let (Some(tunnel), Some(next)) = (&self.tunnel, next.tunnel) {
+            tunnel.commit(next);
+        }
         if let (Some(public), Some(next)) = (&self.public, next.public) {
             public.commit(next);
         }
@@ -100,12 +107,10 @@ impl ListenerTls {
 
     /// Updates the metrics of the expiry of certificates in files.
     pub(super) fn show(&self, metrics: &Metrics) {
-        let listeners = [
-            ("tunnel", Some(&self.tunnel)),
-            ("public", self.public.as_ref()),
-        ];
+        let listeners = [("tunnel", &self.tunnel), ("public", &self.public)];
         for (listener, live) in listeners {
-            if let Some(not_after) = live.and_then(|live| live.not_after()) {
+            let not_after = live.as_ref().and_then(|live| live.not_after());
+            if let Some(not_after) = not_after {
                 metrics.set_certificate_expiry(listener, not_after);
             }
         }
@@ -118,6 +123,18 @@ fn certificate(
     acme: &Option<ServerCertificate>,
 ) -> Option<ServerCertificate> {
     in_files.clone().map(Into::into).or_else(|| acme.clone())
+}
+
+/// What the tunnel listener shows; `None` if it is plain.
+fn tunnel_certificate(
+    config: &Config,
+    acme: &Option<ServerCertificate>,
+) -> Result<Option<ServerCertificate>, TlsFilesError> {
+    if !config.settings.tunnel_tls {
+        return Ok(None);
+    }
+    let certificate = certificate(&config.tunnel_tls, acme);
+    certificate.ok_or(TlsFilesError::NoIdentity).map(Some)
 }
 
 /// How a node with these links dials others.

@@ -37,6 +37,7 @@ mod lasting;
 mod limits;
 mod long_streams;
 mod nodes;
+mod one_address;
 mod panics;
 mod peer_port;
 mod program;
