@@ -108,11 +108,12 @@ impl Acme {
                 Store::Folder(FolderStore::new(&folder, &server))
             }
         };
-        let of_files = [
-            ("tunnel", config.tunnel_tls.is_some()),
+        let is_plain = !config.settings.tunnel_tls;
+        let others = [
+            ("tunnel", is_plain || config.tunnel_tls.is_some()),
             ("public", config.public_tls.is_some()),
         ];
-        let listeners = of_files.into_iter().filter(|(_, has_files)| !has_files);
+        let listeners = others.into_iter().filter(|(_, is_other)| !is_other);
         Ok(Some(Arc::new(Self {
             https: HttpsClient::new(settings.ca_file.as_deref(), ANSWER_TIME)?,
             store,
