@@ -112,6 +112,21 @@ pub struct Addresses {
     pub peer: Option<SocketAddr>,
 }
 
+impl Addresses {
+    fn log(&self) {
+        for (listener, address) in [
+            ("tunnel", Some(self.tunnel)),
+            ("public", Some(self.public)),
+            ("peer", self.peer),
+            ("admin", Some(self.admin)),
+        ] {
+            if let Some(address) = address {
+                tracing::info!(listener, %address, "listening");
+            }
+        }
+    }
+}
+
 /// A server whose listeners are bound.
 pub struct Server {
     parts: Arc<Parts>,
@@ -231,16 +246,7 @@ impl Server {
             let shard = Shard::start(number, &parts.threads, listeners, sockets);
             running.push(shard.map_err(|error| RunError::Shard(number, error))?);
         }
-        for (listener, address) in [
-            ("tunnel", Some(addresses.tunnel)),
-            ("public", Some(addresses.public)),
-            ("peer", addresses.peer),
-            ("admin", Some(addresses.admin)),
-        ] {
-            if let Some(address) = address {
-                tracing::info!(listener, %address, "listening");
-            }
-        }
+        addresses.log();
         // Keys behind a URL are there before the first client needs them.
         parts.authenticator.start();
         let housekeeping = Owned::spawn("housekeeping", sweep(parts.registry.clone()));

@@ -78,7 +78,7 @@ impl RoutedRequest {
                 UpstreamScheme::Http | UpstreamScheme::H2c => "http",
             },
             authority: upstream.authority(),
-            address: socket.unwrap_or(upstream.host()),
+            address: socket.unwrap_or_else(|| upstream.host()),
             port: socket.is_none().then_some(upstream.port()),
             path: self.head.uri.path(),
         });

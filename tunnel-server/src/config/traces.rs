@@ -20,7 +20,7 @@ pub(super) fn check(
         ratio: settings.trace_ratio,
     };
     match TracerSettings::check(&given, variable) {
-        Ok(TracingChoice::On(settings)) => return Some(settings),
+        Ok(TracingChoice::On(settings)) => return Some(*settings),
         Ok(TracingChoice::Off) => {}
         Ok(TracingChoice::NoCollector) => {
             let unused = [

@@ -65,7 +65,7 @@ pub struct GivenTracing<'a> {
 #[derive(Debug)]
 pub enum TracingChoice {
     /// It is on.
-    On(TracerSettings),
+    On(Box<TracerSettings>),
     /// A standard variable turns it off.
     Off,
     /// No collector is named.
@@ -164,13 +164,13 @@ impl TracerSettings {
             faults.push(fault.into());
         }
         match faults.is_empty() {
-            true => Ok(TracingChoice::On(Self {
+            true => Ok(TracingChoice::On(Box::new(Self {
                 url,
                 headers,
                 ca_file: given.ca_file.map(Path::to_owned),
                 sampler,
                 attributes,
-            })),
+            }))),
             false => Err(faults),
         }
     }
@@ -449,7 +449,7 @@ mod tests {
 
     fn on(given: &GivenTracing<'_>, variables: &[(&str, &str)]) -> TracerSettings {
         match check(given, variables) {
-            Ok(TracingChoice::On(settings)) => settings,
+            Ok(TracingChoice::On(settings)) => *settings,
             other => panic!("{other:?}"),
         }
     }
