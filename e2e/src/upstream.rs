@@ -29,6 +29,7 @@ mod websocket;
 use std::{
     convert::Infallible,
     io,
+    io::ErrorKind,
     net::{IpAddr, SocketAddr},
     path::Path,
     sync::Arc,
@@ -54,7 +55,7 @@ use tokio_rustls::TlsAcceptor;
 
 use crate::{
     ca::Certificate,
-    deadline::SOON,
+    deadline::{SOON, eventually},
     entry::Entry,
     grpc::GrpcService,
     http1::{self, Fields},
@@ -174,7 +175,17 @@ impl Upstream {
     }
 
     async fn listen(address: SocketAddr, tls: Option<TlsAcceptor>) -> Self {
-        let listener = TcpListener::bind(address).await;
+        // The listener of an earlier test may have it for a moment longer than that test has its address.
+        let bound =
+            eventually(
+                SOON,
+                &format!("{address} to be free"),
+                async || match TcpListener::bind(address).await {
+                    Err(error) if error.kind() == ErrorKind::AddrInUse => None,
+                    bound => Some(bound),
+                },
+            );
+        let listener = bound.await;
         let listener = listener.unwrap_or_else(|error| panic!("{address}: {error}"));
         let address = listener.local_addr().unwrap();
         let shared = Arc::new(Shared {
