@@ -29,7 +29,6 @@ mod websocket;
 use std::{
     convert::Infallible,
     io,
-    io::ErrorKind,
     net::{IpAddr, SocketAddr},
     path::Path,
     sync::Arc,
@@ -176,15 +175,13 @@ impl Upstream {
 
     async fn listen(address: SocketAddr, tls: Option<TlsAcceptor>) -> Self {
         // The listener of an earlier test may have it for a moment longer than that test has its address.
-        let bound =
-            eventually(
-                SOON,
-                &format!("{address} to be free"),
-                async || match TcpListener::bind(address).await {
-                    Err(error) if error.kind() == ErrorKind::AddrInUse => None,
-                    bound => Some(bound),
-                },
-            );
+        let what = format!("{address} to be free");
+        let bound = eventually(SOON, &what, async || {
+            match TcpListener::bind(address).await {
+                Err(error) if error.kind() == io::ErrorKind::AddrInUse => None,
+                bound => Some(bound),
+            }
+        });
         let listener = bound.await;
         let listener = listener.unwrap_or_else(|error| panic!("{address}: {error}"));
         let address = listener.local_addr().unwrap();
