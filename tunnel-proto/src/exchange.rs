@@ -91,8 +91,8 @@ pub(crate) struct ExchangeStream {
     decoder: Decoder,
     /// Whether the other end has accepted the stream.
     accepted: bool,
-    /// Whether it carries an upgraded connection. It carries no other exchange then: an end that reads nothing more resets
-    /// it, which the other end may learn after it has sent and received all.
+    /// Whether it carries an upgraded connection, and so no other exchange: an end that reads nothing more resets it, which
+    /// the other end may learn after it has sent and received all.
     is_upgrade: bool,
     /// Whether this end's message is completely sent.
     sent: bool,
@@ -200,21 +200,22 @@ impl ExchangeStream {
         self.stream = None;
     }
 
-    /// Whether the stream may carry another exchange: both messages are complete, no byte was received after them, and
-    /// neither end has a reason to reset it.
-    fn is_reusable(&self) -> bool {
-        let is_whole = self.sent && self.received && self.decoder.is_between_messages();
-        is_whole && !self.is_upgrade
+    /// Whether both messages are complete and no byte was received after them.
+    fn is_whole(&self) -> bool {
+        self.sent && self.received && self.decoder.is_between_messages()
     }
 }
 
 impl Drop for ExchangeStream {
     fn drop(&mut self) {
-        if !self.is_reusable() {
+        if !self.is_whole() {
             return;
         }
-        if let (Some(stream), Some(outstanding)) = (self.stream.take(), &self.outstanding) {
-            outstanding.session().idle().lock().put(stream);
+        match (self.stream.take(), &self.outstanding) {
+            (Some(stream), _) if self.is_upgrade => stream.finish(),
+            (Some(stream), Some(outstanding)) => outstanding.session().idle().lock().put(stream),
+            // Dropping the stream resets it.
+            _ => {}
         }
     }
 }

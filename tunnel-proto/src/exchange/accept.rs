@@ -59,7 +59,7 @@ where
         informational.begin();
         match serve_one(&stream, head, &informational, &mut answer).await {
             Some(()) if stream.lock().begin_next() => drop(outstanding),
-            // Dropping the stream resets it.
+            // Dropping the stream resets it, unless it was whole.
             _ => return,
         }
     }
@@ -203,7 +203,7 @@ impl Cancellation<'_> {
 impl ExchangeStream {
     /// Prepares the next exchange, if the stream may carry one.
     fn begin_next(&mut self) -> bool {
-        let is_reusable = self.is_reusable();
+        let is_reusable = self.is_whole() && !self.is_upgrade;
         if is_reusable {
             self.decoder.reset();
             self.sent = false;
