@@ -1,13 +1,15 @@
-//! The admin listener's answers: metrics, readiness and exchanges of this client.
+//! The admin listener's answers: metrics, readiness, status and exchanges of this client, and the page that shows them.
 
+mod api;
 mod exchanges;
+mod page;
 
 use std::sync::Arc;
 
 use tokio::sync::watch;
-use tunnel_http::tail::Tails;
 use tunnel_ops::admin::{AdminRoutes, AdminSettings, Readiness};
 
+pub(crate) use self::api::Api;
 use crate::metrics::Metrics;
 
 /// Counts the live sessions.
@@ -100,27 +102,21 @@ impl Drop for LiveSession {
 }
 
 /// The routes of the admin listener. Ready while there is a live session.
-pub(crate) fn routes(
-    metrics: Arc<Metrics>,
-    tails: &Arc<Tails>,
-    settings: AdminSettings,
-) -> AdminRoutes {
-    let ready = {
-        let metrics = Arc::clone(&metrics);
-        move || readiness(&metrics)
-    };
-    routes_with(&metrics, tails, settings, ready)
+pub(crate) fn routes(api: Api, settings: AdminSettings) -> AdminRoutes {
+    let metrics = Arc::clone(&api.metrics);
+    routes_with(api, settings, move || readiness(&metrics))
 }
 
 /// The routes of the admin listener, with this readiness.
 pub(crate) fn routes_with(
-    metrics: &Metrics,
-    tails: &Arc<Tails>,
+    api: Api,
     settings: AdminSettings,
     ready: impl Fn() -> Readiness + Clone + Send + Sync + 'static,
 ) -> AdminRoutes {
-    let routes = AdminRoutes::new(metrics.registry(), ready, settings);
-    routes.with_path(exchanges::PATH, exchanges::methods(tails.clone()))
+    AdminRoutes::new(api.metrics.registry(), ready, settings)
+        .with_page(page::FILES)
+        .with_path(exchanges::PATH, exchanges::methods(api.tails.clone()))
+        .with_path(api::STATUS, api::status(Arc::new(api)))
 }
 
 fn readiness(metrics: &Metrics) -> Readiness {

@@ -1,5 +1,5 @@
 //! The access log: one line for each exchange, at its end, and one for each request that was refused before there
-//! was an exchange.
+//! was an exchange. The spans of an exchange that is traced are made of the same record.
 //!
 //! A line never holds a query, a field's value other than the host and the two ids, or content. What it says of a
 //! refused request is unchecked, so each part of it is cut to its beginning.
@@ -17,7 +17,8 @@ use http::request::Parts;
 use http::uri::Authority;
 use prometheus::IntCounter;
 use tokio::time::Instant;
-use tunnel_ops::telemetry::{LineSink, LogFormat, TRACE_PARENT, TraceParent};
+use tunnel_ops::telemetry::tracer::{Trace, TracedEnd, TracedRequest};
+use tunnel_ops::telemetry::{self, LineSink, LogFormat, TRACE_PARENT, TraceParent};
 use tunnel_proto::fields::X_REQUEST_ID;
 use tunnel_proto::problem::{Hop, NOT_TAKEN_DETAIL, Problem, Reason};
 
@@ -172,11 +173,13 @@ impl End {
     }
 }
 
-/// What the line of an exchange says of its request.
+/// What the line and the span of an exchange say of its request.
 #[derive(Debug)]
 pub struct LoggedRequest<'a> {
     /// The method.
     pub method: &'a str,
+    /// `http` or `https`, if it is known. Only the span has it.
+    pub scheme: Option<&'a str>,
     /// The authority; its port is not logged.
     pub host: Option<&'a str>,
     /// The path; its query is not logged.
@@ -187,7 +190,7 @@ pub struct LoggedRequest<'a> {
     pub runtime: Option<&'a str>,
     /// The request's id, as the upstream gets it.
     pub request_id: Option<&'a HeaderValue>,
-    /// The trace that the request belongs to.
+    /// The trace that the request names. The line has it, unless the exchange is traced and so has one of its own.
     pub trace: Option<TraceParent>,
     /// The platform client's address as text, if it is known.
     pub peer: Option<&'a str>,
@@ -206,8 +209,7 @@ struct Begun {
 impl Begun {
     /// `None` if nobody gets it.
     fn new(log: &AccessLog, request: &LoggedRequest<'_>) -> Option<Self> {
-        let path = request.path;
-        let path = path.split_once('?').map_or(path, |(path, _)| path);
+        let path = without_query(request.path);
         let fields = log.sink.is_open();
         let fields = fields.then(|| BegunFields::new(log.sink.format(), request, path));
         let view = log.tails.is_read_for(request.runtime);
@@ -283,6 +285,8 @@ pub struct ExchangeRecord {
     end: End,
     /// `None` if nobody gets it.
     begun: Option<Begun>,
+    /// `None` if the exchange is not traced.
+    trace: Option<Trace>,
 }
 
 impl ExchangeRecord {
@@ -295,13 +299,32 @@ impl ExchangeRecord {
             response_bytes: 0,
             end: End::Cancelled,
             begun: None,
+            trace: None,
         }
     }
 
-    /// Has a line about this request written to `log` at the end, and those who are watching told. Of use only if the
-    /// log [is on](AccessLog::is_on).
-    pub fn log(&mut self, log: &AccessLog, request: &LoggedRequest<'_>) {
+    /// Has a line about this request written to `log` at the end, and those who are watching told, if that
+    /// [is on](AccessLog::is_on), and its spans made if there is a trace. Of no use without any of them.
+    pub fn log(&mut self, log: &AccessLog, trace: Option<Trace>, request: &LoggedRequest<'_>) {
         self.begun = Begun::new(log, request);
+        if let Some(trace) = &trace {
+            trace.on_request(&TracedRequest {
+                method: request.method,
+                scheme: request.scheme,
+                host: request.host.map(without_port),
+                path: without_query(request.path),
+                runtime: request.runtime,
+                request_id: request.request_id.and_then(|id| id.to_str().ok()),
+                client: request.peer,
+            });
+        }
+        self.trace = trace;
+    }
+
+    /// The trace of the exchange, if it is traced.
+    #[must_use]
+    pub fn trace(&self) -> Option<&Trace> {
+        self.trace.as_ref()
     }
 
     /// Whether anybody gets it at the end.
@@ -331,6 +354,9 @@ impl ExchangeRecord {
     /// The response begins with this status.
     pub fn on_status(&mut self, status: StatusCode) {
         self.status = Some(status);
+        if let Some(trace) = &self.trace {
+            trace.on_head();
+        }
     }
 
     /// So many bytes of the response's content are on their way.
@@ -363,8 +389,20 @@ impl ExchangeRecord {
         }
     }
 
-    /// Writes the line, if one is to be written, and tells those who are watching.
+    /// Writes the line, tells those who are watching, and makes the spans, if there are to be any. The exchange is over.
     pub fn write(&mut self, forwarded: Forwarded<'_>) {
+        if let Some(trace) = &self.trace {
+            let problem = self.end.problem();
+            trace.end(&TracedEnd {
+                began: self.began,
+                status: self.status.map(|status| status.as_u16()),
+                end: self.end.name(),
+                problem: problem.map(|problem| (problem.reason().name(), problem.detail())),
+                route: forwarded.route,
+                request_bytes: forwarded.request_bytes,
+                response_bytes: self.response_bytes,
+            });
+        }
         let Some(Begun { log, fields, view }) = self.begun.take() else {
             return;
         };
@@ -436,6 +474,10 @@ pub trait Observer<E> {
     }
 }
 
+fn without_query(path: &str) -> &str {
+    path.split_once('?').map_or(path, |(path, _)| path)
+}
+
 /// The host of an authority.
 fn without_port(authority: &str) -> &str {
     let length = host_length(authority.as_bytes());
@@ -462,11 +504,7 @@ fn unchecked_host(head: &Parts) -> Option<String> {
 
 /// The part of a text that is logged.
 fn beginning(text: &str) -> &str {
-    let mut end = text.len().min(UNCHECKED_BYTES);
-    while !text.is_char_boundary(end) {
-        end -= 1;
-    }
-    &text[..end]
+    telemetry::beginning(text, UNCHECKED_BYTES)
 }
 
 #[cfg(test)]
@@ -515,8 +553,10 @@ mod tests {
         let mut record = ExchangeRecord::begin();
         record.log(
             &log,
+            None,
             &LoggedRequest {
                 method: "PUT",
+                scheme: None,
                 host: Some("app.example:8443"),
                 path: "/a\"b?secret=1",
                 is_upgrade: true,
@@ -565,6 +605,7 @@ mod tests {
         let log = AccessLog::off();
         let request = |runtime| LoggedRequest {
             method: "GET",
+            scheme: None,
             host: None,
             path: "/",
             is_upgrade: false,
@@ -575,7 +616,7 @@ mod tests {
         };
         let is_logged = |runtime| {
             let mut record = ExchangeRecord::begin();
-            record.log(&log, &request(runtime));
+            record.log(&log, None, &request(runtime));
             record.is_logged()
         };
         assert!(!log.is_on() && !is_logged(Some("acme-prod")));

@@ -10,9 +10,11 @@ use clap::{Args, Parser, Subcommand};
 use tunnel_http::tail::watch::TailFlags;
 use tunnel_ops::{
     admin::AdminUrl,
+    build,
     config_value::PositiveDuration,
     shell::{CompletionsArgs, ManArgs},
 };
+use tunnel_proto::handshake;
 
 use crate::config::Given;
 use crate::directory::NodeName;
@@ -34,7 +36,12 @@ Exit codes:
 
 /// Forwards requests of platform clients through the tunnels that tunnel clients have dialled
 #[derive(Debug, Parser)]
-#[command(name = "tunnel-server", version, after_help = EXIT_CODES)]
+#[command(
+    name = "tunnel-server",
+    version,
+    long_version = build::long_version(env!("CARGO_PKG_VERSION"), handshake::wire_version()),
+    after_help = EXIT_CODES
+)]
 pub struct Cli {
     /// The subcommand.
     #[command(subcommand)]

@@ -3,7 +3,6 @@
 //! In: the parsed command line. Out: the exit code. Errors are written to standard error, one per line; standard output
 //! has only the result.
 
-mod atomic_file;
 mod certs;
 mod drain;
 mod events;

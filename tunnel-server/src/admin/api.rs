@@ -37,6 +37,7 @@ use super::{
     },
 };
 use crate::{
+    acme::Acme,
     auth::{Authenticator, CredentialId},
     config::live::LiveConfig,
     events::Events,
@@ -79,7 +80,9 @@ pub(crate) struct Api {
     pub(crate) events: Arc<Events>,
     pub(crate) tails: Arc<Tails>,
     pub(crate) lifecycle: Arc<Lifecycle>,
-    /// Reads when the listeners' certificates expire.
+    /// The certificates by ACME, if there are any.
+    pub(crate) acme: Option<Arc<Acme>>,
+    /// Reads the listeners' certificates in files.
     pub(crate) certificates: ReadCertificates,
     /// Reads the limits of the whole server.
     pub(crate) limits: ReadLimits,
@@ -239,14 +242,15 @@ async fn method_not_allowed() -> ApiError {
 }
 
 async fn status(State(api): State<Arc<Api>>) -> Json<ServerView> {
-    let (certificates, limits) = ((api.certificates)(), (api.limits)());
+    let mut certificates = (api.certificates)();
+    certificates.extend(api.acme.iter().flat_map(|acme| view::certificates(acme)));
     Json(view::server_view(
         &api.registry,
         &api.metrics,
         &api.config,
         &api.lifecycle,
         certificates,
-        limits,
+        (api.limits)(),
     ))
 }
 

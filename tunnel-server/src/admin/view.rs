@@ -18,6 +18,7 @@ use super::{
     usage::{self, ProcessView, UsedLimitView},
 };
 use crate::{
+    acme::{Acme, NameState},
     auth::{
         Authenticator, CredentialKind, CredentialView,
         revocation::{self, Revocation, RevocationTarget, RevocationsFull},
@@ -60,9 +61,6 @@ pub struct ServerView {
     /// What the process uses; absent where the system does not say so.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub process: Option<ProcessView>,
-    /// When the certificate of each listener expires; a listener without TLS is absent.
-    #[serde(default)]
-    pub certificates: BTreeMap<String, Timestamp>,
     /// The limits of the whole server, and how much of each is used.
     #[serde(default)]
     pub limits: BTreeMap<String, UsedLimitView>,
@@ -77,6 +75,34 @@ pub struct ServerView {
     /// The server nodes that share a directory, this one included; absent for a server that stands alone.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub nodes: Vec<NodeView>,
+    /// The listeners' certificates in files, and those that the server gets by ACME; absent if there are none.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub certificates: Vec<CertificateView>,
+}
+
+/// The certificate of a listener, or of one name.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct CertificateView {
+    /// Where it comes from.
+    pub source: CertificateSource,
+    /// By ACME the name: a host, or a wildcard. Of a file the listener: `public` or `tunnel`.
+    pub name: String,
+    /// When it ends; absent if there is none yet.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub not_after: Option<Timestamp>,
+    /// Why the last order failed; absent if it did not.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub problem: Option<String>,
+}
+
+/// Where a certificate comes from.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum CertificateSource {
+    /// A file.
+    File,
+    /// An authority, by ACME.
+    Acme,
 }
 
 /// The configuration that is in force.
@@ -316,7 +342,7 @@ pub(super) fn server_view(
     metrics: &Metrics,
     config: &LiveConfig,
     lifecycle: &Lifecycle,
-    certificates: BTreeMap<String, Timestamp>,
+    certificates: Vec<CertificateView>,
     limits: BTreeMap<String, UsedLimitView>,
 ) -> ServerView {
     let slots = registry.slots();
@@ -346,6 +372,17 @@ pub(super) fn server_view(
         last_reload: last_reload.map(|reload| reload.at.into()),
         nodes: nodes::views(registry.directory()),
     }
+}
+
+/// The certificates by ACME.
+pub(super) fn certificates(acme: &Acme) -> Vec<CertificateView> {
+    let view = |state: NameState| CertificateView {
+        source: CertificateSource::Acme,
+        name: state.name.to_string(),
+        not_after: state.not_after.map(Timestamp::from),
+        problem: state.problem,
+    };
+    acme.states().into_iter().map(view).collect()
 }
 
 /// The configuration that is in force.

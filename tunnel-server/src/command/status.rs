@@ -1,6 +1,6 @@
 //! `tunnel-server status`: shows the state of a running server, once or again and again.
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use tunnel_ops::admin::AdminClient;
 
@@ -10,7 +10,7 @@ use super::{
     watch::watch,
 };
 use crate::{
-    admin::view::{ServerState, ServerView},
+    admin::view::{CertificateSource, CertificateView, ServerState, ServerView},
     cli::StatusArgs,
 };
 
@@ -31,21 +31,25 @@ pub(super) async fn status(args: &StatusArgs) -> Result<(), Failure> {
         true => line(&first),
         false => block(&client, &first, None),
     };
-    let mut before = first;
+    let mut before = (first, Instant::now());
     let look = async || {
         let view: ServerView = client.get("/status").await?;
+        let now = Instant::now();
         let text = match args.json {
             true => line(&view),
-            false => block(&client, &view, Some(&before)),
+            false => block(&client, &view, Some((&before.0, now - before.1))),
         };
-        before = view;
+        before = (view, now);
         Ok(text)
     };
     watch(seconds, !args.json, text, look).await
 }
 
-/// The state for people. Rates are those since the view `before`, or else since the start.
-fn block(client: &AdminClient, view: &ServerView, before: Option<&ServerView>) -> String {
+/// A view that was shown before, and the time since then.
+type Before<'a> = Option<(&'a ServerView, Duration)>;
+
+/// The state for people. Rates are those since the view before, or else since the start.
+fn block(client: &AdminClient, view: &ServerView, before: Before<'_>) -> String {
     let mut table = Table::named();
     let mut row = |name: &str, value: String| table.row([name.to_owned(), value]);
     let version = &view.version;
@@ -86,22 +90,26 @@ fn block(client: &AdminClient, view: &ServerView, before: Option<&ServerView>) -
         let (name, version, state) = (&node.name, &node.version, &node.state);
         row("node", format!("{name}, {state}, version {version}{zone}"));
     }
+    for certificate in &view.certificates {
+        row("certificate", shown(certificate));
+    }
     table.to_string()
 }
 
 /// The rows of what the server does and uses.
-fn usage_rows(view: &ServerView, before: Option<&ServerView>, row: &mut impl FnMut(&str, String)) {
+fn usage_rows(view: &ServerView, before: Before<'_>, row: &mut impl FnMut(&str, String)) {
     // A server that was started again counts from 0.
-    let before = before.filter(|before| before.started == view.started);
+    let before = before.filter(|(before, _)| before.started == view.started);
     let since = if before.is_some() {
         ""
     } else {
         " since the start"
     };
-    let seconds = view.uptime_seconds - before.map_or(0, |before| before.uptime_seconds);
-    let seconds = seconds.max(1) as f64;
-    let requests = view.requests - before.map_or(0, |before| before.requests);
-    let rate = requests as f64 / seconds;
+    let uptime = Duration::from_secs(view.uptime_seconds.max(1));
+    let seconds = before.map_or(uptime, |(_, ago)| ago).as_secs_f64();
+    let before = before.map(|(before, _)| before);
+    let requests = before.map_or(0, |before| before.requests);
+    let rate = view.requests.saturating_sub(requests) as f64 / seconds;
     row("requests", format!("{}, {rate:.1}/s{since}", view.requests));
     let problems: Vec<String> = view
         .problems
@@ -123,18 +131,23 @@ fn usage_rows(view: &ServerView, before: Option<&ServerView>, row: &mut impl FnM
             format!("{memory} resident, {percent:.1} % of a core{since}"),
         );
     }
-    for (listener, expires) in &view.certificates {
-        let left = expires.until();
-        let left = match left.is_zero() {
-            true => "EXPIRED".to_owned(),
-            false => format!("for {}", age(left)),
-        };
-        row(
-            "certificate",
-            format!("{listener}, {left}, until {expires}"),
-        );
-    }
     let limits = view.limits.iter();
     let limits = limits.map(|(name, limit)| format!("{} of {} {name}", limit.used, limit.limit));
     row("limits", limits.collect::<Vec<_>>().join(", "));
+}
+
+fn shown(certificate: &CertificateView) -> String {
+    let name = match certificate.source {
+        CertificateSource::File => format!("{} listener", certificate.name),
+        CertificateSource::Acme => certificate.name.clone(),
+    };
+    let validity = match certificate.not_after {
+        Some(end) if end.until().is_zero() => format!("{name}, EXPIRED since {end}"),
+        Some(end) => format!("{name}, good for {}, until {end}", age(end.until())),
+        None => format!("{name}, MISSING"),
+    };
+    match &certificate.problem {
+        Some(problem) => format!("{validity}, last order FAILED: {problem}"),
+        None => validity,
+    }
 }

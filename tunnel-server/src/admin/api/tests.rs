@@ -11,7 +11,8 @@ const ID_BYTES: usize = CredentialId::ID_BYTES;
 use crate::{
     admin::usage::{ProcessView, UsedLimitView},
     admin::view::{
-        ConfigView, LimitsView, ProblemView, RouteView, ServerState, ServerView, SessionView,
+        CertificateSource, CertificateView, ConfigView, LimitsView, ProblemView, RouteView,
+        ServerState, ServerView, SessionView,
     },
     auth::CredentialView,
     events::{EventKind, EventView},
@@ -249,9 +250,8 @@ fn every_reference_resolves() {
     walk(&description, &description);
 }
 
-#[test]
-fn responses_are_as_described() {
-    let full = ServerView {
+fn server() -> ServerView {
+    ServerView {
         version: "1.2.3".into(),
         started: Timestamp::now(),
         uptime_seconds: 1,
@@ -266,7 +266,6 @@ fn responses_are_as_described() {
             memory_bytes: 1,
             cpu_seconds: 0.25,
         }),
-        certificates: [("tunnel".to_owned(), Timestamp::now())].into(),
         limits: [("handshakes".to_owned(), UsedLimitView { used: 1, limit: 2 })].into(),
         config_version: 5,
         last_reload_ok: Some(true),
@@ -279,13 +278,25 @@ fn responses_are_as_described() {
             peer: Some("10.0.0.7:7400".into()),
             zone: Some("a".into()),
         }],
-    };
+        certificates: vec![CertificateView {
+            source: CertificateSource::Acme,
+            name: "*.t.example".into(),
+            not_after: Some(Timestamp::now()),
+            problem: Some("refused".into()),
+        }],
+    }
+}
+
+#[test]
+fn responses_are_as_described() {
+    let full = server();
     let bare = ServerView {
         state: ServerState::Running,
         process: None,
         last_reload_ok: None,
         last_reload: None,
         nodes: Vec::new(),
+        certificates: Vec::new(),
         ..full.clone()
     };
     check_both("Server", &full, &bare);
