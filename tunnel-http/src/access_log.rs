@@ -22,6 +22,8 @@ use tunnel_ops::telemetry::{self, LineSink, LogFormat, TRACE_PARENT, TraceParent
 use tunnel_proto::fields::X_REQUEST_ID;
 use tunnel_proto::problem::{Hop, NOT_TAKEN_DETAIL, Problem, Reason};
 
+pub use crate::end::End;
+
 use self::line::{Fields, LineMaker};
 use crate::http1::host_length;
 use crate::tail::{ExchangeView, Tails};
@@ -132,44 +134,6 @@ impl AccessLog {
             self.sink
                 .write(lines.line(message, self.sink.format(), add));
         });
-    }
-}
-
-/// How an exchange ended.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub enum End {
-    /// The exchange was given up by the side that made the request. This is the end until another one is known.
-    Cancelled,
-    /// The response was sent to its end.
-    Whole,
-    /// The response was a long stream, ended in order before it was whole, because its tunnel or the program leaves.
-    Moved,
-    /// It failed. Boxed, since a problem is rare and larger than everything else.
-    Problem(Box<Problem>),
-}
-
-impl End {
-    /// The words of ends that are no problems.
-    pub const WORDS: [&'static str; 3] = ["whole", "moved", "cancelled"];
-
-    /// The word of the log line: of a problem its reason.
-    #[must_use]
-    pub fn name(&self) -> &'static str {
-        match self {
-            Self::Cancelled => "cancelled",
-            Self::Whole => "whole",
-            Self::Moved => "moved",
-            Self::Problem(problem) => problem.reason().name(),
-        }
-    }
-
-    /// Why it failed, if it did.
-    #[must_use]
-    pub fn problem(&self) -> Option<&Problem> {
-        match self {
-            Self::Problem(problem) => Some(problem),
-            Self::Cancelled | Self::Whole | Self::Moved => None,
-        }
     }
 }
 

@@ -29,6 +29,7 @@ pub mod check;
 pub mod connection;
 pub mod content;
 pub mod detect;
+mod end;
 pub mod forwarded;
 pub mod gateway;
 pub mod http1;

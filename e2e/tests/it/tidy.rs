@@ -231,7 +231,7 @@ fn bodies_of_hyper_are_read_in_one_place() {
             || [
                 "tunnel-client/src/http1.rs",
                 "tunnel-server/src/connect.rs",
-                "tunnel-server/src/command/admin_client.rs",
+                "tunnel-ops/src/admin/client.rs",
                 "tunnel-ops/src/admin.rs",
                 "tunnel-http/src/received.rs",
             ]

@@ -10,7 +10,7 @@ use http::Method;
 use tunnel_proto::problem::Reason;
 
 use super::ExchangeView;
-use crate::access_log::End;
+use crate::end::End;
 
 /// What an exchange has to be. Of several values in one list one has to fit; an empty list fits all.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Args)]

@@ -1,7 +1,8 @@
 //! `tunnel-server status`: shows the state of a running server, once or again and again.
 
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
+use tokio::time::Instant;
 use tunnel_ops::admin::AdminClient;
 
 use super::{
