@@ -31,9 +31,10 @@ use tunnel_ops::admin::BearerGuard;
 
 use super::{
     DESCRIPTION, event_stream, merge,
-    usage::{ReadCertificates, ReadLimits},
+    usage::ReadLimits,
     view::{
-        self, ConfigView, OperationError, RevocationScope, RuntimeView, RuntimesPage, ServerView,
+        self, ConfigView, OperationError, ReadCertificates, RevocationScope, RuntimeView,
+        RuntimesPage, ServerView,
     },
 };
 use crate::{

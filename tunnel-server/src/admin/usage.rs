@@ -6,8 +6,6 @@ use std::{collections::BTreeMap, sync::Arc};
 use prometheus::{core::Collector, process_collector::ProcessCollector};
 use serde::{Deserialize, Serialize};
 
-use super::view::CertificateView;
-
 /// What the server's process uses.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct ProcessView {
@@ -28,9 +26,6 @@ pub struct UsedLimitView {
 
 /// Reads the limits of the whole server, by their names.
 pub(crate) type ReadLimits = Arc<dyn Fn() -> BTreeMap<String, UsedLimitView> + Send + Sync>;
-
-/// Reads the listeners' certificates in files.
-pub(crate) type ReadCertificates = Arc<dyn Fn() -> Vec<CertificateView> + Send + Sync>;
 
 /// What the process uses now; `None` where the system does not say so in `/proc`.
 #[cfg(target_os = "linux")]

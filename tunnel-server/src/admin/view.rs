@@ -95,6 +95,9 @@ pub struct CertificateView {
     pub problem: Option<String>,
 }
 
+/// Reads the listeners' certificates in files.
+pub(crate) type ReadCertificates = Arc<dyn Fn() -> Vec<CertificateView> + Send + Sync>;
+
 /// Where a certificate comes from.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]

@@ -9,10 +9,7 @@ use tunnel_ops::tls_files::{
 
 use crate::{
     acme,
-    admin::{
-        usage::ReadCertificates,
-        view::{CertificateSource, CertificateView},
-    },
+    admin::view::{CertificateSource, CertificateView, ReadCertificates},
     config::{Config, PeerLinks},
     metrics::Metrics,
     peer_tls::{ALPN, PeerTls},
