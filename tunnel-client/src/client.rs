@@ -19,6 +19,7 @@ use ipnet::IpNet;
 use tokio::sync::watch;
 use tunnel_http::access_log::AccessLog;
 use tunnel_ops::admin::{AdminBindError, AdminListener, AdminRoutes, AdminSettings};
+use tunnel_ops::inherited::Inherited;
 use tunnel_ops::signals::Shutdown;
 use tunnel_ops::task::Owned;
 use tunnel_ops::tls_files::TlsFilesError;
@@ -98,7 +99,9 @@ impl Client {
     pub fn new(config: Config, access_log: AccessLog) -> Result<Self, ClientError> {
         let metrics = Arc::new(Metrics::new()?);
         access_log.count_lost(metrics.access_log_lost.clone());
-        let admin = config.settings.admin_listen.map(bind_admin).transpose()?;
+        let admin = config.settings.admin_listen;
+        let admin = admin.map(|address| bind_admin(address, &mut Inherited::default()));
+        let admin = admin.transpose()?;
         let settings = AdminSettings {
             allowed_hosts: config.settings.admin_host.clone(),
         };
@@ -254,7 +257,14 @@ pub(crate) fn networks(allowed: &[IpNet]) -> Option<String> {
 ///
 /// # Errors
 /// When that cannot be.
-pub(crate) fn bind_admin(address: SocketAddr) -> Result<AdminListener, ClientError> {
+pub(crate) fn bind_admin(
+    address: SocketAddr,
+    inherited: &mut Inherited,
+) -> Result<AdminListener, ClientError> {
+    if let Some(socket) = inherited.take("admin", address).pop() {
+        tracing::info!(listener = "admin", %address, "listening");
+        return AdminListener::on(socket).map_err(|_| ClientError::AdminNotBound(address));
+    }
     // Only names would have to be waited for; an address is bound at once.
     let mut binding = pin!(AdminListener::bind(address));
     match binding

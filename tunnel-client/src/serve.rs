@@ -35,6 +35,7 @@ use tunnel_http::prefixed::Prefixed;
 use tunnel_http::received::ReceivedBody;
 use tunnel_http::upgraded::{self, UpgradeBounds};
 use tunnel_ops::admin::Readiness;
+use tunnel_ops::inherited::Inherited;
 use tunnel_ops::signals::{Shutdown, Trigger};
 use tunnel_ops::socket::listen_advice;
 use tunnel_ops::task::Owned;
@@ -210,12 +211,16 @@ impl FrontListener {
         certificate: Option<CertificateFiles>,
         exchanges: Exchanges,
         metrics: Arc<Metrics>,
+        inherited: &mut Inherited,
     ) -> Result<Self, ListenError> {
         let address = settings.listen;
         let failed = |source| ListenError::Bind { address, source };
-        let bound = listen(address, 1).map_err(failed)?;
-        let socket = bound.sockets.into_iter().next();
-        let socket = socket.ok_or_else(|| failed(io::ErrorKind::AddrNotAvailable.into()))?;
+        let bound = listen("front", address, 1, inherited).map_err(failed)?;
+        let mut sockets = bound.shards.into_iter().flatten();
+        let (Some(socket), None) = (sockets.next(), sockets.next()) else {
+            let several = "several sockets were inherited for this address";
+            return Err(failed(io::Error::new(io::ErrorKind::InvalidInput, several)));
+        };
         let tls = certificate.map(ListenerTls::load).transpose()?;
         let (stop, stopping) = Shutdown::manual();
         let (end, ending) = Shutdown::manual();

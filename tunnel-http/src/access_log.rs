@@ -98,6 +98,8 @@ impl AccessLog {
 pub enum End {
     /// The exchange was given up by the side that made the request. This is the end until another one is known.
     Cancelled,
+    /// The program was made to stop at once, or its grace period was over.
+    CutByStop,
     /// The response was sent to its end.
     Whole,
     /// The response was a long stream, ended in order before it was whole, because its tunnel or the program leaves.
@@ -112,6 +114,7 @@ impl End {
     pub fn name(&self) -> &'static str {
         match self {
             Self::Cancelled => "cancelled",
+            Self::CutByStop => "cut_by_stop",
             Self::Whole => "whole",
             Self::Moved => "moved",
             Self::Problem(problem) => problem.reason().name(),
@@ -123,7 +126,7 @@ impl End {
     pub fn problem(&self) -> Option<&Problem> {
         match self {
             Self::Problem(problem) => Some(problem),
-            Self::Cancelled | Self::Whole | Self::Moved => None,
+            Self::Cancelled | Self::CutByStop | Self::Whole | Self::Moved => None,
         }
     }
 }
@@ -265,6 +268,13 @@ impl ExchangeRecord {
     pub fn on_whole(&mut self) {
         if self.end == End::Cancelled {
             self.end = End::Whole;
+        }
+    }
+
+    /// The program cuts the exchange in order to stop. Changes nothing if another end is known.
+    pub fn on_cut_by_stop(&mut self) {
+        if self.end == End::Cancelled {
+            self.end = End::CutByStop;
         }
     }
 

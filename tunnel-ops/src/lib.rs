@@ -15,6 +15,7 @@ pub mod descriptors;
 pub mod evicting;
 pub mod faults;
 pub mod flags;
+pub mod inherited;
 pub mod metrics;
 pub mod read_ahead;
 pub mod settings;

@@ -25,6 +25,12 @@ Exit codes:
   1  failed while running
   2  bad usage or configuration";
 
+const UPGRADE_EXIT_CODES: &str = "\
+Exit codes:
+  0  the new process serves
+  1  it could not take over, and the running one continues; or no server was reached
+  2  bad usage or configuration of this command";
+
 const DRAIN_EXIT_CODES: &str = "\
 Exit codes:
   0  the server has ended
@@ -61,6 +67,9 @@ pub enum Command {
     /// Stop a running server without loss, and wait until it has ended
     #[command(after_help = DRAIN_EXIT_CODES)]
     Drain(DrainArgs),
+    /// Replace a running server's process by a new one of the program that is installed now, without loss
+    #[command(after_help = UPGRADE_EXIT_CODES)]
+    Upgrade(UpgradeArgs),
     /// Show what happens at a running server, as it happens
     #[command(after_help = EXIT_CODES)]
     Events(EventsArgs),
@@ -301,6 +310,18 @@ pub struct DrainArgs {
     ///
     /// Longer than its --grace-period; in a Kubernetes preStop hook, shorter than terminationGracePeriodSeconds
     #[arg(long, value_name = "TIME", default_value = "30s")]
+    pub timeout: PositiveDuration,
+}
+
+/// Flags of `upgrade`.
+#[derive(Debug, Args)]
+pub struct UpgradeArgs {
+    /// The admin listener.
+    #[command(flatten)]
+    pub admin: AdminArgs,
+
+    /// How long to wait until the new process serves
+    #[arg(long, value_name = "TIME", default_value = "40s")]
     pub timeout: PositiveDuration,
 }
 

@@ -13,6 +13,7 @@ mod runtimes;
 mod status;
 mod table;
 mod token;
+mod upgrade;
 mod validate;
 
 use std::fmt::Display;
@@ -46,6 +47,7 @@ pub fn execute(cli: Cli) -> ExitCode {
         Command::Token(TokenCommand::List(args)) => token::list(&args),
         Command::Status(args) => block_on(status::status(&args)),
         Command::Drain(args) => block_on(drain::drain(&args)),
+        Command::Upgrade(args) => block_on(upgrade::upgrade(&args)),
         Command::Events(args) => block_on(events::events(&args)),
         Command::Runtimes(command) => block_on(runtimes::runtimes(&command)),
         Command::Completions(args) => print(&completions(args.shell)).map(|_| ()),
@@ -98,6 +100,13 @@ impl Failure {
 
     fn running(error: impl Display) -> Self {
         Self::Running(error.to_string())
+    }
+
+    /// Why, one fault a line.
+    fn text(&self) -> &str {
+        match self {
+            Self::Configuration(text) | Self::Running(text) => text,
+        }
     }
 
     fn binding(error: BindError) -> Self {

@@ -35,3 +35,4 @@ pub mod server;
 pub mod timestamp;
 pub mod token;
 pub mod tunnel;
+pub mod upgrades;

@@ -5,6 +5,7 @@
 //! under a lock.
 
 mod counts;
+mod handover;
 mod nodes;
 mod observer;
 
@@ -24,6 +25,7 @@ use tunnel_proto::{
     control::RoutesSummary, handshake::InstanceId, problem::Problem, session::Session,
 };
 
+pub(crate) use self::handover::HandedRuntime;
 use crate::{
     auth::Grant,
     budget::{Budget, NodeBudget, usage::Usage},
@@ -239,6 +241,7 @@ impl Registry {
     /// Removes runtimes that are not listed and have been offline for a while.
     pub fn sweep(&self) {
         let now = Instant::now();
+        self.directory.sweep();
         self.slots.write().retain(|_, slot| {
             let is_known = slot.listed.load().is_some();
             let is_forwarded = slot.has_forwarded_lately(now);

@@ -5,13 +5,20 @@
 //! reason where it stands.
 
 pub(crate) mod drain;
+pub mod handover;
 mod moving;
 mod parts;
 pub(crate) mod reload;
 mod shard;
+mod supervisor;
 mod tls;
 
-use std::{io, net::SocketAddr, sync::Arc, time::Duration};
+use std::{
+    io,
+    net::{SocketAddr, TcpListener},
+    sync::Arc,
+    time::Duration,
+};
 
 use tokio::{runtime::Handle, time::interval};
 use tunnel_http::{
@@ -21,6 +28,7 @@ use tunnel_http::{
 use tunnel_ops::socket::listen_advice;
 use tunnel_ops::{
     admin::{AdminBindError, AdminListener, BearerFileError},
+    inherited::{Inherited, UnclaimedError},
     signals::Shutdown,
     task::Owned,
     tls_files::TlsFilesError,
@@ -28,6 +36,7 @@ use tunnel_ops::{
 
 pub(crate) use self::parts::connection_limit;
 use self::{
+    handover::{Predecessor, Program, Successor, UpgradeError},
     parts::Parts,
     shard::{Shard, Sockets},
 };
@@ -57,6 +66,12 @@ pub enum BindError {
         /// Why not.
         source: io::Error,
     },
+    /// Sockets were inherited that belong to no listener.
+    #[error(transparent)]
+    Unclaimed(#[from] UnclaimedError),
+    /// A socket cannot be prepared for a new process that takes over.
+    #[error("cannot keep the listeners' sockets for an upgrade: {0}")]
+    Sockets(#[source] io::Error),
     /// The admin listener's address cannot be bound.
     #[error(transparent)]
     Admin(#[from] AdminBindError),
@@ -104,12 +119,26 @@ pub struct Addresses {
     pub peer: Option<SocketAddr>,
 }
 
+/// What a server has of its process, beside its configuration. The default is that of a server within another program.
+#[derive(Debug, Default)]
+pub struct Process {
+    /// The sockets that it was started with.
+    pub inherited: Inherited,
+    /// The process whose listeners it takes over.
+    pub predecessor: Option<Predecessor>,
+    /// Whether a new process of the running program can take over from it.
+    pub can_be_upgraded: bool,
+}
+
 /// A server whose listeners are bound.
 pub struct Server {
     parts: Arc<Parts>,
     shards: Vec<Sockets>,
     admin: AdminListener,
     addresses: Addresses,
+    predecessor: Option<Predecessor>,
+    /// All sockets once more, with the names of their listeners, for a new process.
+    kept: Vec<(&'static str, TcpListener)>,
 }
 
 impl Server {
@@ -118,16 +147,42 @@ impl Server {
     /// # Errors
     /// When an address cannot be bound, or something in the configuration cannot be used.
     pub async fn bind(config: Config, access_log: AccessLog) -> Result<Self, BindError> {
+        Self::bind_in(Process::default(), config, access_log).await
+    }
+
+    /// As [`Server::bind`], with sockets that the process has inherited.
+    ///
+    /// # Errors
+    /// As [`Server::bind`]; also when systemd listens where no listener is configured.
+    pub async fn bind_in(
+        process: Process,
+        config: Config,
+        access_log: AccessLog,
+    ) -> Result<Self, BindError> {
+        let Process {
+            mut inherited,
+            predecessor,
+            can_be_upgraded,
+        } = process;
         let parts = Arc::new(Parts::new(config, access_log)?);
         let config = parts.config.load_full();
         let count = shard_count(config.settings.shards as usize);
-        let tunnel = listen("tunnel", config.settings.tunnel_listen, count)?;
-        let public = listen("public", config.settings.public_listen, count)?;
-        let admin = AdminListener::bind(config.settings.admin_listen).await?;
+        let mut listen = |name, address| listen(name, address, count, &mut inherited);
+        let tunnel = listen("tunnel", config.settings.tunnel_listen)?;
+        let public = listen("public", config.settings.public_listen)?;
         let peer = match (&config.shared_directory, config.settings.peer_listen) {
-            (Some(_), Some(address)) => Some(listen("peer", address, count)?),
+            (Some(_), Some(address)) => Some(listen("peer", address)?),
             _ => None,
         };
+        let admin = config.settings.admin_listen;
+        let admin = match inherited.take("admin", admin).pop() {
+            Some(socket) => AdminListener::on(socket).map_err(BindError::Sockets)?,
+            None => AdminListener::bind(admin).await?,
+        };
+        // Those of a predecessor whose listener is configured elsewhere now are closed with it.
+        if predecessor.is_none() {
+            inherited.finish()?;
+        }
         let peer_address = peer.as_ref().map(|peer| peer.address);
         let addresses = Addresses {
             tunnel: tunnel.address,
@@ -140,17 +195,21 @@ impl Server {
         {
             directory.set_peer_port(address.port());
         }
-        let mut peer_sockets = peer
-            .map(|peer| peer.sockets)
-            .unwrap_or_default()
-            .into_iter();
-        let sockets = tunnel.sockets.into_iter().zip(public.sockets);
-        let sockets = sockets.map(|(tunnel, public)| Sockets {
+        let mut kept = Vec::new();
+        if can_be_upgraded {
+            parts.lifecycle.upgrades.enable();
+            kept.push(("admin", admin.socket().map_err(BindError::Sockets)?));
+            kept.extend(tunnel.kept.into_iter().map(|socket| ("tunnel", socket)));
+            kept.extend(public.kept.into_iter().map(|socket| ("public", socket)));
+        }
+        let mut peer_shards = peer.map(|peer| peer.shards).unwrap_or_default().into_iter();
+        let shards = tunnel.shards.into_iter().zip(public.shards);
+        let shards = shards.map(|(tunnel, public)| Sockets {
             tunnel,
             public,
-            peer: peer_sockets.next(),
+            peer: peer_shards.next().unwrap_or_default(),
         });
-        let shards = sockets.collect();
+        let shards = shards.collect();
         // Weak, since the parts hold the registry that the gauges are in.
         let weak = Arc::downgrade(&parts);
         let count = move || weak.upgrade().map(|parts| parts.gauges());
@@ -160,6 +219,8 @@ impl Server {
             shards,
             admin,
             addresses,
+            predecessor,
+            kept,
         })
     }
 
@@ -193,6 +254,8 @@ impl Server {
             shards,
             admin,
             addresses,
+            predecessor,
+            mut kept,
         } = self;
         parts.threads.add(Handle::current());
         let links = parts.links(true);
@@ -202,8 +265,16 @@ impl Server {
         };
         let api = parts.admin_api(reach, links.clone());
         let routes = admin::routes(api, shutdown.clone());
-        // The first to start and the last to stop: how the rest does so can be watched there.
-        let admin = Owned::spawn("admin", admin.serve(routes, std::future::pending()));
+        let (handed_over, admin_closes) = Shutdown::manual();
+        let lifecycle = parts.lifecycle.clone();
+        // The first to start, unless a predecessor has it, and the last to stop: how the rest does so can be watched there.
+        let admin = Owned::spawn("admin", async move {
+            lifecycle.serving_tunnels().await;
+            admin.serve(routes, admin_closes.requested()).await;
+        });
+        if predecessor.is_none() {
+            parts.lifecycle.serve_tunnels();
+        }
         let registry = Arc::downgrade(&parts.registry);
         let directory = parts.registry.directory().start(registry);
         if !is_directory_ready(&parts, &shutdown).await? {
@@ -215,6 +286,9 @@ impl Server {
             let shard = Shard::start(number, &parts.threads, listeners, sockets);
             running.push(shard.map_err(|error| RunError::Shard(number, error))?);
         }
+        // Keys behind a URL are there before the first client needs them.
+        parts.authenticator.start();
+        let serving = Owned::spawn("taking over", take_over(parts.clone(), predecessor));
         for (listener, address) in [
             ("tunnel", Some(addresses.tunnel)),
             ("public", Some(addresses.public)),
@@ -225,27 +299,38 @@ impl Server {
                 tracing::info!(listener, %address, "listening");
             }
         }
-        // Keys behind a URL are there before the first client needs them.
-        parts.authenticator.start();
         let housekeeping = Owned::spawn("housekeeping", sweep(parts.registry.clone()));
         let moving = Owned::spawn("moving", parts.move_sessions());
-        let failed = wait(&parts, &shutdown, &mut running).await;
+        let ended = wait(&parts, &shutdown, &mut running, &kept).await;
         drop(moving);
+        drop(serving);
         parts.lifecycle.leave();
         parts.events.report(Event::new(EventKind::Draining));
         if let Some(directory) = parts.registry.directory().shared() {
             directory.leave();
         }
+        let (failed, successor) = match ended {
+            Ended::Requested => (None, None),
+            Ended::Failed(error) => (Some(error), None),
+            Ended::Replaced(mut successor) => {
+                handed_over.request();
+                successor.serve_tunnels(parts.registry.handed()).await;
+                (None, Some(successor))
+            }
+        };
+        supervisor::stopping(successor.as_ref().map(Successor::id));
+        // Else connections would wait in them.
+        kept.clear();
         // From here on not ready, so that load balancers look elsewhere while all is still served.
         if !matches!(failed, Some(RunError::ShardFailed(_))) {
-            let config = parts.config.load_full();
             tokio::select! {
-                () = drain::drain(&parts.lifecycle, &config, &mut running) => {}
+                () = drain::drain(&parts, &mut running, successor) => {}
                 () = shutdown.forced() => {}
             }
         }
         drop(housekeeping);
         // What is left had its time: the shards' runtimes end with their tasks.
+        parts.lifecycle.cut();
         drop(running);
         // Before this node's key is removed, which they would write again.
         drop(directory);
@@ -258,13 +343,39 @@ impl Server {
     }
 }
 
+/// Begins to serve: at once, or as a predecessor hands its clients over.
+async fn take_over(parts: Arc<Parts>, predecessor: Option<Predecessor>) {
+    let lifecycle = &parts.lifecycle;
+    if let Some(predecessor) = predecessor {
+        match predecessor.ready().await {
+            Ok(mut channel) => {
+                parts.registry.expect(channel.tunnels().await);
+                tracing::info!("taking over: tunnel clients move here");
+                lifecycle.serve_tunnels();
+                supervisor::ready();
+                channel.public().await;
+                tracing::info!("taking over: platform clients are served here");
+            }
+            // It does not wait for this process then, and ends it.
+            Err(error) => tracing::error!(%error, "the process to take over from has ended"),
+        }
+    }
+    lifecycle.serve_tunnels();
+    lifecycle.serve_public();
+    supervisor::ready();
+}
+
 impl BindError {
     /// Whether the configuration is at fault, or a file that it names.
     #[must_use]
     pub fn is_of_configuration(&self) -> bool {
         match self {
-            Self::AdminToken(_) | Self::Tls(_) | Self::Auth(_) | Self::Name(_) => true,
-            Self::Listen { .. } | Self::Admin(_) | Self::Metrics(_) => false,
+            Self::AdminToken(_)
+            | Self::Tls(_)
+            | Self::Auth(_)
+            | Self::Name(_)
+            | Self::Unclaimed(_) => true,
+            Self::Listen { .. } | Self::Admin(_) | Self::Sockets(_) | Self::Metrics(_) => false,
         }
     }
 }
@@ -291,9 +402,24 @@ async fn is_directory_ready(parts: &Parts, shutdown: &Shutdown) -> Result<bool, 
     }
 }
 
-/// Waits until a shutdown is requested, by a signal or by the operator, or until something has failed: a shard has ended by
-/// itself, or the node must not take part in the shared directory any more.
-async fn wait(parts: &Parts, shutdown: &Shutdown, running: &mut [Shard]) -> Option<RunError> {
+/// Why a server stops serving.
+enum Ended {
+    /// A shutdown was requested.
+    Requested,
+    /// A new process is ready to take over.
+    Replaced(Successor),
+    /// Something has failed.
+    Failed(RunError),
+}
+
+/// Waits until a shutdown is requested, by a signal or by the operator, a new process is ready to take over, or something
+/// has failed: a shard has ended by itself, or the node must not take part in the shared directory any more.
+async fn wait(
+    parts: &Parts,
+    shutdown: &Shutdown,
+    running: &mut [Shard],
+    kept: &[(&'static str, TcpListener)],
+) -> Ended {
     let shards = running.iter_mut().map(|shard| Box::pin(shard.ended()));
     let failed = async {
         match parts.registry.directory().shared() {
@@ -302,13 +428,45 @@ async fn wait(parts: &Parts, shutdown: &Shutdown, running: &mut [Shard]) -> Opti
         }
     };
     tokio::select! {
-        () = shutdown.requested() => None,
-        () = parts.lifecycle.shutdown_requested() => None,
+        () = shutdown.requested() => Ended::Requested,
+        () = parts.lifecycle.shutdown_requested() => Ended::Requested,
         ((), number, _) = futures_util::future::select_all(shards) => {
-            Some(RunError::ShardFailed(number))
+            Ended::Failed(RunError::ShardFailed(number))
         }
-        error = failed => Some(error.into()),
+        error = failed => Ended::Failed(error.into()),
+        successor = replaced(parts, kept) => Ended::Replaced(successor),
     }
+}
+
+/// Starts a new process whenever one is requested, until one is ready.
+async fn replaced(parts: &Parts, kept: &[(&'static str, TcpListener)]) -> Successor {
+    let upgrades = &parts.lifecycle.upgrades;
+    loop {
+        upgrades.requested().await;
+        tracing::info!("starting a new process to take over");
+        match start_successor(parts, kept).await {
+            Ok(successor) => return successor,
+            Err(error) => {
+                tracing::error!(%error, "no upgrade: this process continues");
+                upgrades.on_failed(error.to_string());
+            }
+        }
+    }
+}
+
+async fn start_successor(
+    parts: &Parts,
+    kept: &[(&'static str, TcpListener)],
+) -> Result<Successor, UpgradeError> {
+    if parts.registry.directory().shared().is_some() {
+        return Err(UpgradeError::SeveralNodes);
+    }
+    let program = Program::this();
+    let clones = kept
+        .iter()
+        .map(|(name, socket)| Ok((*name, socket.try_clone()?)));
+    let sockets = clones.collect::<io::Result<_>>();
+    program.start(sockets.map_err(UpgradeError::Sockets)?).await
 }
 
 async fn finish(running: &mut [Shard]) {
@@ -317,8 +475,14 @@ async fn finish(running: &mut [Shard]) {
     }
 }
 
-fn listen(name: &'static str, address: SocketAddr, count: usize) -> Result<Bound, BindError> {
-    listener::listen(address, count).map_err(|source| BindError::Listen {
+fn listen(
+    name: &'static str,
+    address: SocketAddr,
+    count: usize,
+    inherited: &mut Inherited,
+) -> Result<Bound, BindError> {
+    let bound = listener::listen(name, address, count, inherited);
+    bound.map_err(|source| BindError::Listen {
         listener: name,
         address,
         source,

@@ -3,6 +3,7 @@
 use std::future::Future;
 
 use tunnel_ops::descriptors;
+use tunnel_ops::signals::Shutdown;
 use tunnel_ops::telemetry::{self, Telemetry};
 
 use super::Failure;
@@ -36,6 +37,16 @@ pub(super) fn block_on(serving: impl Future<Output = Result<(), Failure>>) -> Re
     // The system's resolver may block a thread without limit; the exit does not wait for it.
     runtime.shutdown_background();
     result
+}
+
+/// Whether the program has stopped in order.
+pub(super) fn unless_forced(shutdown: &Shutdown) -> Result<(), Failure> {
+    match shutdown.is_forced() {
+        true => Err(Failure::running(
+            "stopped at once, as a second signal asked: what was open was cut",
+        )),
+        false => Ok(()),
+    }
 }
 
 #[cfg(test)]

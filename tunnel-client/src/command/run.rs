@@ -32,7 +32,8 @@ pub(super) fn prepare(given: Given, access_log: AccessLog) -> Result<(Client, Sh
 pub(super) async fn until_stopped(client: Client, shutdown: Shutdown) -> Result<(), Failure> {
     tracing::info!(version = env!("CARGO_PKG_VERSION"), "tunnel-client starts");
     // Boxed, since it holds the whole client.
-    Box::pin(client.run(shutdown))
+    Box::pin(client.run(shutdown.clone()))
         .await
-        .map_err(Failure::running)
+        .map_err(Failure::running)?;
+    program::unless_forced(&shutdown)
 }

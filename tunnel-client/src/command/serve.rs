@@ -1,6 +1,7 @@
 //! `tunnel-client serve`: runs a listener until it has stopped.
 
 use tunnel_http::access_log::AccessLog;
+use tunnel_ops::inherited::Inherited;
 use tunnel_ops::signals::Shutdown;
 
 use super::{Failure, program};
@@ -8,17 +9,20 @@ use crate::config::Given;
 use crate::serving::{Serving, ServingError};
 
 pub(super) fn serve(given: Given) -> Result<(), Failure> {
+    // While this is the only thread, since it changes the environment.
+    let inherited = Inherited::from_environment().map_err(Failure::configuration)?;
     let telemetry = program::begin(&given)?;
     let access_log = AccessLog::new(telemetry.access_log());
-    program::block_on(run(given, access_log))
+    program::block_on(run(given, access_log, inherited))
 }
 
-async fn run(given: Given, access_log: AccessLog) -> Result<(), Failure> {
+async fn run(given: Given, access_log: AccessLog, inherited: Inherited) -> Result<(), Failure> {
     // First: as process 1 of a container, the program ignores signals without a handler.
     let shutdown = Shutdown::on_signals()
         .map_err(|error| Failure::running(format_args!("cannot listen for signals: {error}")))?;
-    let serving = Serving::with_reload(given, access_log).map_err(|error| match error {
+    let serving = Serving::with_reload(given, access_log, inherited).map_err(|error| match error {
         ServingError::Config(error) => Failure::configuration(error),
+        ServingError::Unclaimed(error) => Failure::configuration(error),
         other => Failure::running(other),
     })?;
     tracing::info!(
@@ -26,7 +30,8 @@ async fn run(given: Given, access_log: AccessLog) -> Result<(), Failure> {
         "tunnel-client starts, without a tunnel"
     );
     // Boxed, since it holds the whole client.
-    Box::pin(serving.run(shutdown))
+    Box::pin(serving.run(shutdown.clone()))
         .await
-        .map_err(Failure::running)
+        .map_err(Failure::running)?;
+    program::unless_forced(&shutdown)
 }

@@ -38,13 +38,14 @@ use crate::{
     peers::{Answers, Peers},
     registry::Registry,
     runtimes::RuntimeLabel,
+    upgrades::UpgradeRefusal,
 };
 
 /// The prefix of all routes.
 pub const ROOT: &str = "/api/v1";
 
 /// The number of routes.
-const ROUTES: usize = 10;
+const ROUTES: usize = 11;
 
 /// Default number of runtimes in a page.
 const PAGE: usize = 100;
@@ -199,6 +200,7 @@ fn routes(api: &Arc<Api>) -> [(&'static str, MethodRouter<Arc<Api>>); ROUTES] {
             get(config).route_layer(only(Access::ReadPrivate)),
         ),
         ("/drain", post(drain_server).route_layer(change())),
+        ("/upgrade", post(upgrade_server).route_layer(change())),
         ("/runtimes", get(runtimes).route_layer(read())),
         ("/runtimes/{label}", get(runtime).route_layer(read())),
         (
@@ -244,6 +246,13 @@ async fn drain_server(state: State<Arc<Api>>) -> Json<ServerView> {
     tracing::info!("the operator stops this server");
     state.lifecycle.request_shutdown();
     status(state).await
+}
+
+/// Has a new process take over. The response is the state before; `/status` shows what follows.
+async fn upgrade_server(state: State<Arc<Api>>) -> Result<Json<ServerView>, ApiError> {
+    let view = status(state.clone()).await;
+    state.lifecycle.upgrades.request()?;
+    Ok(view)
 }
 
 async fn config(State(api): State<Arc<Api>>) -> Json<ConfigView> {
@@ -555,6 +564,16 @@ impl IntoResponse for ApiError {
         let challenge = self.challenge.map(|value| (WWW_AUTHENTICATE, value));
         response.headers_mut().extend(challenge);
         response
+    }
+}
+
+impl From<UpgradeRefusal> for ApiError {
+    fn from(refusal: UpgradeRefusal) -> Self {
+        let reason = match refusal {
+            UpgradeRefusal::Unavailable => "upgrade_unavailable",
+            UpgradeRefusal::UnderWay => "upgrade_under_way",
+        };
+        Self::new(StatusCode::CONFLICT, reason, refusal)
     }
 }
 

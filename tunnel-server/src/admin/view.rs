@@ -26,6 +26,7 @@ use crate::{
     runtimes::{HostName, RuntimeEntry, RuntimeLimits},
     timestamp::Timestamp,
     tunnel::{Directive, Member, SessionCredential, Tunnel},
+    upgrades::UpgradeView,
 };
 
 /// The server as a whole.
@@ -33,6 +34,9 @@ use crate::{
 pub struct ServerView {
     /// Version of the program.
     pub version: String,
+    /// Its process id.
+    #[serde(default)]
+    pub pid: u32,
     /// When it was started.
     pub started: Timestamp,
     /// Seconds since then.
@@ -55,6 +59,9 @@ pub struct ServerView {
     /// When the last reload was.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub last_reload: Option<Timestamp>,
+    /// The upgrade that is under way or has failed; absent if there was none.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub upgrade: Option<UpgradeView>,
     /// The server nodes that share a directory, this one included; absent for a server that stands alone.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub nodes: Vec<NodeView>,
@@ -305,6 +312,7 @@ pub(super) fn server_view(
     let started = lifecycle.started();
     ServerView {
         version: env!("CARGO_PKG_VERSION").to_owned(),
+        pid: std::process::id(),
         started: started.into(),
         uptime_seconds: started.elapsed().unwrap_or_default().as_secs(),
         state: match lifecycle.is_leaving() {
@@ -318,6 +326,7 @@ pub(super) fn server_view(
         config_version: metrics.config_version(),
         last_reload_ok: last_reload.map(|reload| reload.is_good),
         last_reload: last_reload.map(|reload| reload.at.into()),
+        upgrade: lifecycle.upgrades.view(),
         nodes: nodes::views(registry.directory()),
     }
 }

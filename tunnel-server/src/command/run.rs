@@ -1,17 +1,36 @@
-//! `tunnel-server run`: starts a server from its settings and runs it until it stops.
+//! `tunnel-server run`: starts a server from its settings and runs it until it stops, or a new process takes over.
 
 use std::sync::Arc;
 
 use tunnel_http::access_log::AccessLog;
-use tunnel_ops::descriptors;
+use tunnel_ops::inherited::Inherited;
 use tunnel_ops::signals::Shutdown;
+use tunnel_ops::{descriptors, task::Owned};
 use tunnel_ops::telemetry::{self, Telemetry};
 
 use super::{Failure, block_on};
 use crate::config::{Config, Given};
-use crate::server::{Server, connection_limit, reload::Reloader};
+use crate::server::{
+    Process, Server, connection_limit,
+    handover::{self, Predecessor},
+    reload::Reloader,
+};
 
 pub(super) fn run(given: Given) -> Result<(), Failure> {
+    let predecessor = Predecessor::from_environment()
+        .map_err(|error| Failure::running(format_args!("cannot take over: {error}")))?;
+    let Some(predecessor) = predecessor else {
+        return run_after(None, given);
+    };
+    let reporting = predecessor.try_clone().map_err(Failure::running)?;
+    run_after(Some(predecessor), given).inspect_err(|failure| {
+        reporting.report_failure(failure.text());
+    })
+}
+
+fn run_after(predecessor: Option<Predecessor>, given: Given) -> Result<(), Failure> {
+    // While this is the only thread, since it changes the environment.
+    let inherited = Inherited::from_environment().map_err(Failure::configuration)?;
     let source = given.clone().merge().map_err(Failure::configuration)?;
     // The log is started first, so that no line of the next steps is lost.
     let format = source.log_format.unwrap_or_default();
@@ -19,10 +38,19 @@ pub(super) fn run(given: Given) -> Result<(), Failure> {
     let telemetry = telemetry::init(format, &filter).map_err(Failure::running)?;
     descriptors::raise_limit();
     // This thread runs the control tasks; the shards that carry traffic have their own.
-    block_on(serve(given, Arc::new(telemetry)))
+    let process = Process {
+        inherited,
+        predecessor,
+        can_be_upgraded: true,
+    };
+    block_on(serve(process, given, Arc::new(telemetry)))
 }
 
-async fn serve(given: Given, telemetry: Arc<Telemetry>) -> Result<(), Failure> {
+async fn serve(
+    process: Process,
+    given: Given,
+    telemetry: Arc<Telemetry>,
+) -> Result<(), Failure> {
     // Before anything else: the first process of a container (PID 1) ignores signals without a handler.
     let shutdown = Shutdown::on_signals()
         .map_err(|error| Failure::running(format_args!("cannot listen for signals: {error}")))?;
@@ -50,8 +78,21 @@ async fn serve(given: Given, telemetry: Arc<Telemetry>) -> Result<(), Failure> {
     let opened = telemetry.open_access_log(&config.settings.access_log);
     telemetry.set_access_log(opened.map_err(Failure::running)?);
     let access_log = AccessLog::new(telemetry.access_log());
-    let server = Server::bind(config, access_log).await;
+    let server = Server::bind_in(process, config, access_log).await;
     let server = server.map_err(Failure::binding)?;
+    let _upgrading = Owned::spawn(
+        "upgrade signal",
+        handover::on_signal(server.parts()).map_err(Failure::running)?,
+    );
     let _reloading = reloader.start(server.parts(), telemetry);
-    server.run(shutdown).await.map_err(Failure::running)
+    server
+        .run(shutdown.clone())
+        .await
+        .map_err(Failure::running)?;
+    match shutdown.is_forced() {
+        true => Err(Failure::running(
+            "stopped at once, as a second signal asked: what was open was cut",
+        )),
+        false => Ok(()),
+    }
 }

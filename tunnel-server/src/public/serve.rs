@@ -62,7 +62,7 @@ pub(super) fn serve(
     mut request: Request<ReceivedBody>,
     in_flight: Option<InFlight>,
 ) -> impl Future<Output = Result<Response<ResponseBody>, Infallible>> + Send + use<> {
-    let mut observation = Observation::new(connection.gateway.metrics.clone());
+    let mut observation = Observation::new(connection.gateway.clone());
     let on_upgrade = connection
         .is_http2()
         .then(|| hyper::upgrade::on(&mut request));
@@ -118,7 +118,7 @@ pub(super) fn serve(
         if let Ok((_, _, id)) = accepted {
             answer.headers_mut().entry(X_REQUEST_ID).or_insert(id);
         }
-        if connection.gateway.lifecycle.is_draining() && !connection.is_http2() {
+        if connection.gateway.lifecycle.is_closing() && !connection.is_http2() {
             // Makes the client use another server for further requests.
             let close = HeaderValue::from_static("close");
             answer.headers_mut().insert(header::CONNECTION, close);

@@ -7,18 +7,24 @@
 //!                                         and a moment  requests         protocol allows
 //! ```
 //!
+//! After a hand-over ([`super::handover`]) it begins at draining, and accepts platform clients until its tunnel clients
+//! have moved: only then do their requests find their runtimes at the successor.
+//!
 //! It ends shortly before the end of the grace period, which begins with the signal. The caller ends it early on
 //! a second signal.
 
 use std::time::Duration;
 
-use tokio::time::{Instant, sleep_until, timeout_at};
+use tokio::time::{Instant, sleep, sleep_until, timeout_at};
 
-use super::{finish, shard::Shard};
-use crate::{config::Config, lifecycle::Lifecycle};
+use super::{finish, handover::Successor, parts::Parts, shard::Shard};
+use crate::registry::Registry;
 
 /// Time for clients to get a session at another server, in addition to the spread.
 const MOVING: Duration = Duration::from_secs(2);
+
+/// Time between two checks whether an exchange is open.
+const CHECK_INTERVAL: Duration = Duration::from_millis(20);
 
 /// The part of the grace period, at most, for ending exchanges as their protocol provides.
 const ENDING: Duration = Duration::from_secs(4);
@@ -36,13 +42,17 @@ fn spread(sessions: usize, per_second: u32, max_spread: Duration) -> Duration {
     (Duration::from_secs(1) * (sessions / per_second.max(1))).min(max_spread)
 }
 
-/// Moves the server through its stages. Returns when everything has ended, or the grace period is over.
-pub(super) async fn drain(lifecycle: &Lifecycle, config: &Config, running: &mut [Shard]) {
+/// Moves the server through its stages. Returns when everything has ended, or the grace period is over. A successor has
+/// the listeners already.
+pub(super) async fn drain(parts: &Parts, running: &mut [Shard], successor: Option<Successor>) {
+    let (lifecycle, config) = (&parts.lifecycle, parts.config.load_full());
     let grace = config.settings.grace_period;
     let end = Instant::now() + grace - EXIT.min(grace / 20);
     let ending = end - ENDING.min(grace / 4);
-    // Load balancers that have seen "not ready" meanwhile send no new connections when the listeners close.
-    sleep_until((Instant::now() + config.settings.drain_delay).min(ending)).await;
+    if successor.is_none() {
+        // Load balancers that have seen "not ready" meanwhile send no new connections when the listeners close.
+        sleep_until((Instant::now() + config.settings.drain_delay).min(ending)).await;
+    }
     let max_spread = config
         .settings
         .drain_spread
@@ -50,13 +60,34 @@ pub(super) async fn drain(lifecycle: &Lifecycle, config: &Config, running: &mut 
     let sessions = lifecycle.unmoved_sessions.len();
     let spread = spread(sessions, config.leaving_per_second, max_spread);
     lifecycle.drain(spread);
-    tracing::info!(
-        ?spread,
-        "draining: accepting no new connections, sending drain messages to tunnel clients"
-    );
-    // Tunnel clients move first, so that requests to another server find their runtimes there.
-    let moved = (Instant::now() + spread + MOVING).min(ending);
-    let _ = timeout_at(moved, lifecycle.unmoved_sessions.wait()).await;
+    let all_moved = lifecycle.unmoved_sessions.wait();
+    let spread_ends = Instant::now() + spread;
+    match successor {
+        None => {
+            lifecycle.close();
+            tracing::info!(
+                ?spread,
+                "draining: accepting no new connections, sending drain messages to tunnel clients"
+            );
+            // Tunnel clients move first, so that requests to another server find their runtimes there.
+            tokio::select! {
+                () = all_moved => {}
+                () = no_exchange(&parts.registry, spread_ends) => {}
+                () = sleep_until((spread_ends + MOVING).min(ending)) => {}
+            }
+        }
+        Some(mut successor) => {
+            tracing::info!(
+                ?spread,
+                "draining: sending drain messages to tunnel clients, which dial the new process"
+            );
+            // Whoever needs longer has lost its path: its requests wait at the successor.
+            let latest = (spread_ends + MOVING).max(Instant::now() + grace / 2);
+            let _ = timeout_at(latest.min(ending), all_moved).await;
+            successor.serve_public().await;
+            lifecycle.close();
+        }
+    }
     lifecycle.stop();
     tracing::info!("stopping: connections close after their current requests");
     tokio::select! {
@@ -68,8 +99,20 @@ pub(super) async fn drain(lifecycle: &Lifecycle, config: &Config, running: &mut 
     // The rest of the time is for the sessions' close handshakes, which give the reason.
     let last = end - CLOSE_HANDSHAKE.min(grace / 10);
     if timeout_at(last, finish(running)).await.is_err() {
-        lifecycle.cut();
+        lifecycle.close_sessions();
         let _ = timeout_at(end, finish(running)).await;
+    }
+}
+
+/// Resolves when no exchange is open, `from` then on: clients that move slowly, or find no other server, are not needed by
+/// anybody. Several nodes forward to each other, so that this one may be needed in the next moment: it never resolves.
+async fn no_exchange(registry: &Registry, from: Instant) {
+    if registry.directory().shared().is_some() {
+        return std::future::pending().await;
+    }
+    sleep_until(from).await;
+    while registry.open() > 0 {
+        sleep(CHECK_INTERVAL).await;
     }
 }
 

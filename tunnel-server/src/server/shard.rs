@@ -5,6 +5,7 @@
 
 use std::{io, sync::Arc, thread::JoinHandle, time::Duration};
 
+use futures_util::future::join_all;
 use tokio::{net::TcpListener, runtime, sync::oneshot};
 use tunnel_ops::signals::Shutdown;
 
@@ -24,10 +25,10 @@ const LOOKUP_TIMEOUT: Duration = Duration::from_millis(100);
 
 /// The listeners' sockets of a shard.
 pub(super) struct Sockets {
-    pub(super) tunnel: std::net::TcpListener,
-    pub(super) public: std::net::TcpListener,
-    /// `None` if no other node connects.
-    pub(super) peer: Option<std::net::TcpListener>,
+    pub(super) tunnel: Vec<std::net::TcpListener>,
+    pub(super) public: Vec<std::net::TcpListener>,
+    /// None if no other node connects.
+    pub(super) peer: Vec<std::net::TcpListener>,
 }
 
 /// What a shard serves its connections with.
@@ -107,22 +108,22 @@ async fn serve(listeners: Listeners, sockets: Sockets) {
         peer,
     } = listeners;
     let links = public.peers.clone();
-    let registered = TcpListener::from_std(sockets.tunnel).and_then(|socket| {
-        let public = TcpListener::from_std(sockets.public)?;
-        let peer_socket = sockets.peer.map(TcpListener::from_std).transpose()?;
-        Ok((socket, public, peer.zip(peer_socket)))
+    let registered = register(sockets.tunnel).and_then(|tunnel| {
+        let public = register(sockets.public)?;
+        Ok((tunnel, public, register(sockets.peer)?))
     });
-    let (tunnel_socket, public_socket, peer) = match registered {
+    let (tunnel_sockets, public_sockets, peer_sockets) = match registered {
         Ok(sockets) => sockets,
         Err(error) => {
             return tracing::error!(%error, "a shard cannot use its listeners");
         }
     };
     let clients = async {
-        tokio::join!(
-            connect::serve_all(tunnel, tunnel_socket),
-            public::serve_all(public, public_socket),
-        );
+        let tunnels = tunnel_sockets.into_iter();
+        let tunnels = tunnels.map(|socket| connect::serve_all(tunnel.clone(), socket));
+        let publics = public_sockets.into_iter();
+        let publics = publics.map(|socket| public::serve_all(public.clone(), socket));
+        tokio::join!(join_all(tunnels), join_all(publics));
     };
     // Other nodes are served, and forwarded to, as long as there are clients. Then their links are drained: requests that
     // they forward in this moment go to other nodes.
@@ -132,7 +133,11 @@ async fn serve(listeners: Listeners, sockets: Sockets) {
             clients.await;
             clients_end.request();
         };
-        tokio::join!(clients, serve_nodes(peer, have_ended));
+        let nodes = peer_sockets.into_iter().zip(peer.into_iter().cycle());
+        let nodes = nodes.map(|(socket, listener)| {
+            peers::accept::serve_all(listener, socket, have_ended.clone())
+        });
+        tokio::join!(clients, join_all(nodes));
     };
     tokio::select! {
         () = served => {}
@@ -140,11 +145,8 @@ async fn serve(listeners: Listeners, sockets: Sockets) {
     }
 }
 
-/// Serves other nodes until the clients have ended.
-async fn serve_nodes(peer: Option<(Arc<PeerListener>, TcpListener)>, clients_end: Shutdown) {
-    if let Some((shared, listener)) = peer {
-        peers::accept::serve_all(shared, listener, clients_end).await;
-    }
+fn register(sockets: Vec<std::net::TcpListener>) -> io::Result<Vec<TcpListener>> {
+    sockets.into_iter().map(TcpListener::from_std).collect()
 }
 
 /// Keeps links to other nodes; never ends.

@@ -15,6 +15,7 @@ use crate::{
     events::{EventKind, EventView},
     history::{EndedSession, RefusedDial},
     timestamp::Timestamp,
+    upgrades::{UpgradeState, UpgradeView},
 };
 
 fn description() -> Value {
@@ -251,6 +252,7 @@ fn every_reference_resolves() {
 fn responses_are_as_described() {
     let full = ServerView {
         version: "1.2.3".into(),
+        pid: 7,
         started: Timestamp::now(),
         uptime_seconds: 1,
         state: ServerState::Draining,
@@ -261,6 +263,10 @@ fn responses_are_as_described() {
         config_version: 5,
         last_reload_ok: Some(true),
         last_reload: Some(Timestamp::now()),
+        upgrade: Some(UpgradeView {
+            state: UpgradeState::Failed,
+            reason: Some("broken".into()),
+        }),
         nodes: vec![NodeView {
             name: "n1".into(),
             version: "1.2.3".into(),
@@ -274,6 +280,7 @@ fn responses_are_as_described() {
         state: ServerState::Running,
         last_reload_ok: None,
         last_reload: None,
+        upgrade: None,
         nodes: Vec::new(),
         ..full.clone()
     };
