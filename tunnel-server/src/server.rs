@@ -29,7 +29,7 @@ use tunnel_ops::socket::listen_advice;
 use tunnel_ops::{
     admin::{AdminBindError, AdminListener, BearerFileError},
     inherited::{Inherited, UnclaimedError},
-    signals::Shutdown,
+    signals::{Shutdown, Trigger},
     task::Owned,
     tls_files::TlsFilesError,
 };
@@ -41,7 +41,10 @@ use self::{
     shard::{Shard, Sockets},
 };
 use crate::{
-    admin::{self, api::Reach},
+    admin::{
+        self,
+        api::{Api, Reach},
+    },
     auth::AuthSetupError,
     config::{Config, effective::Effective},
     directory::DirectoryError,
@@ -128,6 +131,21 @@ pub struct Process {
     pub predecessor: Option<Predecessor>,
     /// Whether a new process of the running program can take over from it.
     pub can_be_upgraded: bool,
+}
+
+impl Addresses {
+    fn log(&self) {
+        for (listener, address) in [
+            ("tunnel", Some(self.tunnel)),
+            ("public", Some(self.public)),
+            ("peer", self.peer),
+            ("admin", Some(self.admin)),
+        ] {
+            if let Some(address) = address {
+                tracing::info!(listener, %address, "listening");
+            }
+        }
+    }
 }
 
 /// A server whose listeners are bound.
@@ -259,19 +277,11 @@ impl Server {
         } = self;
         parts.threads.add(Handle::current());
         let links = parts.links(true);
-        let reach = match addresses.admin.ip().is_loopback() {
-            true => Reach::Local,
-            false => Reach::Network,
-        };
-        let api = parts.admin_api(reach, links.clone());
-        let routes = admin::routes(api, shutdown.clone());
         let (handed_over, admin_closes) = Shutdown::manual();
-        let lifecycle = parts.lifecycle.clone();
         // The first to start, unless a predecessor has it, and the last to stop: how the rest does so can be watched there.
-        let admin = Owned::spawn("admin", async move {
-            lifecycle.serving_tunnels().await;
-            admin.serve(routes, admin_closes.requested()).await;
-        });
+        let api = parts.admin_api(reach(addresses.admin), links.clone());
+        let admin = serve_admin(admin, api, shutdown.clone(), admin_closes);
+        let admin = Owned::spawn("admin", admin);
         if predecessor.is_none() {
             parts.lifecycle.serve_tunnels();
         }
@@ -280,8 +290,8 @@ impl Server {
         if !is_directory_ready(&parts, &shutdown).await? {
             return Ok(());
         }
-        let mut running = Vec::new();
         let listeners = parts.listeners(shards.len(), addresses.public.port(), links);
+        let mut running = Vec::new();
         for (number, (listeners, sockets)) in listeners.into_iter().zip(shards).enumerate() {
             let shard = Shard::start(number, &parts.threads, listeners, sockets);
             running.push(shard.map_err(|error| RunError::Shard(number, error))?);
@@ -289,36 +299,13 @@ impl Server {
         // Keys behind a URL are there before the first client needs them.
         parts.authenticator.start();
         let serving = Owned::spawn("taking over", take_over(parts.clone(), predecessor));
-        for (listener, address) in [
-            ("tunnel", Some(addresses.tunnel)),
-            ("public", Some(addresses.public)),
-            ("peer", addresses.peer),
-            ("admin", Some(addresses.admin)),
-        ] {
-            if let Some(address) = address {
-                tracing::info!(listener, %address, "listening");
-            }
-        }
+        addresses.log();
         let housekeeping = Owned::spawn("housekeeping", sweep(parts.registry.clone()));
         let moving = Owned::spawn("moving", parts.move_sessions());
         let ended = wait(&parts, &shutdown, &mut running, &kept).await;
         drop(moving);
         drop(serving);
-        parts.lifecycle.leave();
-        parts.events.report(Event::new(EventKind::Draining));
-        if let Some(directory) = parts.registry.directory().shared() {
-            directory.leave();
-        }
-        let (failed, successor) = match ended {
-            Ended::Requested => (None, None),
-            Ended::Failed(error) => (Some(error), None),
-            Ended::Replaced(mut successor) => {
-                handed_over.request();
-                successor.serve_tunnels(parts.registry.handed()).await;
-                (None, Some(successor))
-            }
-        };
-        supervisor::stopping(successor.as_ref().map(Successor::id));
+        let (failed, successor) = leave(&parts, ended, &handed_over).await;
         // Else connections would wait in them.
         kept.clear();
         // From here on not ready, so that load balancers look elsewhere while all is still served.
@@ -343,6 +330,48 @@ impl Server {
     }
 }
 
+/// Serves the admin listener from when the server serves tunnel clients until it closes.
+async fn serve_admin(admin: AdminListener, api: Api, shutdown: Shutdown, closes: Shutdown) {
+    let lifecycle = api.lifecycle.clone();
+    let routes = admin::routes(api, shutdown);
+    lifecycle.serving_tunnels().await;
+    admin.serve(routes, closes.requested()).await;
+}
+
+fn reach(admin: SocketAddr) -> Reach {
+    match admin.ip().is_loopback() {
+        true => Reach::Local,
+        false => Reach::Network,
+    }
+}
+
+/// Says to everybody that the server leaves, and gives a successor its tunnel clients and the admin listener, which closes
+/// here by `handed_over`. Returns what has failed, and the successor.
+async fn leave(
+    parts: &Parts,
+    ended: Ended,
+    handed_over: &Trigger,
+) -> (Option<RunError>, Option<Successor>) {
+    parts.lifecycle.leave();
+    parts.events.report(Event::new(EventKind::Draining));
+    if let Some(directory) = parts.registry.directory().shared() {
+        directory.leave();
+    }
+    let failed = match ended {
+        Ended::Requested => None,
+        Ended::Failed(error) => Some(error),
+        Ended::Replaced(mut successor) => {
+            // Before it notifies anybody itself.
+            supervisor::replaced_by(successor.id());
+            handed_over.request();
+            successor.serve_tunnels(parts.registry.handed()).await;
+            return (None, Some(successor));
+        }
+    };
+    supervisor::stopping();
+    (failed, None)
+}
+
 /// Begins to serve: at once, or as a predecessor hands its clients over.
 async fn take_over(parts: Arc<Parts>, predecessor: Option<Predecessor>) {
     let lifecycle = &parts.lifecycle;
@@ -352,7 +381,6 @@ async fn take_over(parts: Arc<Parts>, predecessor: Option<Predecessor>) {
                 parts.registry.expect(channel.tunnels().await);
                 tracing::info!("taking over: tunnel clients move here");
                 lifecycle.serve_tunnels();
-                supervisor::ready();
                 channel.public().await;
                 tracing::info!("taking over: platform clients are served here");
             }

@@ -51,7 +51,9 @@ pub enum UpgradeState {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub(crate) enum UpgradeRefusal {
     /// The server is part of another program.
-    #[error("this server is part of another program, and no process of its own: restart that program")]
+    #[error(
+        "this server is part of another program, and no process of its own: restart that program"
+    )]
     Unavailable,
     /// Another one is under way.
     #[error("an upgrade is under way already")]

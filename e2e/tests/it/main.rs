@@ -16,6 +16,7 @@ mod demo;
 mod egress;
 mod floors;
 mod grpc;
+mod handover;
 mod hostile;
 mod http;
 mod isolation;

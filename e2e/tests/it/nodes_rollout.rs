@@ -153,6 +153,18 @@ async fn a_node_that_stands_still_costs_a_moment_only() {
     assert!(longest < Duration::from_secs(2), "{longest:?}");
 }
 
+/// Its claims are in etcd, by its name and its run: the other nodes serve while it is restarted.
+#[tokio::test]
+async fn a_node_is_not_upgraded_in_place() {
+    let rollout = Rollout::new().await;
+    let node = rollout.start(NODES[0], None).await;
+    node.program().signal(Signal::USR2);
+    node.program()
+        .wait_for_line("one of several nodes", SOON)
+        .await;
+    assert_eq!(node.admin().status("/readyz").await, 200);
+}
+
 fn entry(server: &Server) -> Entry {
     Entry::plain(server.public_address(), HOST)
 }

@@ -20,11 +20,12 @@ async fn run(given: Given, access_log: AccessLog, inherited: Inherited) -> Resul
     // First: as process 1 of a container, the program ignores signals without a handler.
     let shutdown = Shutdown::on_signals()
         .map_err(|error| Failure::running(format_args!("cannot listen for signals: {error}")))?;
-    let serving = Serving::with_reload(given, access_log, inherited).map_err(|error| match error {
-        ServingError::Config(error) => Failure::configuration(error),
-        ServingError::Unclaimed(error) => Failure::configuration(error),
-        other => Failure::running(other),
-    })?;
+    let serving =
+        Serving::with_reload(given, access_log, inherited).map_err(|error| match error {
+            ServingError::Config(error) => Failure::configuration(error),
+            ServingError::Unclaimed(error) => Failure::configuration(error),
+            other => Failure::running(other),
+        })?;
     tracing::info!(
         version = env!("CARGO_PKG_VERSION"),
         "tunnel-client starts, without a tunnel"

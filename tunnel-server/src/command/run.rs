@@ -5,8 +5,8 @@ use std::sync::Arc;
 use tunnel_http::access_log::AccessLog;
 use tunnel_ops::inherited::Inherited;
 use tunnel_ops::signals::Shutdown;
-use tunnel_ops::{descriptors, task::Owned};
 use tunnel_ops::telemetry::{self, Telemetry};
+use tunnel_ops::{descriptors, task::Owned};
 
 use super::{Failure, block_on};
 use crate::config::{Config, Given};
@@ -46,11 +46,7 @@ fn run_after(predecessor: Option<Predecessor>, given: Given) -> Result<(), Failu
     block_on(serve(process, given, Arc::new(telemetry)))
 }
 
-async fn serve(
-    process: Process,
-    given: Given,
-    telemetry: Arc<Telemetry>,
-) -> Result<(), Failure> {
+async fn serve(process: Process, given: Given, telemetry: Arc<Telemetry>) -> Result<(), Failure> {
     // Before anything else: the first process of a container (PID 1) ignores signals without a handler.
     let shutdown = Shutdown::on_signals()
         .map_err(|error| Failure::running(format_args!("cannot listen for signals: {error}")))?;

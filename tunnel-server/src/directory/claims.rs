@@ -83,7 +83,11 @@ impl Claims {
         now: Instant,
     ) -> Result<Claim, ClaimRefusal> {
         self.precheck(runtime, instance, on_conflict, now)?;
-        if self.held.get(runtime).is_some_and(|entry| !entry.counts(now)) {
+        if self
+            .held
+            .get(runtime)
+            .is_some_and(|entry| !entry.counts(now))
+        {
             self.held.remove(runtime);
         }
         if let Some(entry) = self.held.get_mut(runtime)

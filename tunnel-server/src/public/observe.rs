@@ -186,9 +186,7 @@ impl Drop for Observation {
             self.record.on_cut_by_stop();
         }
         let (record, metrics) = (&self.record, &self.listener.metrics);
-        metrics
-            .duration
-            .observe(record.elapsed().as_secs_f64());
+        metrics.duration.observe(record.elapsed().as_secs_f64());
         if let Some(problem) = record.end().problem() {
             metrics.count_problem(problem);
             if problem.reason().fault() == Fault::Tunnel {

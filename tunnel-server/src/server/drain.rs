@@ -18,10 +18,13 @@ use std::time::Duration;
 use tokio::time::{Instant, sleep, sleep_until, timeout_at};
 
 use super::{finish, handover::Successor, parts::Parts, shard::Shard};
-use crate::registry::Registry;
 
 /// Time for clients to get a session at another server, in addition to the spread.
 const MOVING: Duration = Duration::from_secs(2);
+
+/// How long no exchange is open before nobody needs this server: a platform client with an open connection may be about to
+/// send a request, whose answer makes it use another connection.
+const QUIET: Duration = Duration::from_millis(200);
 
 /// Time between two checks whether an exchange is open.
 const CHECK_INTERVAL: Duration = Duration::from_millis(20);
@@ -72,7 +75,7 @@ pub(super) async fn drain(parts: &Parts, running: &mut [Shard], successor: Optio
             // Tunnel clients move first, so that requests to another server find their runtimes there.
             tokio::select! {
                 () = all_moved => {}
-                () = no_exchange(&parts.registry, spread_ends) => {}
+                () = not_needed(parts, spread_ends) => {}
                 () = sleep_until((spread_ends + MOVING).min(ending)) => {}
             }
         }
@@ -86,6 +89,7 @@ pub(super) async fn drain(parts: &Parts, running: &mut [Shard], successor: Optio
             let _ = timeout_at(latest.min(ending), all_moved).await;
             successor.serve_public().await;
             lifecycle.close();
+            let _ = timeout_at(Instant::now() + MOVING, quiet(parts)).await;
         }
     }
     lifecycle.stop();
@@ -104,15 +108,24 @@ pub(super) async fn drain(parts: &Parts, running: &mut [Shard], successor: Optio
     }
 }
 
-/// Resolves when no exchange is open, `from` then on: clients that move slowly, or find no other server, are not needed by
-/// anybody. Several nodes forward to each other, so that this one may be needed in the next moment: it never resolves.
-async fn no_exchange(registry: &Registry, from: Instant) {
-    if registry.directory().shared().is_some() {
+/// Resolves when clients that move slowly, or find no other server, are not needed by anybody: when it is quiet, `from` then
+/// on. Never with other nodes, which may forward a request in the next moment.
+async fn not_needed(parts: &Parts, from: Instant) {
+    if parts.registry.directory().shared().is_some() {
         return std::future::pending().await;
     }
     sleep_until(from).await;
-    while registry.open() > 0 {
+    quiet(parts).await;
+}
+
+/// Resolves when there is no public connection, or no exchange for a while.
+async fn quiet(parts: &Parts) {
+    let mut since = Instant::now();
+    while !parts.lifecycle.public_connections.is_empty() && since.elapsed() < QUIET {
         sleep(CHECK_INTERVAL).await;
+        if parts.registry.open() > 0 {
+            since = Instant::now();
+        }
     }
 }
 
