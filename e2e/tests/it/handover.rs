@@ -8,7 +8,8 @@ use std::{
 };
 
 use e2e::{
-    deadline::{SOON, within},
+    client::Client,
+    deadline::{SOON, eventually, within},
     http1::End,
     load::{ExchangeKind, Load, Plan},
     program::Signal,
@@ -18,6 +19,8 @@ use e2e::{
 };
 use serde_json::Value;
 use tokio::net::UnixDatagram;
+
+const APP: &str = "demo-app";
 
 /// Long streams hold the end of the old process up for no longer than this.
 const GRACE: &str = "4s";
@@ -202,6 +205,36 @@ async fn a_stop_waits_for_nobody_when_nothing_is_open() {
     let took = asked.elapsed();
     assert!(exit.success(), "{exit}");
     assert!(took < Duration::from_secs(1), "it took {took:?}");
+}
+
+/// The newer of two clients keeps the runtime, whichever of them reaches the new process first.
+#[tokio::test]
+async fn a_client_that_is_replaced_during_an_upgrade_keeps_the_runtime() {
+    let upstream = Upstream::start().await;
+    let (mut system, load) = under_load(options(&upstream)).await;
+    let older = holder(&system).await;
+    let client = system.client_options(APP).clone();
+    let (newer, ended) = tokio::join!(Client::start(&client), upgrade(&mut system));
+    load.mark("the new process serves");
+    assert_eq!(ended.code, Some(0), "{ended:?}");
+    newer.admin().wait_ready(true).await;
+    let other = async || Some(holder(&system).await).filter(|id| id.is_string() && *id != older);
+    let held = eventually(SOON, "the newer client to hold the runtime", other).await;
+    // The older one has left by then, and does not come back.
+    let program = system.server_mut().program_mut();
+    program.wait_exit_alone(SOON).await;
+    assert_eq!(holder(&system).await, held);
+    load.wait_progress(10).await;
+    let report = load.finish().await;
+    assert_eq!(report.failures(), 0, "{report}");
+}
+
+/// The instance that holds the runtime.
+async fn holder(system: &System) -> Value {
+    let path = format!("/api/v1/runtimes/{APP}");
+    let runtime = system.server().admin().get(&path).await;
+    let runtime: Value = serde_json::from_str(runtime.text()).unwrap();
+    runtime["instance"].clone()
 }
 
 /// What systemd is told of a unit of `Type=notify`.
