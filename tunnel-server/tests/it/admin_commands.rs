@@ -473,19 +473,23 @@ async fn a_runtimes_routes_are_shown_as_reported() {
 async fn drain_stops_the_server_and_says_whether_it_has_ended() {
     let token = TokenFile::new();
     let path = token.path();
-    let rig = Rig::with(|config| config.settings.admin_token_file = Some(path)).await;
+    let rig = Rig::with(|config| {
+        config.settings.admin_token_file = Some(path);
+        // It serves on for as long.
+        config.settings.drain_delay = Duration::from_secs(2);
+    })
+    .await;
     let client = FakeClient::describing(&rig, PROD).await;
     let operator = Operator::new(&rig, Some(token));
-    // The client does not move, so that the server waits for it.
     let slow = operator.fails(&["drain", "--timeout", "500ms"]).await;
     assert!(
         slow.contains("not ended within 500ms: 1 sessions"),
         "{slow}"
     );
+    assert_eq!(rig.admin("/readyz").await.0, 503);
     client
         .control(|control| matches!(control, Control::Drain { .. }))
         .await;
-    assert_eq!(rig.admin("/readyz").await.0, 503);
     assert_eq!(operator.sees(&["drain"]).await, "drained\n");
     rig.stopped().await;
     let gone = operator.fails(&["drain"]).await;
