@@ -1,11 +1,6 @@
 //! One server that is restarted or upgraded in place: whoever asks meanwhile is answered, by the old process or by the new.
 
-use std::{
-    fs,
-    net::TcpListener,
-    sync::Arc,
-    time::{Duration, Instant},
-};
+use std::{fs, net::TcpListener, sync::Arc, time::Duration};
 
 use e2e::{
     client::Client,
@@ -18,7 +13,7 @@ use e2e::{
     upstream::Upstream,
 };
 use serde_json::Value;
-use tokio::net::UnixDatagram;
+use tokio::{net::UnixDatagram, time::Instant};
 
 const APP: &str = "demo-app";
 

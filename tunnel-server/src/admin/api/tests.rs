@@ -248,9 +248,8 @@ fn every_reference_resolves() {
     walk(&description, &description);
 }
 
-#[test]
-fn responses_are_as_described() {
-    let full = ServerView {
+fn server() -> ServerView {
+    ServerView {
         version: "1.2.3".into(),
         pid: 7,
         started: Timestamp::now(),
@@ -275,7 +274,12 @@ fn responses_are_as_described() {
             peer: Some("10.0.0.7:7400".into()),
             zone: Some("a".into()),
         }],
-    };
+    }
+}
+
+#[test]
+fn responses_are_as_described() {
+    let full = server();
     let bare = ServerView {
         state: ServerState::Running,
         last_reload_ok: None,

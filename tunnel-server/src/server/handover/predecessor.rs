@@ -86,12 +86,13 @@ impl Channel {
         let mut line = Vec::new();
         let mut stream = (&mut self.stream).take(LINE_BYTES);
         let read = stream.read_until(b'\n', &mut line).await;
-        let order = read.and_then(|_| Ok(serde_json::from_slice(&line)?));
-        order
-            .inspect_err(
-                |error| tracing::warn!(%error, "the previous process has ended early, or sends what this one does not know: serving everything"),
-            )
-            .ok()
+        match read.and_then(|_| Ok(serde_json::from_slice(&line)?)) {
+            Ok(order) => Some(order),
+            Err(error) => {
+                tracing::warn!(%error, "the previous process has ended early, or is of an unknown version: serving everything");
+                None
+            }
+        }
     }
 }
 
