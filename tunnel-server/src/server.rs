@@ -20,7 +20,10 @@ use std::{
     time::Duration,
 };
 
-use tokio::{runtime::Handle, time::interval};
+use tokio::{
+    runtime::Handle,
+    time::{interval, timeout},
+};
 use tunnel_http::{
     access_log::AccessLog,
     listener::{self, Bound},
@@ -31,6 +34,7 @@ use tunnel_ops::{
     inherited::{Inherited, UnclaimedError},
     signals::{Shutdown, Trigger},
     task::Owned,
+    telemetry::tracer::{Exporter, Exporting},
     tls_files::TlsFilesError,
 };
 
@@ -41,6 +45,7 @@ use self::{
     shard::{Shard, Sockets},
 };
 use crate::{
+    acme::Acme,
     admin::{
         self,
         api::{Api, Reach},
@@ -55,6 +60,9 @@ use crate::{
 
 /// Time between two looks at what may be forgotten.
 const SWEEP: Duration = Duration::from_secs(10);
+
+/// Time for events that the platform has not taken yet when the server stops.
+const LAST_EVENTS: Duration = Duration::from_secs(1);
 
 /// Why a server cannot start.
 #[derive(Debug, thiserror::Error)]
@@ -186,7 +194,10 @@ impl Server {
         let config = parts.config.load_full();
         let count = shard_count(config.settings.shards as usize);
         let mut listen = |name, address| listen(name, address, count, &mut inherited);
-        let tunnel = listen("tunnel", config.settings.tunnel_listen)?;
+        let tunnel = match config.is_one_listener() {
+            true => None,
+            false => Some(listen("tunnel", config.settings.tunnel_listen)?),
+        };
         let public = listen("public", config.settings.public_listen)?;
         let peer = match (&config.shared_directory, config.settings.peer_listen) {
             (Some(_), Some(address)) => Some(listen("peer", address)?),
@@ -203,7 +214,7 @@ impl Server {
         }
         let peer_address = peer.as_ref().map(|peer| peer.address);
         let addresses = Addresses {
-            tunnel: tunnel.address,
+            tunnel: (tunnel.as_ref()).map_or(public.address, |tunnel| tunnel.address),
             public: public.address,
             admin: admin.local_addr(),
             peer: peer_address,
@@ -213,17 +224,19 @@ impl Server {
         {
             directory.set_peer_port(address.port());
         }
+        let tunnel = tunnel.map(|tunnel| (tunnel.shards, tunnel.kept));
+        let (tunnel_shards, tunnel_kept) = tunnel.unwrap_or_default();
         let mut kept = Vec::new();
         if can_be_upgraded {
             parts.lifecycle.upgrades.enable();
             kept.push(("admin", admin.socket().map_err(BindError::Sockets)?));
-            kept.extend(tunnel.kept.into_iter().map(|socket| ("tunnel", socket)));
+            kept.extend(tunnel_kept.into_iter().map(|socket| ("tunnel", socket)));
             kept.extend(public.kept.into_iter().map(|socket| ("public", socket)));
         }
+        let mut tunnel_shards = tunnel_shards.into_iter();
         let mut peer_shards = peer.map(|peer| peer.shards).unwrap_or_default().into_iter();
-        let shards = tunnel.shards.into_iter().zip(public.shards);
-        let shards = shards.map(|(tunnel, public)| Sockets {
-            tunnel,
+        let shards = public.shards.into_iter().map(|public| Sockets {
+            tunnel: tunnel_shards.next().unwrap_or_default(),
             public,
             peer: peer_shards.next().unwrap_or_default(),
         });
@@ -285,10 +298,14 @@ impl Server {
         if predecessor.is_none() {
             parts.lifecycle.serve_tunnels();
         }
+        let exporting = parts.exporter.lock().take().map(Exporter::start);
         let registry = Arc::downgrade(&parts.registry);
         let directory = parts.registry.directory().start(registry);
         if !is_directory_ready(&parts, &shutdown).await? {
             return Ok(());
+        }
+        if let Some(acme) = &parts.acme {
+            acme.load().await;
         }
         let listeners = parts.listeners(shards.len(), addresses.public.port(), links);
         let mut running = Vec::new();
@@ -302,8 +319,11 @@ impl Server {
         addresses.log();
         let housekeeping = Owned::spawn("housekeeping", sweep(parts.registry.clone()));
         let moving = Owned::spawn("moving", parts.move_sessions());
+        let webhook = parts.start_webhook();
+        // After the listeners, which an ACME server connects to.
+        let acme = parts.acme.as_ref().map(Acme::start);
         let ended = wait(&parts, &shutdown, &mut running, &kept).await;
-        drop(moving);
+        drop((moving, acme));
         drop(serving);
         let (failed, successor) = leave(&parts, ended, &handed_over).await;
         // Else connections would wait in them.
@@ -324,6 +344,12 @@ impl Server {
         if let Some(directory) = parts.registry.directory().shared() {
             directory.depart().await;
         }
+        if let Some((running, webhook)) = webhook {
+            drop(running);
+            let _ = timeout(LAST_EVENTS, webhook).await;
+        }
+        // All exchanges have ended.
+        Exporting::finish(exporting, &shutdown).await;
         drop(admin);
         tracing::info!("stopped");
         failed.map_or(Ok(()), Err)

@@ -2,13 +2,14 @@
 //!
 //! In: a [`Source`], as for a tunnel, so that one file can be used for both. Settings that only a tunnel needs are ignored.
 
+use tunnel_ops::telemetry::tracer::TracerSettings;
 use tunnel_ops::tls_files::Identity;
 use tunnel_routing::config::{RouteList, UpstreamOptions};
 use tunnel_routing::url::UpstreamUrl;
 
 use super::{
     CertificateFiles, ConfigError, ConfigFault, Settings, Source, check_dns_servers, defaults,
-    or_fault, reload, setting,
+    or_fault, reload, setting, traces,
 };
 
 /// The configuration of `serve`.
@@ -21,6 +22,8 @@ pub struct ServeConfig {
     pub certificate: Option<CertificateFiles>,
     /// All routes, with that of `--upstream`.
     pub routes: RouteList,
+    /// How exchanges are traced; `None` if they are not. Default none.
+    pub tracer: Option<TracerSettings>,
 }
 
 impl ServeConfig {
@@ -33,6 +36,7 @@ impl ServeConfig {
             settings,
             certificate: None,
             routes: RouteList::default().with_default(upstream, options),
+            tracer: None,
         }
     }
 
@@ -44,11 +48,15 @@ impl ServeConfig {
         let mut faults = Vec::new();
         let certificate = certificate(source, &mut faults);
         check_dns_servers(source, &mut faults);
+        let settings = source.settings();
+        let variable = |name: &str| std::env::var_os(name);
+        let tracer = traces::check(source, &settings, variable, &mut faults);
         match reload::check(source) {
             Ok(routes) if faults.is_empty() => Ok(Self {
-                settings: source.settings(),
+                settings,
                 certificate,
                 routes,
+                tracer,
             }),
             Ok(_) => Err(ConfigError::new(faults)),
             Err(more) => {

@@ -84,11 +84,20 @@ pub(super) async fn drain(parts: &Parts, running: &mut [Shard], successor: Optio
                 ?spread,
                 "draining: sending drain messages to tunnel clients, which dial the new process"
             );
+            // Where tunnel clients come by the public listener, too, it is the successor's at once, and requests wait there
+            // for their runtimes.
+            let is_one_listener = config.is_one_listener();
+            if is_one_listener {
+                successor.serve_public().await;
+                lifecycle.close();
+            }
             // Whoever needs longer has lost its path: its requests wait at the successor.
             let latest = (spread_ends + MOVING).max(Instant::now() + grace / 2);
             let _ = timeout_at(latest.min(ending), all_moved).await;
-            successor.serve_public().await;
-            lifecycle.close();
+            if !is_one_listener {
+                successor.serve_public().await;
+                lifecycle.close();
+            }
             let _ = timeout_at(Instant::now() + MOVING, quiet(parts)).await;
         }
     }

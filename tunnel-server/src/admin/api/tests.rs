@@ -9,7 +9,8 @@ use super::*;
 const ID_BYTES: usize = CredentialId::ID_BYTES;
 use crate::{
     admin::view::{
-        ConfigView, LimitsView, ProblemView, RouteView, ServerState, ServerView, SessionView,
+        CertificateView, ConfigView, LimitsView, ProblemView, RouteView, ServerState, ServerView,
+        SessionView,
     },
     auth::CredentialView,
     events::{EventKind, EventView},
@@ -274,6 +275,11 @@ fn server() -> ServerView {
             peer: Some("10.0.0.7:7400".into()),
             zone: Some("a".into()),
         }],
+        certificates: vec![CertificateView {
+            name: "*.t.example".into(),
+            not_after: Some(Timestamp::now()),
+            problem: Some("refused".into()),
+        }],
     }
 }
 
@@ -286,6 +292,7 @@ fn responses_are_as_described() {
         last_reload: None,
         upgrade: None,
         nodes: Vec::new(),
+        certificates: Vec::new(),
         ..full.clone()
     };
     check_both("Server", &full, &bare);
