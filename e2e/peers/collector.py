@@ -49,7 +49,8 @@ class Handler(BaseHTTPRequestHandler):
                 resource["authorization"] = self.headers["authorization"]
                 for scope in batch.scope_spans:
                     for span in scope.spans:
-                        print(json.dumps(show(resource, span)), flush=True)
+                        # In one write, since requests are served at the same time.
+                        print(json.dumps(show(resource, span)) + "\n", end="", flush=True)
         answer = ExportTraceServiceResponse().SerializeToString()
         self.send_response(status)
         self.send_header("content-type", "application/x-protobuf")
