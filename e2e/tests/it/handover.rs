@@ -1,19 +1,28 @@
 //! One server that is restarted or upgraded in place: whoever asks meanwhile is answered, by the old process or by the new.
 
-use std::{fs, net::TcpListener, sync::Arc, time::Duration};
+use std::{
+    fs,
+    net::TcpListener,
+    sync::{
+        Arc,
+        atomic::{AtomicUsize, Ordering},
+    },
+    time::Duration,
+};
 
 use e2e::{
     client::Client,
     deadline::{SOON, eventually, within},
     http1::End,
     load::{ExchangeKind, Load, Plan},
+    platform::PlatformClient,
     program::Signal,
     raw::RawClient,
     system::{Options, System},
     upstream::Upstream,
 };
 use serde_json::Value;
-use tokio::{net::UnixDatagram, time::Instant};
+use tokio::{net::UnixDatagram, task::JoinSet, time::Instant};
 
 const APP: &str = "demo-app";
 
@@ -91,6 +100,47 @@ async fn a_server_is_upgraded_under_load_without_loss() {
     load.wait_ended_by_protocol(&streams).await;
     load.wait_progress(10).await;
     load.finish().await.assert_none_failed();
+}
+
+/// Tunnel clients and platform clients come by one socket, which only one process accepts from at a time.
+#[tokio::test]
+async fn a_server_with_one_listener_is_upgraded_under_load_without_loss() {
+    let upstream = Upstream::start().await;
+    let socket = Arc::new(TcpListener::bind("127.0.0.1:0").unwrap());
+    let address = socket.local_addr().unwrap();
+    let options = options(&upstream).server_flags(&["--tunnel-host", "localhost"]);
+    let mut options = options.public_tls().not_connected();
+    options.server.tunnel_listen = Some(address);
+    options.server.public_listen = Some(address);
+    options.server.sockets = vec![socket];
+    let mut system = System::with(options).await;
+    system.client_options(APP).server_name = Some("localhost".to_owned());
+    system.start_client(APP).await;
+    let (entry, answered) = (system.entry(), Arc::new(AtomicUsize::new(0)));
+    let mut load = JoinSet::new();
+    for _ in 0..4 {
+        let (entry, answered) = (entry.clone(), answered.clone());
+        load.spawn(async move {
+            loop {
+                let mut client = PlatformClient::http1(&entry).await;
+                assert_eq!(client.get("/status/200").await.status, 200);
+                answered.fetch_add(1, Ordering::Relaxed);
+            }
+        });
+    }
+    let progress = async |count: usize| {
+        let wanted = answered.load(Ordering::Relaxed) + count;
+        let reached = async || (answered.load(Ordering::Relaxed) >= wanted).then_some(());
+        eventually(SOON, "answers", reached).await;
+    };
+    for _ in 0..2 {
+        progress(20).await;
+        let before = process(&system).await;
+        assert_eq!(upgrade(&mut system).await.code, Some(0));
+        assert_ne!(process(&system).await, before);
+        progress(200).await;
+    }
+    assert!(load.try_join_next().is_none(), "a request has failed");
 }
 
 #[tokio::test]

@@ -98,7 +98,10 @@ pub(super) async fn drain(parts: &Parts, running: &mut [Shard], successor: Optio
                 successor.serve_public().await;
                 lifecycle.close();
             }
-            let _ = timeout_at(Instant::now() + MOVING, quiet(parts)).await;
+            // The rest is for connections, which are told to close only then.
+            let now = Instant::now();
+            let rest = ending.saturating_duration_since(now) / 2;
+            let _ = timeout_at(now + rest.min(MOVING), quiet(parts)).await;
         }
     }
     lifecycle.stop();

@@ -476,7 +476,7 @@ async fn drain_stops_the_server_and_says_whether_it_has_ended() {
     let rig = Rig::with(|config| {
         config.settings.admin_token_file = Some(path);
         // It serves on for as long.
-        config.settings.drain_delay = Duration::from_secs(2);
+        config.settings.drain_delay = Duration::from_secs(4);
     })
     .await;
     let client = FakeClient::describing(&rig, PROD).await;
@@ -487,10 +487,9 @@ async fn drain_stops_the_server_and_says_whether_it_has_ended() {
         "{slow}"
     );
     assert_eq!(rig.admin("/readyz").await.0, 503);
-    client
-        .control(|control| matches!(control, Control::Drain { .. }))
-        .await;
-    assert_eq!(operator.sees(&["drain"]).await, "drained\n");
+    let asked = client.control(|control| matches!(control, Control::Drain { .. }));
+    let (drained, _) = tokio::join!(operator.sees(&["drain"]), asked);
+    assert_eq!(drained, "drained\n");
     rig.stopped().await;
     let gone = operator.fails(&["drain"]).await;
     assert!(gone.contains("no server answers"), "{gone}");
