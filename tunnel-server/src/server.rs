@@ -5,6 +5,7 @@
 //! reason where it stands.
 
 pub(crate) mod drain;
+mod managing;
 mod moving;
 mod parts;
 pub(crate) mod reload;
@@ -42,6 +43,7 @@ use crate::{
     config::{Config, effective::Effective},
     directory::DirectoryError,
     events::{Event, EventKind},
+    managed::ManagedStoreError,
     registry::Registry,
     runtimes::NameError,
 };
@@ -97,6 +99,9 @@ pub enum RunError {
     /// The node cannot take part in the shared directory.
     #[error(transparent)]
     Directory(#[from] DirectoryError),
+    /// The managed runtimes cannot be read.
+    #[error(transparent)]
+    Managed(#[from] ManagedStoreError),
 }
 
 /// Where a server listens.
@@ -218,6 +223,9 @@ impl Server {
         if !is_directory_ready(&parts, &shutdown).await? {
             return Ok(());
         }
+        let Some(managing) = managing::start(&parts, &shutdown).await? else {
+            return Ok(());
+        };
         if let Some(acme) = &parts.acme {
             acme.load().await;
         }
@@ -262,6 +270,7 @@ impl Server {
         drop(housekeeping);
         // What is left had its time: the shards' runtimes end with their tasks.
         drop(running);
+        drop(managing);
         // Before this node's key is removed, which they would write again.
         drop(directory);
         if let Some(directory) = parts.registry.directory().shared() {

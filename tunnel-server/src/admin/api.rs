@@ -12,7 +12,7 @@ use axum::{
     extract::{FromRequestParts, Path, Query, Request, State, rejection::QueryRejection},
     middleware::{Next, from_fn_with_state},
     response::{IntoResponse, Response},
-    routing::{MethodRouter, get, post},
+    routing::{MethodRouter, delete, get, post, put},
 };
 use bytes::Bytes;
 use http::{
@@ -24,7 +24,7 @@ use serde::{Deserialize, Serialize, de::DeserializeOwned};
 use tunnel_ops::admin::BearerGuard;
 
 use super::{
-    DESCRIPTION, event_stream, merge,
+    DESCRIPTION, event_stream, managed, merge,
     view::{
         self, ConfigView, OperationError, RevocationScope, RuntimeView, RuntimesPage, ServerView,
     },
@@ -35,6 +35,7 @@ use crate::{
     config::live::LiveConfig,
     events::Events,
     lifecycle::Lifecycle,
+    managed::Managed,
     metrics::Metrics,
     peers::{Answers, Peers},
     registry::Registry,
@@ -45,7 +46,7 @@ use crate::{
 pub const ROOT: &str = "/api/v1";
 
 /// The number of routes.
-const ROUTES: usize = 10;
+const ROUTES: usize = 12;
 
 /// Default number of runtimes in a page.
 const PAGE: usize = 100;
@@ -86,6 +87,8 @@ pub(crate) struct Api {
     pub(crate) lifecycle: Arc<Lifecycle>,
     /// The certificates by ACME, if there are any.
     pub(crate) acme: Option<Arc<Acme>>,
+    /// The runtimes that it makes and removes, if it may.
+    pub(crate) managed: Option<Arc<Managed>>,
     /// Checks the admin token. Without it nothing can be changed, or read from other machines.
     pub(crate) guard: Arc<ArcSwapOption<BearerGuard>>,
     /// From where it can be reached.
@@ -117,14 +120,14 @@ enum Access {
 }
 
 /// The `{label}` of the path.
-struct PathLabel(String);
+pub(super) struct PathLabel(pub(super) String);
 
 /// The `scope` of the query, which has nothing else.
 struct ScopeOf(Scope);
 
 /// A request that is refused.
 #[derive(Debug)]
-struct ApiError {
+pub(super) struct ApiError {
     status: StatusCode,
     reason: &'static str,
     detail: String,
@@ -203,7 +206,21 @@ fn routes(api: &Arc<Api>) -> [(&'static str, MethodRouter<Arc<Api>>); ROUTES] {
         ),
         ("/drain", post(drain_server).route_layer(change())),
         ("/runtimes", get(runtimes).route_layer(read())),
-        ("/runtimes/{label}", get(runtime).route_layer(read())),
+        (
+            "/runtimes/{label}",
+            put(managed::define)
+                .delete(managed::remove)
+                .route_layer(change())
+                .merge(get(runtime).route_layer(read())),
+        ),
+        (
+            "/runtimes/{label}/tokens",
+            post(managed::add_token).route_layer(change()),
+        ),
+        (
+            "/runtimes/{label}/tokens/{id}",
+            delete(managed::revoke_token).route_layer(change()),
+        ),
         (
             "/runtimes/{label}/disconnect",
             post(disconnect).route_layer(change()),
@@ -227,7 +244,7 @@ async fn authorize(
     Ok(next.run(request).await)
 }
 
-async fn path_unknown() -> ApiError {
+pub(super) async fn path_unknown() -> ApiError {
     let detail = format!("no such path: try /metrics, /healthz, /readyz or {ROOT}/openapi.json");
     ApiError::new(StatusCode::NOT_FOUND, "path_unknown", detail)
 }
@@ -276,14 +293,14 @@ async fn runtimes(
 }
 
 fn own_page(api: &Api, query: &RuntimesQuery) -> RuntimesPage {
-    let config = api.config.load();
+    let (config, listed) = (api.config.load(), api.authenticator.runtimes());
     let entries = view::runtime_entries(&api.registry);
     let (after, account) = (query.after.as_deref(), query.account.as_deref());
     let mut runtimes: Vec<_> = entries
         .iter()
         .filter(|entry| after.is_none_or(|after| entry.label.as_str() > after))
         .filter(|entry| account.is_none_or(|name| entry.account.as_str() == name))
-        .map(|entry| view::runtime_view(&api.registry, &config, entry))
+        .map(|entry| view::runtime_view(&api.registry, &config, &listed, entry))
         .filter(|view| query.online.is_none_or(|online| view.online == online))
         // One more than the limit, to know whether there is another page.
         .take(query.limit + 1)
@@ -304,8 +321,7 @@ async fn runtime(
     PathLabel(label): PathLabel,
     ScopeOf(scope): ScopeOf,
 ) -> Result<Json<RuntimeView>, ApiError> {
-    let own = view::runtime_entry(&api.registry, &label);
-    let own = own.map(|entry| view::runtime_with_routes(&api.registry, &api.config.load(), &entry));
+    let own = api.own_view(&label);
     let nothing = Bytes::new();
     let answers = api.ask_about(scope, &Method::GET, &label, "", &nothing);
     let answers = answers.await;
@@ -385,6 +401,14 @@ fn names(answers: &Answers) -> Vec<String> {
 }
 
 impl Api {
+    /// A runtime as it is at this node.
+    pub(super) fn own_view(&self, label: &str) -> Result<RuntimeView, OperationError> {
+        let entry = view::runtime_entry(&self.registry, label)?;
+        let (config, listed) = (self.config.load(), self.authenticator.runtimes());
+        let view = view::runtime_in_full(&self.registry, &config, &listed, &entry);
+        Ok(view)
+    }
+
     /// Asks the other nodes, if they are asked at all. `path` is relative to [`ROOT`].
     async fn ask(&self, scope: Scope, method: &Method, path: &str, content: &Bytes) -> Answers {
         match (scope, &self.peers) {
@@ -544,7 +568,7 @@ fn query_malformed(detail: &str) -> ApiError {
 }
 
 impl ApiError {
-    fn new(status: StatusCode, reason: &'static str, detail: impl Display) -> Self {
+    pub(super) fn new(status: StatusCode, reason: &'static str, detail: impl Display) -> Self {
         Self {
             status,
             reason,

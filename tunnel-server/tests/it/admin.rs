@@ -55,7 +55,7 @@ pub(crate) async fn guarded() -> (Rig, TokenFile) {
 }
 
 /// The answer to a request below the API's root.
-async fn ask(
+pub(crate) async fn ask(
     rig: &Rig,
     method: &str,
     path: &str,
@@ -94,7 +94,7 @@ pub(crate) async fn act(rig: &Rig, path: &str, body: &str) -> RawResponse {
 }
 
 #[track_caller]
-fn check_refused(answer: &RawResponse, status: u16, reason: &str) {
+pub(crate) fn check_refused(answer: &RawResponse, status: u16, reason: &str) {
     assert_eq!(answer.head.status(), status, "{answer:?}");
     assert_eq!(json_of(answer)["reason"], reason);
     assert_ne!(json_of(answer)["detail"], "");

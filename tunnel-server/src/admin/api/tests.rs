@@ -10,7 +10,7 @@ const ID_BYTES: usize = CredentialId::ID_BYTES;
 use crate::{
     admin::view::{
         CertificateView, ConfigView, LimitsView, ProblemView, RouteView, ServerState, ServerView,
-        SessionView,
+        SessionView, TokenView,
     },
     auth::CredentialView,
     events::{EventKind, EventView},
@@ -114,6 +114,8 @@ fn runtime() -> RuntimeView {
         label: "acme-prod".into(),
         account: "acme".into(),
         name: "prod".into(),
+        managed: true,
+        tokens: Some(vec![token()]),
         hosts: vec!["acme-prod.tunnels.test".into()],
         online: true,
         online_since: Some(now),
@@ -166,6 +168,16 @@ fn runtime() -> RuntimeView {
     }
 }
 
+fn token() -> TokenView {
+    TokenView {
+        id: "0123456789abcdef".into(),
+        created: Some(Timestamp::now()),
+        expires: Some(Timestamp::now()),
+        revoked: true,
+        note: Some("first".into()),
+    }
+}
+
 fn refusal() -> RefusedDial {
     RefusedDial {
         at: Timestamp::now(),
@@ -203,6 +215,7 @@ fn bare_runtime() -> RuntimeView {
         online_since: None,
         last_online: None,
         instance: None,
+        tokens: None,
         epoch: None,
         credential: None,
         expires: None,
@@ -318,6 +331,23 @@ fn responses_are_as_described() {
         ..refusal()
     };
     check_both("RefusedDial", &refusal(), &refused);
+    let bare_token = TokenView {
+        created: None,
+        expires: None,
+        note: None,
+        ..token()
+    };
+    check_both("Token", &token(), &bare_token);
+    let made = managed::NewTokenView {
+        id: "0123456789abcdef".into(),
+        token: "tnlrt_".into(),
+        expires: Some(Timestamp::now()),
+    };
+    let lasting = managed::NewTokenView {
+        expires: None,
+        ..made.clone()
+    };
+    check_both("NewToken", &made, &lasting);
     let problem = AdminProblem {
         reason: "runtime_unknown".into(),
         detail: "no such thing".into(),
