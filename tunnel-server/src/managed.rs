@@ -153,7 +153,7 @@ impl Managed {
     /// When the folder cannot be read.
     pub(crate) fn load(&self) -> Result<(), ManagedStoreError> {
         if let Store::Folder(folder) = &self.store {
-            let texts = folder.list(RUNTIMES)?;
+            let texts = folder.list()?;
             self.replace_all(texts.into_iter().map(|(label, text)| (label, text, 0)));
         }
         Ok(())
@@ -379,7 +379,7 @@ impl Managed {
         if known.documents.len() >= RUNTIMES && !known.documents.contains_key(label) {
             return Err(ManagedError::Full);
         }
-        let next = Document::new(label, text, &self.domain).map_err(ManagedError::Malformed)?;
+        let next = Document::parse(label, text, &self.domain).map_err(ManagedError::Malformed)?;
         known.in_force.check_beside(&next)?;
         for other in known.pending.keys().filter(|other| *other != label) {
             let other = known.documents.get(other);
@@ -395,7 +395,14 @@ impl Managed {
         let mut known = self.known.lock();
         let mut before = std::mem::take(&mut known.documents);
         let version = *self.version.borrow() + 1;
-        for (label, text, revision) in texts.into_iter().take(RUNTIMES) {
+        for (label, text, revision) in texts {
+            if known.documents.len() >= RUNTIMES {
+                tracing::error!(
+                    most = RUNTIMES,
+                    "there are more managed runtimes than there may be: the others are left out"
+                );
+                break;
+            }
             let document = match before.remove(&label) {
                 Some(same) if same.text == text => Document { revision, ..same },
                 _ => {
@@ -433,7 +440,7 @@ impl Managed {
 
     fn read(&self, label: &str, text: String, revision: i64) -> Document {
         Document {
-            runtimes: Document::new(label, &text, &self.domain),
+            runtimes: Document::parse(label, &text, &self.domain),
             text,
             revision,
         }

@@ -68,7 +68,7 @@ impl Document {
     ///
     /// # Errors
     /// What is wrong with it: all faults, each with its key.
-    pub(super) fn new(label: &str, text: &str, domain: &HostName) -> Result<Runtimes, String> {
+    pub(super) fn parse(label: &str, text: &str, domain: &HostName) -> Result<Runtimes, String> {
         if text.len() > BYTES {
             return Err(format!("it is larger than {BYTES} bytes"));
         }
@@ -253,7 +253,7 @@ mod tests {
     }
 
     fn read(label: &str, text: &str) -> Result<Runtimes, String> {
-        Document::new(label, text, &"t.example".parse().unwrap())
+        Document::parse(label, text, &"t.example".parse().unwrap())
     }
 
     const FULL: &str = r#"{"account": "acme", "name": "prod", "hosts": ["a.example"], "allow_from": ["192.0.2.0/24"],

@@ -97,9 +97,9 @@ impl FolderStore {
         self.0.join(format!("{label}{ENDING}"))
     }
 
-    /// The label and the text of each document, of so many at most. Makes the folder if there is none. A file that cannot be
+    /// The label and the text of each document. Makes the folder if there is none. A file that cannot be
     /// read as text is logged and left out.
-    pub(super) fn list(&self, most: usize) -> Result<Vec<(String, String)>, ManagedStoreError> {
+    pub(super) fn list(&self) -> Result<Vec<(String, String)>, ManagedStoreError> {
         let failed = |source| ManagedStoreError::Folder {
             path: self.0.clone(),
             source,
@@ -116,13 +116,6 @@ impl FolderStore {
             let Some(label) = name.and_then(|name| name.strip_suffix(ENDING)) else {
                 continue;
             };
-            if documents.len() >= most {
-                tracing::error!(
-                    folder = %self.0.display(), most,
-                    "there are more managed runtimes than there may be: the others are left out"
-                );
-                break;
-            }
             match read(&path) {
                 Ok(text) => documents.push((label.to_owned(), text)),
                 Err(error) => {

@@ -19,7 +19,8 @@ use tunnel_server::config::{Config, ManagedPlace};
 use crate::{
     admin::{ADMIN_TOKEN, TokenFile, ask, check_refused, json_of},
     nodes::{is_ready, shared},
-    rig::{DEV_OWN_HOST, Rig},
+    rig::{DEV_OWN_HOST, Rig, ask_admin},
+    serving::Files,
 };
 
 /// The label of the runtime that is made here.
@@ -142,7 +143,10 @@ async fn a_runtime_lives_from_its_making_to_its_removal_also_over_a_restart() {
     let mut kept = client(&rig, &first).await;
     check(&act(&rig, "DELETE", NEW, &Value::Null).await, 204);
     kept.ended().await;
-    assert_eq!(refusal(&rig, &first).await.0, 403);
+    assert_eq!(
+        refusal(&rig, &first).await,
+        (401, "token_refused".to_owned())
+    );
     check_refused(
         &act(&rig, "DELETE", NEW, &Value::Null).await,
         404,
@@ -320,4 +324,31 @@ async fn nodes_share_what_one_of_them_has_made() {
     for rig in [one, two, three] {
         rig.stop().await;
     }
+}
+
+#[tokio::test]
+async fn what_is_left_out_is_said_and_an_edited_file_is_beside_the_rest() {
+    let files = Files::new();
+    fs::create_dir(files.folder.path("managed")).unwrap();
+    files
+        .folder
+        .write("managed/broken-one.toml", "[[runtime]\n");
+    let good = "[[runtime]]\naccount = \"initech\"\nname = \"test\"\n";
+    files.folder.write("managed/initech-test.toml", good);
+    let serving = files.serve("managed_runtimes = \"managed\"").await;
+    let says = |line: &Value, name: &str| {
+        let place = line["place"].as_str();
+        line["level"] == "ERROR" && place.is_some_and(|place| place.ends_with(name))
+    };
+    let broken = |line: &Value| says(line, "managed/broken-one.toml");
+    serving.logged("the broken document", broken).await;
+    let token = serving.add("globex", "dev");
+    let _client = serving.client(token.expose()).await;
+    let (_, text) = ask_admin(serving.admin, &format!("/api/v1{NEW}")).await;
+    assert!(text.contains("\"managed\":true"), "{text}");
+    // What the file takes, a document may not have.
+    serving.add("initech", "test");
+    let taken = |line: &Value| says(line, "managed/initech-test.toml");
+    serving.logged("the document that conflicts", taken).await;
+    serving.stop().await;
 }

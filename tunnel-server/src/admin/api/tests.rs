@@ -331,6 +331,15 @@ fn responses_are_as_described() {
         ..refusal()
     };
     check_both("RefusedDial", &refusal(), &refused);
+    let problem = AdminProblem {
+        reason: "runtime_unknown".into(),
+        detail: "no such thing".into(),
+    };
+    check_both("Problem", &problem, &problem);
+}
+
+#[test]
+fn tokens_are_as_described() {
     let bare_token = TokenView {
         created: None,
         expires: None,
@@ -348,11 +357,6 @@ fn responses_are_as_described() {
         ..made.clone()
     };
     check_both("NewToken", &made, &lasting);
-    let problem = AdminProblem {
-        reason: "runtime_unknown".into(),
-        detail: "no such thing".into(),
-    };
-    check_both("Problem", &problem, &problem);
 }
 
 #[test]
