@@ -18,6 +18,7 @@ pub mod managed;
 mod merge;
 pub mod nodes;
 mod page;
+pub mod refusal;
 pub mod view;
 
 use std::sync::Arc;

@@ -9,22 +9,24 @@ use std::{fmt::Display, sync::Arc};
 use arc_swap::ArcSwapOption;
 use axum::{
     Json, Router,
-    extract::{FromRequestParts, Path, Query, Request, State, rejection::QueryRejection},
+    extract::{
+        FromRequestParts, Path, Query, Request, State,
+        rejection::{PathRejection, QueryRejection},
+    },
     middleware::{Next, from_fn_with_state},
     response::{IntoResponse, Response},
     routing::{MethodRouter, delete, get, post, put},
 };
 use bytes::Bytes;
-use http::{
-    HeaderMap, HeaderName, HeaderValue, Method, StatusCode,
-    header::{CONTENT_TYPE, WWW_AUTHENTICATE},
-    request::Parts,
-};
+use http::{HeaderMap, HeaderName, Method, StatusCode, header::CONTENT_TYPE, request::Parts};
 use serde::{Deserialize, Serialize, de::DeserializeOwned};
 use tunnel_ops::admin::BearerGuard;
 
 use super::{
-    DESCRIPTION, event_stream, managed, merge,
+    DESCRIPTION, event_stream,
+    managed::{self, NewTokenView},
+    merge,
+    refusal::{ApiError, path_unknown},
     view::{
         self, ConfigView, OperationError, RevocationScope, RuntimeView, RuntimesPage, ServerView,
     },
@@ -66,15 +68,6 @@ pub struct OperationView {
     /// The server nodes that did not answer, so that it may not be done there.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub unanswered: Vec<String>,
-}
-
-/// The body of an error response.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct AdminProblem {
-    /// The reason, as a stable name.
-    pub reason: String,
-    /// The reason for people, and what to do about it.
-    pub detail: String,
 }
 
 /// The parts of the server that the admin API uses.
@@ -120,19 +113,10 @@ enum Access {
 }
 
 /// The `{label}` of the path.
-pub(super) struct PathLabel(pub(super) String);
+struct PathLabel(String);
 
 /// The `scope` of the query, which has nothing else.
 struct ScopeOf(Scope);
-
-/// A request that is refused.
-#[derive(Debug)]
-pub(super) struct ApiError {
-    status: StatusCode,
-    reason: &'static str,
-    detail: String,
-    challenge: Option<HeaderValue>,
-}
 
 /// The server nodes that are asked.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Deserialize)]
@@ -208,18 +192,18 @@ fn routes(api: &Arc<Api>) -> [(&'static str, MethodRouter<Arc<Api>>); ROUTES] {
         ("/runtimes", get(runtimes).route_layer(read())),
         (
             "/runtimes/{label}",
-            put(managed::define)
-                .delete(managed::remove)
+            put(define)
+                .delete(remove)
                 .route_layer(change())
                 .merge(get(runtime).route_layer(read())),
         ),
         (
             "/runtimes/{label}/tokens",
-            post(managed::add_token).route_layer(change()),
+            post(add_token).route_layer(change()),
         ),
         (
             "/runtimes/{label}/tokens/{id}",
-            delete(managed::revoke_token).route_layer(change()),
+            delete(revoke_token).route_layer(change()),
         ),
         (
             "/runtimes/{label}/disconnect",
@@ -242,11 +226,6 @@ async fn authorize(
 ) -> Result<Response, ApiError> {
     api.check_access(access, request.headers())?;
     Ok(next.run(request).await)
-}
-
-pub(super) async fn path_unknown() -> ApiError {
-    let detail = format!("no such path: try /metrics, /healthz, /readyz or {ROOT}/openapi.json");
-    ApiError::new(StatusCode::NOT_FOUND, "path_unknown", detail)
 }
 
 async fn method_not_allowed() -> ApiError {
@@ -372,6 +351,43 @@ async fn revoke(
     api.operate("revoke", label, scope, own, &body).await
 }
 
+async fn define(
+    State(api): State<Arc<Api>>,
+    PathLabel(label): PathLabel,
+    body: Bytes,
+) -> Result<(StatusCode, Json<RuntimeView>), ApiError> {
+    let managed = api.managed_for(&label)?;
+    let status = managed::define(managed, &label, &body).await?;
+    Ok((status, Json(api.own_view(&label)?)))
+}
+
+async fn remove(
+    State(api): State<Arc<Api>>,
+    PathLabel(label): PathLabel,
+) -> Result<StatusCode, ApiError> {
+    managed::remove(api.managed_for(&label)?, &label).await
+}
+
+async fn add_token(
+    State(api): State<Arc<Api>>,
+    PathLabel(label): PathLabel,
+    body: Bytes,
+) -> Result<(StatusCode, Json<NewTokenView>), ApiError> {
+    let made = managed::add_token(api.managed_for(&label)?, &label, &body).await?;
+    Ok((StatusCode::CREATED, Json(made)))
+}
+
+async fn revoke_token(
+    State(api): State<Arc<Api>>,
+    path: Result<Path<(String, String)>, PathRejection>,
+) -> Result<StatusCode, ApiError> {
+    // Else the percent-decoded bytes are not UTF-8.
+    let Ok(Path((label, id))) = path else {
+        return Err(path_unknown().await);
+    };
+    managed::revoke_token(api.managed_for(&label)?, &label, &id).await
+}
+
 async fn events(State(api): State<Arc<Api>>, headers: HeaderMap) -> Response {
     let reader = match headers.get(LAST_EVENT_ID) {
         // An id that is not text was never issued.
@@ -407,6 +423,11 @@ impl Api {
         let (config, listed) = (self.config.load(), self.authenticator.runtimes());
         let view = view::runtime_in_full(&self.registry, &config, &listed, &entry);
         Ok(view)
+    }
+
+    /// The managed runtimes, to change the one with this label.
+    fn managed_for(&self, label: &str) -> Result<&Arc<Managed>, ApiError> {
+        managed::changeable(self.managed.as_ref(), &self.config.load(), label)
     }
 
     /// Asks the other nodes, if they are asked at all. `path` is relative to [`ROOT`].
@@ -565,43 +586,6 @@ impl RuntimesQuery {
 
 fn query_malformed(detail: &str) -> ApiError {
     ApiError::new(StatusCode::BAD_REQUEST, "query_malformed", detail)
-}
-
-impl ApiError {
-    pub(super) fn new(status: StatusCode, reason: &'static str, detail: impl Display) -> Self {
-        Self {
-            status,
-            reason,
-            detail: detail.to_string(),
-            challenge: None,
-        }
-    }
-}
-
-impl IntoResponse for ApiError {
-    fn into_response(self) -> Response {
-        let problem = AdminProblem {
-            reason: self.reason.to_owned(),
-            detail: self.detail,
-        };
-        let mut response = (self.status, Json(problem)).into_response();
-        let challenge = self.challenge.map(|value| (WWW_AUTHENTICATE, value));
-        response.headers_mut().extend(challenge);
-        response
-    }
-}
-
-impl From<OperationError> for ApiError {
-    fn from(error: OperationError) -> Self {
-        let (status, reason) = match &error {
-            OperationError::RuntimeUnknown(_) => (StatusCode::NOT_FOUND, "runtime_unknown"),
-            OperationError::CredentialUnknown(..) => (StatusCode::NOT_FOUND, "credential_unknown"),
-            OperationError::RevocationsFull(_) => {
-                (StatusCode::INSUFFICIENT_STORAGE, "revocations_full")
-            }
-        };
-        Self::new(status, reason, error)
-    }
 }
 
 #[cfg(test)]

@@ -3,22 +3,16 @@
 //! In: the label of the path, and the body. Out: the state after the change, which is durable and in force at this node. A
 //! token's secret is in the answer to its making, and nowhere else.
 
-use std::{fmt::Display, sync::Arc};
+use std::{fmt::Display, sync::Arc, time::SystemTime};
 
-use axum::{
-    Json,
-    extract::{Path, State, rejection::PathRejection},
-};
 use bytes::Bytes;
 use http::StatusCode;
 use serde::{Deserialize, Serialize, de::DeserializeOwned};
 
-use super::{
-    api::{Api, ApiError, PathLabel, path_unknown},
-    view::{OperationError, RuntimeView},
-};
+use super::{refusal::ApiError, view::OperationError};
 use crate::{
-    managed::{Changed, Managed, ManagedError},
+    config::Config,
+    managed::{Changed, Managed, ManagedError, NewToken},
     runtimes::RuntimeLabel,
     timestamp::Timestamp,
     token::TokenId,
@@ -36,85 +30,74 @@ pub struct NewTokenView {
     pub expires: Option<Timestamp>,
 }
 
+/// Makes a runtime, or replaces its definition. Returns the status that says which.
 pub(super) async fn define(
-    State(api): State<Arc<Api>>,
-    PathLabel(label): PathLabel,
-    body: Bytes,
-) -> Result<(StatusCode, Json<RuntimeView>), ApiError> {
-    let managed = changeable(&api, &label)?;
-    let definition = parsed(&body)?;
-    let changed = managed.define(&label, &definition).await?;
-    let (status, operation) = match changed {
+    managed: &Arc<Managed>,
+    label: &str,
+    body: &Bytes,
+) -> Result<StatusCode, ApiError> {
+    let (status, operation) = match managed.define(label, &parsed(body)?).await? {
         Changed::Made => (StatusCode::CREATED, "make"),
         Changed::Replaced => (StatusCode::OK, "replace"),
     };
-    log(&label, operation);
-    Ok((status, Json(api.own_view(&label)?)))
+    log(label, operation);
+    Ok(status)
 }
 
-pub(super) async fn remove(
-    State(api): State<Arc<Api>>,
-    PathLabel(label): PathLabel,
-) -> Result<StatusCode, ApiError> {
-    changeable(&api, &label)?.remove(&label).await?;
-    log(&label, "remove");
+pub(super) async fn remove(managed: &Arc<Managed>, label: &str) -> Result<StatusCode, ApiError> {
+    managed.remove(label).await?;
+    log(label, "remove");
     Ok(StatusCode::NO_CONTENT)
 }
 
 pub(super) async fn add_token(
-    State(api): State<Arc<Api>>,
-    PathLabel(label): PathLabel,
-    body: Bytes,
-) -> Result<(StatusCode, Json<NewTokenView>), ApiError> {
-    let managed = changeable(&api, &label)?;
-    let new = match body.is_empty() {
-        true => Default::default(),
-        false => parsed(&body)?,
+    managed: &Arc<Managed>,
+    label: &str,
+    body: &Bytes,
+) -> Result<NewTokenView, ApiError> {
+    let new: NewToken = match body.is_empty() {
+        true => NewToken::default(),
+        false => parsed(body)?,
     };
-    let token = managed.add_token(&label, &new).await?;
-    let (id, runtimes) = (token.id(), api.authenticator.runtimes());
-    tracing::info!(runtime = label, token = %id, "the operator has made a token");
-    let listed = runtimes.token(id).map(|(_, listed)| listed);
-    let view = NewTokenView {
-        id: id.to_string(),
+    let expires = new.moment()?.map(SystemTime::from);
+    let token = managed.add_token(label, &new).await?;
+    tracing::info!(runtime = label, token = %token.id(), "the operator has made a token");
+    Ok(NewTokenView {
+        id: token.id().to_string(),
         token: token.expose().to_owned(),
-        expires: listed.and_then(|listed| Some(listed.expires?.into())),
-    };
-    Ok((StatusCode::CREATED, Json(view)))
+        expires: expires.map(Timestamp::from),
+    })
 }
 
 pub(super) async fn revoke_token(
-    State(api): State<Arc<Api>>,
-    path: Result<Path<(String, String)>, PathRejection>,
+    managed: &Arc<Managed>,
+    label: &str,
+    id: &str,
 ) -> Result<StatusCode, ApiError> {
-    let Ok(Path((label, id))) = path else {
-        return Err(path_unknown().await);
-    };
-    let managed = changeable(&api, &label)?;
     let Ok(id) = id.parse::<TokenId>() else {
         // It is not repeated, since it may be a whole token.
         let detail = "a token's id is its 16 digits after `tnlrt_`";
-        return Err(ApiError::new(
-            StatusCode::NOT_FOUND,
-            "credential_unknown",
-            detail,
-        ));
+        let (status, reason) = (StatusCode::NOT_FOUND, "credential_unknown");
+        return Err(ApiError::new(status, reason, detail));
     };
-    managed.revoke_token(&label, id).await?;
+    managed.revoke_token(label, id).await?;
     tracing::info!(runtime = label, token = %id, "the operator has revoked a token");
     Ok(StatusCode::NO_CONTENT)
 }
 
 /// The managed runtimes, unless there are none, or the runtimes file has the label.
-fn changeable<'a>(api: &'a Api, label: &str) -> Result<&'a Arc<Managed>, ApiError> {
+pub(super) fn changeable<'a>(
+    managed: Option<&'a Arc<Managed>>,
+    config: &Config,
+    label: &str,
+) -> Result<&'a Arc<Managed>, ApiError> {
     let conflict =
         |reason, detail: &dyn Display| ApiError::new(StatusCode::CONFLICT, reason, detail);
-    let Some(managed) = &api.managed else {
+    let Some(managed) = managed else {
         let detail =
             "the server was started without --managed-runtimes, where such runtimes are kept";
         return Err(conflict("managed_unset", &detail));
     };
-    let config = api.config.load();
     let label = RuntimeLabel::parse(label).ok();
     match label.filter(|label| config.runtimes.get(label).is_some()) {
         Some(label) => Err(conflict(

@@ -81,3 +81,29 @@ impl<'de> Deserialize<'de> for ManagedPlace {
         config_value::from_text(deserializer)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn faults(place: &str, has_etcd: bool) -> Vec<String> {
+        let source = Source {
+            managed_runtimes: Some(place.parse().unwrap()),
+            etcd: has_etcd.then(|| vec!["http://localhost:1".parse().unwrap()]),
+            ..Source::default()
+        };
+        let mut faults = Vec::new();
+        check(&source, &source.settings(), &mut faults);
+        faults.iter().map(ToString::to_string).collect()
+    }
+
+    #[test]
+    fn nodes_share_etcd_and_a_single_server_has_a_folder() {
+        assert!(faults("managed", false).is_empty() && faults("etcd", true).is_empty());
+        for (place, has_etcd) in [("etcd", false), ("managed", true)] {
+            let given = faults(place, has_etcd);
+            assert!(given[0].starts_with("--managed-runtimes: "), "{given:?}");
+        }
+        assert!("".parse::<ManagedPlace>().is_err());
+    }
+}

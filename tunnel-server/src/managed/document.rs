@@ -108,7 +108,11 @@ fn fault(fault: &ConfigFileError) -> String {
 }
 
 impl NewToken {
-    fn moment(&self) -> Result<Option<Moment>, ManagedError> {
+    /// When it is to expire.
+    ///
+    /// # Errors
+    /// When that is no moment, or is past.
+    pub(crate) fn moment(&self) -> Result<Option<Moment>, ManagedError> {
         let expires = self.expires.as_deref().map(str::parse::<Moment>);
         let expires = expires.transpose();
         let expires =

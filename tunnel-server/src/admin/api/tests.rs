@@ -8,6 +8,7 @@ use super::super::nodes::NodeView;
 use super::*;
 const ID_BYTES: usize = CredentialId::ID_BYTES;
 use crate::{
+    admin::refusal::AdminProblem,
     admin::view::{
         CertificateView, ConfigView, LimitsView, ProblemView, RouteView, ServerState, ServerView,
         SessionView, TokenView,
@@ -347,12 +348,12 @@ fn tokens_are_as_described() {
         ..token()
     };
     check_both("Token", &token(), &bare_token);
-    let made = managed::NewTokenView {
+    let made = NewTokenView {
         id: "0123456789abcdef".into(),
         token: "tnlrt_".into(),
         expires: Some(Timestamp::now()),
     };
-    let lasting = managed::NewTokenView {
+    let lasting = NewTokenView {
         expires: None,
         ..made.clone()
     };
