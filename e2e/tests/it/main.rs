@@ -9,8 +9,8 @@
     reason = "a failed expectation ends the test, with its reason"
 )]
 
-mod acme;
 mod admin_page;
+mod acme;
 mod black_hole;
 mod check;
 mod credentials;
