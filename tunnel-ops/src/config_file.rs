@@ -158,6 +158,11 @@ impl ConfigFileError {
     pub fn key(&self) -> Option<&str> {
         self.key.as_deref()
     }
+
+    /// The fault, without its place.
+    pub fn problem(&self) -> &str {
+        &self.problem
+    }
 }
 
 impl fmt::Display for ConfigFileError {

@@ -295,9 +295,14 @@ impl Authenticator {
     }
 
     /// Replaces the runtimes and tokens of the runtimes file.
-    pub fn replace_runtimes(&self, runtimes: Runtimes) {
-        self.runtimes.store(Arc::new(runtimes));
+    pub fn replace_runtimes(&self, runtimes: impl Into<Arc<Runtimes>>) {
+        self.runtimes.store(runtimes.into());
         self.changed_now();
+    }
+
+    /// The runtimes in force, with their tokens.
+    pub(crate) fn runtimes(&self) -> Arc<Runtimes> {
+        self.runtimes.load_full()
     }
 
     /// Replaces the revocations of the file. Those that the operator has made stay.

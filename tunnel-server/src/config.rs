@@ -9,6 +9,7 @@ mod credentials;
 pub mod effective;
 mod listeners;
 pub(crate) mod live;
+mod managed;
 mod nodes;
 mod origin;
 mod settings;
@@ -31,6 +32,7 @@ pub use self::acme::{
 pub use self::credentials::{
     CertificateSettings, Credentials, HttpUrl, JwksSource, JwtSettings, PlatformSettings,
 };
+pub use self::managed::ManagedPlace;
 pub use self::nodes::{BadKeyPrefix, EtcdUrl, KeyPrefix, PeerLinks, SharedDirectory};
 pub use self::origin::Origin;
 pub use self::settings::{Given, Settings, Source, setting};
@@ -54,7 +56,7 @@ pub struct Config {
     pub public_tls: Option<Identity>,
     /// How certificates are got for listeners that have none; `None` if they are not. Default `None`.
     pub acme: Option<AcmeSettings>,
-    /// The runtimes that may connect, and the hosts of each.
+    /// The runtimes of the runtimes file. Managed ones are in force beside them.
     pub runtimes: Runtimes,
     /// The secret that events for the platform are signed with. Default `None`.
     pub webhook_secret: Option<WebhookSecret>,
@@ -175,6 +177,7 @@ impl Config {
             public_tls.clone_from(&tunnel_tls);
         }
         credentials::check(source, &mut faults);
+        managed::check(source, &settings, &mut faults);
         let runtimes = runtimes(&settings, &mut faults);
         if let Some(path) = &settings.admin_token_file {
             or_fault(&mut faults, BearerGuard::load(path));
@@ -302,10 +305,11 @@ fn public_identity(source: &Source, faults: &mut Vec<ConfigFault>) -> Option<Ide
 
 fn runtimes(settings: &Settings, faults: &mut Vec<ConfigFault>) -> Option<Runtimes> {
     let path = settings.runtimes.as_ref();
-    if path.is_none() && Credentials::of(settings).is_any() {
+    let is_managed = settings.managed_runtimes.is_some();
+    if path.is_none() && (is_managed || Credentials::of(settings).is_any()) {
         return Some(Runtimes::default());
     }
-    let purpose = "without a runtimes file, --jwks, --auth-url or --client-ca no tunnel client can connect; \
+    let purpose = "without a runtimes file, --managed-runtimes, --jwks, --auth-url or --client-ca no tunnel client can connect; \
                    `tunnel-server token create` makes one";
     let path = required(faults, path, &setting::runtimes, purpose)?;
     or_fault(faults, Runtimes::load(path, &settings.domain))

@@ -28,6 +28,7 @@ mod gauges;
 pub mod history;
 mod lifecycle;
 mod lock;
+pub mod managed;
 pub mod metrics;
 pub mod peer_tls;
 pub mod peers;

@@ -6,6 +6,7 @@
 
 pub(crate) mod drain;
 pub mod handover;
+mod managing;
 mod moving;
 mod parts;
 pub(crate) mod reload;
@@ -54,6 +55,8 @@ use crate::{
     config::{Config, effective::Effective},
     directory::DirectoryError,
     events::{Event, EventKind},
+    managed::ManagedStoreError,
+    peers::Peers,
     registry::Registry,
     runtimes::NameError,
 };
@@ -115,6 +118,9 @@ pub enum RunError {
     /// The node cannot take part in the shared directory.
     #[error(transparent)]
     Directory(#[from] DirectoryError),
+    /// The managed runtimes cannot be read.
+    #[error(transparent)]
+    Managed(#[from] ManagedStoreError),
 }
 
 /// Where a server listens.
@@ -304,15 +310,13 @@ impl Server {
         if !is_directory_ready(&parts, &shutdown).await? {
             return Ok(());
         }
+        let Some(managing) = managing::start(&parts, &shutdown).await? else {
+            return Ok(());
+        };
         if let Some(acme) = &parts.acme {
             acme.load().await;
         }
-        let listeners = parts.listeners(shards.len(), addresses.public.port(), links);
-        let mut running = Vec::new();
-        for (number, (listeners, sockets)) in listeners.into_iter().zip(shards).enumerate() {
-            let shard = Shard::start(number, &parts.threads, listeners, sockets);
-            running.push(shard.map_err(|error| RunError::Shard(number, error))?);
-        }
+        let mut running = start_shards(&parts, shards, addresses.public.port(), links)?;
         // Keys behind a URL are there before the first client needs them.
         parts.authenticator.start();
         let serving = Owned::spawn("taking over", take_over(parts.clone(), predecessor));
@@ -339,6 +343,7 @@ impl Server {
         // What is left had its time: the shards' runtimes end with their tasks.
         parts.lifecycle.cut();
         drop(running);
+        drop(managing);
         // Before this node's key is removed, which they would write again.
         drop(directory);
         if let Some(directory) = parts.registry.directory().shared() {
@@ -354,6 +359,21 @@ impl Server {
         tracing::info!("stopped");
         failed.map_or(Ok(()), Err)
     }
+}
+
+fn start_shards(
+    parts: &Parts,
+    sockets: Vec<Sockets>,
+    public_port: u16,
+    links: Option<Arc<Peers>>,
+) -> Result<Vec<Shard>, RunError> {
+    let listeners = parts.listeners(sockets.len(), public_port, links);
+    let shards = listeners.into_iter().zip(sockets).enumerate();
+    let shards = shards.map(|(number, (listeners, sockets))| {
+        let shard = Shard::start(number, &parts.threads, listeners, sockets);
+        shard.map_err(|error| RunError::Shard(number, error))
+    });
+    shards.collect()
 }
 
 /// Serves the admin listener from when the server serves tunnel clients until it closes.

@@ -24,7 +24,7 @@ use crate::{
     lifecycle::Lifecycle,
     metrics::Metrics,
     registry::{Registry, Slot},
-    runtimes::{HostName, RuntimeEntry, RuntimeLimits},
+    runtimes::{HostName, ListedToken, RuntimeEntry, RuntimeLimits, Runtimes},
     timestamp::Timestamp,
     tunnel::{Directive, Member, SessionCredential, Tunnel},
     upgrades::UpgradeView,
@@ -112,6 +112,12 @@ pub struct RuntimeView {
     pub account: String,
     /// Its name within the account.
     pub name: String,
+    /// Whether this API has made it.
+    #[serde(default)]
+    pub managed: bool,
+    /// Its tokens; absent in a list of runtimes.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub tokens: Option<Vec<TokenView>>,
     /// The hosts that it is reached at.
     pub hosts: Vec<String>,
     /// Whether a tunnel client holds it, at this server node or at another one.
@@ -169,6 +175,36 @@ pub struct RuntimeView {
     /// How many more routes it has; absent when there are none.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub routes_omitted: Option<usize>,
+}
+
+/// One token of a runtime, without its secret.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct TokenView {
+    /// Its public id.
+    pub id: String,
+    /// When it was created; absent if that is not known.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub created: Option<Timestamp>,
+    /// When it expires; absent if it does not.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub expires: Option<Timestamp>,
+    /// Whether it is revoked.
+    pub revoked: bool,
+    /// A note for people.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub note: Option<String>,
+}
+
+impl From<&ListedToken> for TokenView {
+    fn from(token: &ListedToken) -> Self {
+        Self {
+            id: token.id.to_string(),
+            created: token.created.map(Timestamp::from),
+            expires: token.expires.map(Timestamp::from),
+            revoked: token.revoked,
+            note: token.note.clone(),
+        }
+    }
 }
 
 /// Runtimes in the order of their labels.
@@ -390,10 +426,11 @@ pub(super) fn runtime_entry(
     known(registry, label).map(|slot| slot.entry().clone())
 }
 
-/// A runtime as it is now.
+/// A runtime as it is now. `listed` are those in force.
 pub(super) fn runtime_view(
     registry: &Registry,
     config: &Config,
+    listed: &Runtimes,
     entry: &RuntimeEntry,
 ) -> RuntimeView {
     let slot = registry.slot(entry.label.as_str());
@@ -419,6 +456,8 @@ pub(super) fn runtime_view(
         label: entry.label.to_string(),
         account: entry.account.to_string(),
         name: entry.name.to_string(),
+        managed: config.runtimes.get(&entry.label).is_none() && listed.get(&entry.label).is_some(),
+        tokens: None,
         hosts: hosts.map(ToString::to_string).collect(),
         online: tunnel.is_some() || !nodes.is_empty(),
         online_since: slot
@@ -456,13 +495,16 @@ pub(super) fn runtime_view(
     }
 }
 
-/// A runtime as it is now, with the routes that its tunnel client has reported.
-pub(super) fn runtime_with_routes(
+/// A runtime as it is now, with its tokens, and the routes that its tunnel client has reported.
+pub(super) fn runtime_in_full(
     registry: &Registry,
     config: &Config,
+    listed: &Runtimes,
     entry: &RuntimeEntry,
 ) -> RuntimeView {
-    let mut view = runtime_view(registry, config, entry);
+    let mut view = runtime_view(registry, config, listed, entry);
+    let tokens = listed.tokens_of(&entry.label);
+    view.tokens = Some(tokens.map(TokenView::from).collect());
     let tunnel = registry.slot(entry.label.as_str());
     let members = tunnel.and_then(|slot| Some(slot.tunnel()?.members()));
     // A client with a new table of routes reports it to its latest session first.

@@ -353,7 +353,7 @@ fn accepting(authority: Option<(&Authority, bool)>) -> PreparedCredentials {
     if let Some((authority, with_list)) = authority {
         authority.set(&mut config, with_list);
     }
-    PreparedCredentials::read(&config).unwrap()
+    PreparedCredentials::read(&config, Arc::default()).unwrap()
 }
 
 #[tokio::test]

@@ -23,10 +23,7 @@ use tokio::{net::TcpStream, time::timeout};
 use tunnel_ops::task::Owned;
 
 use super::{Failure, table::printable};
-use crate::admin::{
-    address::AdminUrl,
-    api::{AdminProblem, ROOT},
-};
+use crate::admin::{address::AdminUrl, api::ROOT, refusal::AdminProblem};
 use crate::cli::AdminArgs;
 
 /// Time for the connection, which is usually local.

@@ -55,7 +55,8 @@ async fn serve(process: Process, given: Given, telemetry: Arc<Telemetry>) -> Res
     // Every fault of the configuration is reported before anything is bound.
     let source = given.merge().map_err(Failure::configuration)?;
     let config = Config::check(&source).map_err(Failure::configuration)?;
-    if config.runtimes.token_count() == 0 && !config.credentials().is_any() {
+    let has_other = config.credentials().is_any() || config.settings.managed_runtimes.is_some();
+    if config.runtimes.token_count() == 0 && !has_other {
         tracing::warn!("the runtimes file holds no token: no client can connect");
     }
     tracing::info!(

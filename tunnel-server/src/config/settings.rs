@@ -19,6 +19,7 @@ use tunnel_proto::session::DEFAULT_PING_INTERVAL;
 
 use super::acme::{AcmeChallenge, AcmeContact, AcmeDirectory, AcmeName};
 use super::credentials::{HttpUrl, JwksSource};
+use super::managed::ManagedPlace;
 use super::nodes::{EtcdUrl, KeyPrefix};
 use super::origin::Origin;
 use crate::directory::{NodeName, OnConflict, WithoutDirectory};
@@ -113,7 +114,9 @@ settings! {
         /// Each runtime is reached at ACCOUNT-RUNTIME under this domain
         domain: HostName = HostName::default_domain(), "DOMAIN", Restart;
         /// The runtimes and their tokens, TOML
-        runtimes: PathBuf, else "required unless --jwks, --auth-url or --client-ca is given", "FILE", AtOnce;
+        runtimes: PathBuf, else "required unless --managed-runtimes, --jwks, --auth-url or --client-ca is given", "FILE", AtOnce;
+        /// Where the runtimes are kept that the admin API makes: a folder, or etcd, which the nodes of --etcd share
+        managed_runtimes: ManagedPlace, else "the admin API makes none", "DIR|etcd", Restart;
         /// Revoked credentials, TOML; they are refused, and sessions that hold one are ended
         revocations: PathBuf, else "", "FILE", AtOnce;
         /// Keys that JSON Web Tokens are signed with: a file, or an https URL (JWK set, RFC 7517)

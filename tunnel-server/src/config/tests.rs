@@ -175,7 +175,7 @@ fn all_missing_settings_are_reported_at_once() {
         [
             "--tls-cert is missing: the tunnel listener's certificate chain (or TUNNEL_SERVER_TLS_CERT, or `tls_cert` in the configuration file)",
             "--tls-key is missing: the key of the tunnel listener's certificate (or TUNNEL_SERVER_TLS_KEY, or `tls_key` in the configuration file)",
-            "--runtimes is missing: without a runtimes file, --jwks, --auth-url or --client-ca no tunnel client can connect; `tunnel-server token create` makes one (or TUNNEL_SERVER_RUNTIMES, or `runtimes` in the configuration file)",
+            "--runtimes is missing: without a runtimes file, --managed-runtimes, --jwks, --auth-url or --client-ca no tunnel client can connect; `tunnel-server token create` makes one (or TUNNEL_SERVER_RUNTIMES, or `runtimes` in the configuration file)",
         ]
     );
 }

@@ -147,8 +147,14 @@ impl Parts {
     /// # Errors
     /// When a file that it names cannot be used. Nothing changes then.
     fn apply(&self, mut config: Config, emptied: Emptied) -> Result<Vec<Difference>, ApplyError> {
+        let _applying = self.applying.lock();
         // Everything that can fail comes first.
-        let credentials = PreparedCredentials::read(&config)?;
+        let merged = self.managed.as_ref().map(|it| it.merge(&config.runtimes));
+        let runtimes = match &merged {
+            Some(merged) => merged.runtimes.clone(),
+            None => Arc::new(config.runtimes.clone()),
+        };
+        let credentials = PreparedCredentials::read(&config, runtimes.clone())?;
         if emptied == Emptied::Refuse {
             self.check_not_emptied(&config, &credentials)?;
         }
@@ -159,7 +165,7 @@ impl Parts {
         let etcd = self.registry.directory().shared().zip(etcd);
         config.keep_started(&self.config.load());
         let tls = self.tls.prepare(&config, credentials.client_auth())?;
-        let hosts = self.router.prepare(&config.runtimes)?;
+        let hosts = self.router.prepare(&runtimes)?;
         let admin_guard = admin_guard(&config)?;
         // Nothing fails from here on.
         self.tls.commit(tls);
@@ -186,6 +192,9 @@ impl Parts {
         self.config.replace(config);
         // Last, since it makes the sessions check their grants.
         self.authenticator.replace(credentials);
+        if let Some((managed, merged)) = self.managed.as_ref().zip(merged) {
+            managed.commit(merged);
+        }
         Ok(differences)
     }
 

@@ -36,6 +36,7 @@ mod jwt_keys;
 mod lasting;
 mod limits;
 mod long_streams;
+mod managed;
 mod nodes;
 mod one_address;
 mod panics;

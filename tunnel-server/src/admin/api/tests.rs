@@ -8,9 +8,10 @@ use super::super::nodes::NodeView;
 use super::*;
 const ID_BYTES: usize = CredentialId::ID_BYTES;
 use crate::{
+    admin::refusal::AdminProblem,
     admin::view::{
         CertificateView, ConfigView, LimitsView, ProblemView, RouteView, ServerState, ServerView,
-        SessionView,
+        SessionView, TokenView,
     },
     auth::CredentialView,
     events::{EventKind, EventView},
@@ -115,6 +116,8 @@ fn runtime() -> RuntimeView {
         label: "acme-prod".into(),
         account: "acme".into(),
         name: "prod".into(),
+        managed: true,
+        tokens: Some(vec![token()]),
         hosts: vec!["acme-prod.tunnels.test".into()],
         online: true,
         online_since: Some(now),
@@ -167,6 +170,16 @@ fn runtime() -> RuntimeView {
     }
 }
 
+fn token() -> TokenView {
+    TokenView {
+        id: "0123456789abcdef".into(),
+        created: Some(Timestamp::now()),
+        expires: Some(Timestamp::now()),
+        revoked: true,
+        note: Some("first".into()),
+    }
+}
+
 fn refusal() -> RefusedDial {
     RefusedDial {
         at: Timestamp::now(),
@@ -204,6 +217,7 @@ fn bare_runtime() -> RuntimeView {
         online_since: None,
         last_online: None,
         instance: None,
+        tokens: None,
         epoch: None,
         credential: None,
         expires: None,
@@ -334,6 +348,27 @@ fn responses_are_as_described() {
         detail: "no such thing".into(),
     };
     check_both("Problem", &problem, &problem);
+}
+
+#[test]
+fn tokens_are_as_described() {
+    let bare_token = TokenView {
+        created: None,
+        expires: None,
+        note: None,
+        ..token()
+    };
+    check_both("Token", &token(), &bare_token);
+    let made = NewTokenView {
+        id: "0123456789abcdef".into(),
+        token: "tnlrt_".into(),
+        expires: Some(Timestamp::now()),
+    };
+    let lasting = NewTokenView {
+        expires: None,
+        ..made.clone()
+    };
+    check_both("NewToken", &made, &lasting);
 }
 
 #[test]
