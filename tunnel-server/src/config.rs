@@ -14,6 +14,7 @@ mod settings;
 use std::net::SocketAddr;
 use std::path::PathBuf;
 
+use tunnel_http::answer::ProblemPage;
 use tunnel_ops::admin::{BearerFileError, BearerGuard};
 use tunnel_ops::config_file::ConfigFileError;
 use tunnel_ops::config_value::listeners_overlap;
@@ -42,6 +43,8 @@ pub struct Config {
     pub tunnel_tls: Identity,
     /// Certificate and key of the public listener; `None` means plain HTTP. Default `None`.
     pub public_tls: Option<Identity>,
+    /// The page that browsers get for a problem. Default: the built-in one.
+    pub problem_page: ProblemPage,
     /// The runtimes that may connect, and the hosts of each.
     pub runtimes: Runtimes,
     /// The directory that this server shares with other nodes; `None` if it stands alone. Default `None`.
@@ -101,6 +104,7 @@ impl Config {
             },
             tunnel_tls,
             public_tls: None,
+            problem_page: ProblemPage::default(),
             runtimes,
             shared_directory: None,
             leaving_per_second: 500,
@@ -138,16 +142,20 @@ impl Config {
             or_fault(&mut faults, BearerGuard::load(path));
         }
         let shared_directory = nodes::check(source, &settings, &mut faults);
+        let problem_page = problem_page(source, &settings, &mut faults);
         check_listeners(source, &settings, &mut faults);
         check_proxies(source, &settings, &mut faults);
         check_grace(source, &settings, &mut faults);
-        match (tunnel_tls, runtimes) {
-            (Some(tunnel_tls), Some(runtimes)) if faults.is_empty() => Ok(Self {
-                public_tls,
-                shared_directory,
-                settings: settings.clone(),
-                ..Self::new(tunnel_tls, runtimes, settings.domain)
-            }),
+        match (tunnel_tls, runtimes, problem_page) {
+            (Some(tunnel_tls), Some(runtimes), Some(problem_page)) if faults.is_empty() => {
+                Ok(Self {
+                    public_tls,
+                    problem_page,
+                    shared_directory,
+                    settings: settings.clone(),
+                    ..Self::new(tunnel_tls, runtimes, settings.domain)
+                })
+            }
             _ => Err(ConfigError::new(faults)),
         }
     }
@@ -236,6 +244,19 @@ fn public_identity(source: &Source, faults: &mut Vec<ConfigFault>) -> Option<Ide
     };
     faults.push(source.fault(given, problem));
     None
+}
+
+fn problem_page(
+    source: &Source,
+    settings: &Settings,
+    faults: &mut Vec<ConfigFault>,
+) -> Option<ProblemPage> {
+    let Some(path) = &settings.problem_page else {
+        return Some(ProblemPage::default());
+    };
+    let page = ProblemPage::load(path);
+    page.map_err(|error| faults.push(source.fault(&setting::problem_page, error.to_string())))
+        .ok()
 }
 
 fn runtimes(settings: &Settings, faults: &mut Vec<ConfigFault>) -> Option<Runtimes> {
