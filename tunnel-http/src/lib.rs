@@ -16,11 +16,11 @@
 //! - [`check`], [`outgoing`]: what a request has to be, and the fields with which it goes on.
 //! - [`received`], [`content`], [`trailers`], [`listener_body`]: content as hyper gives it, with its time-outs; a cut
 //!   is never an end.
-//! - [`answer`]: the head and content of a response or of a problem.
+//! - [`answer`]: the head and content of a response or of a problem, in the format and detail that its reader gets.
 //! - [`upgraded`], [`long_streams`]: upgraded connections, and how long streams end in order.
 //! - [`access_log`]: the record of an exchange, and its line.
 //!
-//! This crate knows no runtimes, sessions, routes, files or flags.
+//! This crate knows no runtimes, sessions, routes or flags.
 
 pub mod access_log;
 pub mod answer;

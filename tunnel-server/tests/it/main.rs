@@ -39,6 +39,7 @@ mod long_streams;
 mod nodes;
 mod panics;
 mod peer_port;
+mod problem_answers;
 mod program;
 mod proxy;
 mod reload;
