@@ -155,6 +155,21 @@ pub fn init(format: LogFormat, filter: &LogFilter) -> Result<Telemetry, Telemetr
     })
 }
 
+impl LogFormat {
+    /// Logs why the program cannot go on, if its lines are read by a machine, for which a line in another form is lost.
+    /// Returns whether it did.
+    #[must_use]
+    pub fn logs_fatal(self, error: &str) -> bool {
+        let is_json = self == Self::Json;
+        if is_json {
+            for error in error.lines() {
+                tracing::error!(error, "the program ends");
+            }
+        }
+        is_json
+    }
+}
+
 /// Reports lines that standard error did not take in time. Its own failure cannot be reported anywhere.
 fn report_lost(lines: &LostLines) {
     if lines.error.is_none() {

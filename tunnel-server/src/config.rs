@@ -156,7 +156,10 @@ impl Config {
                     ..Self::new(tunnel_tls, runtimes, settings.domain)
                 })
             }
-            _ => Err(ConfigError::new(faults)),
+            _ => {
+                let faults = faults.into_iter().map(|fault| source.with_setting(fault));
+                Err(ConfigError::new(faults.collect()))
+            }
         }
     }
 
@@ -204,6 +207,20 @@ impl Config {
 }
 
 impl Source {
+    /// The fault of a file, with the setting that names the file.
+    fn with_setting(&self, fault: ConfigFault) -> ConfigFault {
+        let problem = match &fault {
+            ConfigFault::Missing { .. } | ConfigFault::Value { .. } | ConfigFault::File(_) => {
+                return fault;
+            }
+            of_file => of_file.to_string(),
+        };
+        match self.origin_of_file(&problem) {
+            Some(origin) => ConfigFault::Value { origin, problem },
+            None => fault,
+        }
+    }
+
     /// A fault of a setting, or of its combination with others.
     fn fault(&self, setting: &Setting, problem: impl Into<String>) -> ConfigFault {
         ConfigFault::Value {

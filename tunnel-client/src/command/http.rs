@@ -3,7 +3,6 @@
 use std::io::Write;
 
 use tokio::sync::watch;
-use tunnel_http::access_log::AccessLog;
 use tunnel_ops::task::Owned;
 
 use super::{Failure, program, run};
@@ -12,9 +11,7 @@ use crate::{cli::HttpArgs, client::Welcomed, config::Given};
 pub(super) fn http(arguments: HttpArgs) -> Result<(), Failure> {
     let upstream = arguments.service.to_string();
     let given = given(arguments)?;
-    let telemetry = program::begin(&given)?;
-    let access_log = AccessLog::new(telemetry.access_log());
-    program::block_on(async move {
+    program::run(given, async move |given, access_log| {
         let (client, shutdown) = run::prepare(given, access_log)?;
         let _announcing = Owned::spawn("announce", announce(client.welcomed(), upstream));
         run::until_stopped(client, shutdown).await

@@ -8,9 +8,7 @@ use crate::config::Given;
 use crate::serving::{Serving, ServingError};
 
 pub(super) fn serve(given: Given) -> Result<(), Failure> {
-    let telemetry = program::begin(&given)?;
-    let access_log = AccessLog::new(telemetry.access_log());
-    program::block_on(run(given, access_log))
+    program::run(given, run)
 }
 
 async fn run(given: Given, access_log: AccessLog) -> Result<(), Failure> {
@@ -26,7 +24,8 @@ async fn run(given: Given, access_log: AccessLog) -> Result<(), Failure> {
         "tunnel-client starts, without a tunnel"
     );
     // Boxed, since it holds the whole client.
-    Box::pin(serving.run(shutdown))
+    Box::pin(serving.run(shutdown.clone()))
         .await
-        .map_err(Failure::running)
+        .map_err(Failure::running)?;
+    Failure::of_forced(&shutdown)
 }

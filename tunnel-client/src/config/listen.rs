@@ -57,10 +57,10 @@ impl ServeConfig {
                 problem_page,
                 routes,
             }),
-            (Ok(_), _) => Err(ConfigError::new(faults)),
+            (Ok(_), _) => Err(source.faults(faults)),
             (Err(more), _) => {
                 faults.extend(more.into_vec());
-                Err(ConfigError::new(faults))
+                Err(source.faults(faults))
             }
         }
     }

@@ -19,7 +19,10 @@ pub(super) fn run(given: Given) -> Result<(), Failure> {
     let telemetry = telemetry::init(format, &filter).map_err(Failure::running)?;
     descriptors::raise_limit();
     // This thread runs the control tasks; the shards that carry traffic have their own.
-    block_on(serve(given, Arc::new(telemetry)))
+    // Kept until the failure is logged.
+    let telemetry = Arc::new(telemetry);
+    let result = block_on(serve(given, Arc::clone(&telemetry)));
+    result.map_err(|failure| failure.logged(format))
 }
 
 async fn serve(given: Given, telemetry: Arc<Telemetry>) -> Result<(), Failure> {
@@ -51,7 +54,11 @@ async fn serve(given: Given, telemetry: Arc<Telemetry>) -> Result<(), Failure> {
     telemetry.set_access_log(opened.map_err(Failure::running)?);
     let access_log = AccessLog::new(telemetry.access_log());
     let server = Server::bind(config, access_log).await;
-    let server = server.map_err(Failure::binding)?;
+    let server = server.map_err(|error| Failure::binding(error, &source))?;
     let _reloading = reloader.start(server.parts(), telemetry);
-    server.run(shutdown).await.map_err(Failure::running)
+    server
+        .run(shutdown.clone())
+        .await
+        .map_err(Failure::running)?;
+    Failure::of_forced(&shutdown)
 }
