@@ -10,6 +10,7 @@ mod line_sink;
 mod line_writer;
 mod live_filter;
 mod request_id;
+mod text;
 mod trace_parent;
 
 use std::fmt;
@@ -124,7 +125,9 @@ pub enum TelemetryError {
 
 /// Starts the process's log on standard error.
 pub fn init(format: LogFormat, filter: &LogFilter) -> Result<Telemetry, TelemetryError> {
-    let terminal = io::stderr().is_terminal();
+    // https://no-color.org: any value but an empty one.
+    let may_colour = std::env::var_os("NO_COLOR").is_none_or(|value| value.is_empty());
+    let is_coloured = may_colour && io::stderr().is_terminal();
     let stderr = LineWriter::start(io::stderr(), report_lost)?;
     let queue = stderr.queue().clone();
     let make_lines = move || queue.clone();
@@ -135,7 +138,8 @@ pub fn init(format: LogFormat, filter: &LogFilter) -> Result<Telemetry, Telemetr
             registry
                 .with(
                     tracing_subscriber::fmt::layer()
-                        .with_ansi(terminal)
+                        .event_format(text::TextLines)
+                        .with_ansi(is_coloured)
                         .with_writer(make_lines),
                 )
                 .try_init()?;
