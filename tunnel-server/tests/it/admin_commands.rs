@@ -289,6 +289,9 @@ async fn an_offline_runtime_is_shown_with_why_and_with_what_it_has_carried() {
     });
     let refusal = refusal.await;
     assert_eq!(refusal["reason"], "token_refused");
+    // The operator learns what the client does not.
+    let detail = refusal["detail"].as_str().unwrap();
+    assert!(detail.contains("its secret is wrong"), "{detail}");
     assert_eq!(refusal["credential"]["id"], id["tnlrt_".len()..][..16]);
     assert_eq!(refusal["client_version"], "1.2.3");
     let list = operator.sees(&["runtimes", "list"]).await;
