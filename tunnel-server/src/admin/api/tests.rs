@@ -261,6 +261,8 @@ fn responses_are_as_described() {
         config_version: 5,
         last_reload_ok: Some(true),
         last_reload: Some(Timestamp::now()),
+        last_reload_fault: Some("server.toml:1:1: unknown key".into()),
+        waiting_for_restart: vec!["shards".into()],
         nodes: vec![NodeView {
             name: "n1".into(),
             version: "1.2.3".into(),
@@ -274,6 +276,8 @@ fn responses_are_as_described() {
         state: ServerState::Running,
         last_reload_ok: None,
         last_reload: None,
+        last_reload_fault: None,
+        waiting_for_restart: Vec::new(),
         nodes: Vec::new(),
         ..full.clone()
     };
