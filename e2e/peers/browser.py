@@ -1,8 +1,17 @@
-"""Opens a page in headless Chromium, runs a script in it, and waits until an expression is true.
+"""Opens a page in headless Chromium and does what a person would do there.
 
-usage: browser.py CHROMIUM URL SCRIPT EXPRESSION [WIDTH [dark|light [SCREENSHOT.png]]]
+usage: browser.py CHROMIUM URL STEPS [WIDTH [dark|light [SCREENSHOT.png]]]
 
-Prints the text that the page then shows. Ends with 1 when the expression stays false.
+STEPS is a JSON array of pairs, done one after another:
+  ["run", SCRIPT]          runs a script in the page
+  ["await", EXPRESSION]    waits until an expression is true
+  ["key", NAME]            presses a key: Tab, Enter, Escape, or a character
+  ["tab", EXPRESSION]      presses Tab until an expression is true
+  ["type", TEXT]           types into what has the focus
+  ["width", PIXELS]        makes the window as wide
+
+Prints the text that the page then shows. Ends with 1 when an expression stays false, when the page is wider than its window
+at any of the widths, and when the console has an error, such as a breach of the page's own Content-Security-Policy.
 """
 
 import asyncio
@@ -20,6 +29,13 @@ FLAGS = [
     "--hide-scrollbars", "--remote-debugging-port=0",
 ]
 PATIENCE_SECONDS = 20
+# Far more than there is to reach on a page under test.
+TABS = 60
+KEYS = {"Tab": (9, ""), "Enter": (13, "\r"), "Escape": (27, "")}
+
+
+class Failed(Exception):
+    """A step did not succeed."""
 
 
 class Tab:
@@ -28,6 +44,22 @@ class Tab:
     def __init__(self, socket):
         self.socket = socket
         self.number = 0
+        self.errors = []
+
+    def note(self, message):
+        """Keeps what a console would show in red."""
+        method, parameters = message["method"], message["params"]
+        if method == "Log.entryAdded" and parameters["entry"]["level"] == "error":
+            entry = parameters["entry"]
+            # How an API asks for a credential.
+            if entry["source"] == "network" and "status of 401" in entry["text"]:
+                return
+            self.errors.append(f"{entry['text']} {entry.get('url', '')}")
+        elif method == "Runtime.exceptionThrown":
+            details = parameters["exceptionDetails"]
+            self.errors.append(details.get("exception", {}).get("description", details["text"]))
+        elif method == "Runtime.consoleAPICalled" and parameters["type"] == "error":
+            self.errors.append(json.dumps(parameters["args"]))
 
     async def call(self, method, **parameters):
         self.number += 1
@@ -37,6 +69,8 @@ class Tab:
             answer = json.loads(await self.socket.recv())
             if answer.get("id") == self.number:
                 return answer.get("result", {})
+            if "method" in answer:
+                self.note(answer)
 
     async def value(self, expression):
         answer = await self.call("Runtime.evaluate", expression=expression, returnByValue=True)
@@ -64,32 +98,75 @@ async def becomes_true(tab, expression):
     return False
 
 
-async def visit(tab, url, script, expression, width, scheme, screenshot):
-    media = [{"name": "prefers-color-scheme", "value": scheme}]
-    await tab.call("Emulation.setEmulatedMedia", features=media)
+async def press(tab, key):
+    code, text = KEYS.get(key, (0, key))
+    parameters = {"key": key, "windowsVirtualKeyCode": code, "text": text}
+    await tab.call("Input.dispatchKeyEvent", type="keyDown" if text else "rawKeyDown", **parameters)
+    await tab.call("Input.dispatchKeyEvent", type="keyUp", key=key, windowsVirtualKeyCode=code)
+
+
+async def tab_to(tab, expression):
+    for _ in range(TABS):
+        await press(tab, "Tab")
+        if await tab.value(f"Boolean({expression})"):
+            return True
+    return False
+
+
+async def set_width(tab, width):
     size = {"width": width, "height": 900, "deviceScaleFactor": 1, "mobile": width < 600}
     await tab.call("Emulation.setDeviceMetricsOverride", **size)
-    await tab.call("Page.enable")
-    await tab.call("Page.navigate", url=url)
-    loaded = "location.protocol == 'http:' && document.readyState == 'complete'"
-    if await becomes_true(tab, loaded):
-        await tab.value(script)
-    if not await becomes_true(tab, expression):
-        print(await tab.value("document.body.innerText"))
-        return 1
-    if screenshot:
-        picture = await tab.call("Page.captureScreenshot", captureBeyondViewport=True)
-        with open(screenshot, "wb") as file:
-            file.write(base64.b64decode(picture["data"]))
+
+
+async def check_width(tab):
     overflow = await tab.value("document.documentElement.scrollWidth - innerWidth")
     if overflow and overflow > 0:
-        print(f"the page is {overflow} pixels wider than its window")
+        raise Failed(f"the page is {overflow} pixels wider than its window")
+
+
+async def do(tab, kind, what):
+    if kind == "run":
+        await tab.value(what)
+    elif kind == "await" and not await becomes_true(tab, what):
+        raise Failed(f"stays false: {what}")
+    elif kind == "key":
+        await press(tab, what)
+    elif kind == "tab" and not await tab_to(tab, what):
+        raise Failed(f"no Tab leads there: {what}")
+    elif kind == "type":
+        await tab.call("Input.insertText", text=what)
+    elif kind == "width":
+        await check_width(tab)
+        await set_width(tab, int(what))
+
+
+async def visit(tab, url, steps, width, scheme, screenshot):
+    for domain in ["Runtime", "Log", "Page"]:
+        await tab.call(f"{domain}.enable")
+    media = [{"name": "prefers-color-scheme", "value": scheme}]
+    await tab.call("Emulation.setEmulatedMedia", features=media)
+    await set_width(tab, width)
+    await tab.call("Page.navigate", url=url)
+    loaded = "location.protocol == 'http:' && document.readyState == 'complete'"
+    try:
+        for kind, what in [["await", loaded], *steps]:
+            await do(tab, kind, what)
+        if screenshot:
+            picture = await tab.call("Page.captureScreenshot", captureBeyondViewport=True)
+            with open(screenshot, "wb") as file:
+                file.write(base64.b64decode(picture["data"]))
+        await check_width(tab)
+        if tab.errors:
+            raise Failed("\n".join(tab.errors))
+    except Failed as failed:
+        print(await tab.value("document.body.innerText"))
+        print(failed, *tab.errors, sep="\n")
         return 1
     print(await tab.value("document.body.innerText"))
     return 0
 
 
-async def main(chromium, url, script, expression, width="1280", scheme="light", screenshot=None):
+async def main(chromium, url, steps, width="1280", scheme="light", screenshot=None):
     with tempfile.TemporaryDirectory() as profile:
         browser = await asyncio.create_subprocess_exec(
             chromium, *FLAGS, f"--user-data-dir={profile}", "about:blank",
@@ -97,7 +174,7 @@ async def main(chromium, url, script, expression, width="1280", scheme="light", 
         )
         try:
             async with connect(await tab_address(browser), max_size=None) as socket:
-                return await visit(Tab(socket), url, script, expression, int(width), scheme, screenshot)
+                return await visit(Tab(socket), url, json.loads(steps), int(width), scheme, screenshot)
         finally:
             browser.kill()
             await browser.wait()

@@ -53,6 +53,14 @@ impl Entry {
         }
     }
 
+    /// A TLS listener at `address`, for requests to `host`, whose certificate is checked as `config` says.
+    pub fn tls_by(address: SocketAddr, host: &str, config: Arc<ClientConfig>) -> Self {
+        Self {
+            tls: Some(config),
+            ..Self::plain(address, host)
+        }
+    }
+
     /// The address to connect to.
     pub fn address(&self) -> SocketAddr {
         self.address

@@ -1,13 +1,17 @@
-//! Peers that others wrote: curl, nginx, squid, dante, mitmproxy, faketime, Python's `websockets` and `h2`.
+//! Peers that others wrote: curl, nginx, squid, dante, mitmproxy, faketime, Pebble, Python's `websockets`, `h2` and
+//! `opentelemetry-proto`.
 //!
 //! They are what `e2e/install-peers` puts on the machine. A test that needs one and does not find
 //! it fails and says so: a peer that is silently left out proves nothing.
 
 pub mod browser;
+pub mod collector;
 pub mod curl;
 pub mod dante;
+pub mod envoy;
 pub mod mitmproxy;
 pub mod nginx;
+pub mod pebble;
 mod port;
 pub mod python;
 pub mod squid;

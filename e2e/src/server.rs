@@ -28,7 +28,9 @@ use crate::{
 pub struct ServerOptions {
     /// The domain under which runtimes have their hosts.
     pub domain: String,
-    /// Whether the public listener speaks TLS.
+    /// Whether the tunnel listener has a certificate in files.
+    pub tunnel_tls: bool,
+    /// Whether the public listener has one.
     pub public_tls: bool,
     /// Flags beside those that are always given.
     pub flags: Vec<String>,
@@ -44,6 +46,7 @@ impl Default for ServerOptions {
     fn default() -> Self {
         Self {
             domain: "tunnels.localhost".to_owned(),
+            tunnel_tls: true,
             public_tls: false,
             flags: Vec::new(),
             tunnel_listen: None,
@@ -158,10 +161,12 @@ impl Server {
             "--admin-listen",
             &free.to_string(),
         ]);
-        command
-            .arg("--tls-cert")
-            .arg(&files.tunnel_certificate.certificate);
-        command.arg("--tls-key").arg(&files.tunnel_certificate.key);
+        if options.tunnel_tls {
+            command
+                .arg("--tls-cert")
+                .arg(&files.tunnel_certificate.certificate);
+            command.arg("--tls-key").arg(&files.tunnel_certificate.key);
+        }
         if options.public_tls {
             command
                 .arg("--public-tls-cert")

@@ -54,7 +54,7 @@ use tokio_rustls::TlsAcceptor;
 
 use crate::{
     ca::Certificate,
-    deadline::SOON,
+    deadline::{SOON, eventually},
     entry::Entry,
     grpc::GrpcService,
     http1::{self, Fields},
@@ -174,7 +174,15 @@ impl Upstream {
     }
 
     async fn listen(address: SocketAddr, tls: Option<TlsAcceptor>) -> Self {
-        let listener = TcpListener::bind(address).await;
+        // The listener of an earlier test may have it for a moment longer than that test has its address.
+        let what = format!("{address} to be free");
+        let bound = eventually(SOON, &what, async || {
+            match TcpListener::bind(address).await {
+                Err(error) if error.kind() == io::ErrorKind::AddrInUse => None,
+                bound => Some(bound),
+            }
+        });
+        let listener = bound.await;
         let listener = listener.unwrap_or_else(|error| panic!("{address}: {error}"));
         let address = listener.local_addr().unwrap();
         let shared = Arc::new(Shared {

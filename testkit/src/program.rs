@@ -262,7 +262,7 @@ fn is_ours(name: &str) -> bool {
     name.starts_with("tunnel-") || name == "demo"
 }
 
-/// Removes environment variables that would change a test: the machine's proxies and a developer's settings of the
+/// Removes environment variables that would change a test: the machine's proxies and tracing, and a developer's settings of the
 /// programs. Variables that the test itself has set stay.
 fn forget_settings(command: &mut Command) {
     let set_by_test: Vec<_> = command
@@ -271,7 +271,10 @@ fn forget_settings(command: &mut Command) {
         .collect();
     for (variable, _) in env::vars_os() {
         let text = variable.to_string_lossy().to_ascii_lowercase();
-        let matters = text.ends_with("_proxy") || text.starts_with("tunnel_");
+        let matters = text.ends_with("_proxy")
+            || ["tunnel_", "otel_"]
+                .iter()
+                .any(|start| text.starts_with(start));
         if matters && !set_by_test.contains(&variable) {
             command.env_remove(&variable);
         }

@@ -1,10 +1,14 @@
-//! The admin listener's answers: metrics and readiness of this client.
+//! The admin listener's answers: metrics, readiness and status of this client, and the page that shows them.
+
+mod api;
+mod page;
 
 use std::sync::Arc;
 
 use tokio::sync::watch;
 use tunnel_ops::admin::{AdminRoutes, AdminSettings, Readiness};
 
+pub(crate) use self::api::Api;
 use crate::metrics::Metrics;
 
 /// Counts the live sessions.
@@ -97,21 +101,20 @@ impl Drop for LiveSession {
 }
 
 /// The routes of the admin listener. Ready while there is a live session.
-pub(crate) fn routes(metrics: Arc<Metrics>, settings: AdminSettings) -> AdminRoutes {
-    let ready = {
-        let metrics = Arc::clone(&metrics);
-        move || readiness(&metrics)
-    };
-    routes_with(&metrics, settings, ready)
+pub(crate) fn routes(api: Api, settings: AdminSettings) -> AdminRoutes {
+    let metrics = Arc::clone(&api.metrics);
+    routes_with(api, settings, move || readiness(&metrics))
 }
 
 /// The routes of the admin listener, with this readiness.
 pub(crate) fn routes_with(
-    metrics: &Metrics,
+    api: Api,
     settings: AdminSettings,
     ready: impl Fn() -> Readiness + Clone + Send + Sync + 'static,
 ) -> AdminRoutes {
-    AdminRoutes::new(metrics.registry(), ready, settings)
+    AdminRoutes::new(api.metrics.registry(), ready, settings)
+        .with_page(page::FILES)
+        .with_path(api::STATUS, api::status(Arc::new(api)))
 }
 
 fn readiness(metrics: &Metrics) -> Readiness {

@@ -428,6 +428,7 @@ fn is_about_credential(evidence: &Evidence) -> bool {
                     | RefusalReason::VersionUnsupported
                     | RefusalReason::GreetingMalformed
                     | RefusalReason::AllowFromMalformed
+                    | RefusalReason::TlsRequired
                     | RefusalReason::HandshakeQueue
                     | RefusalReason::ServerDraining
                     | RefusalReason::Elsewhere

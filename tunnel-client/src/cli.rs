@@ -5,8 +5,10 @@
 use std::time::Duration;
 
 use clap::{Args, Parser, Subcommand};
+use tunnel_ops::build;
 use tunnel_ops::config_value::{PositiveDuration, ValueError};
 use tunnel_ops::shell::{CompletionsArgs, ManArgs};
+use tunnel_proto::handshake;
 
 use crate::check::LONGEST_IDLE;
 use crate::config::{Given, UpstreamUrl};
@@ -30,7 +32,12 @@ Exit codes:
 
 /// Dials a tunnel server and answers what comes through the tunnel from local services
 #[derive(Debug, Parser)]
-#[command(name = "tunnel-client", version, after_help = EXIT_CODES)]
+#[command(
+    name = "tunnel-client",
+    version,
+    long_version = build::long_version(env!("CARGO_PKG_VERSION"), handshake::wire_version()),
+    after_help = EXIT_CODES
+)]
 pub struct Cli {
     /// What to do.
     #[command(subcommand)]

@@ -1,7 +1,7 @@
 //! The composition root: the only place that knows all parts of a client.
 //!
 //! ```text
-//!   Client ─┬─ admin listener        metrics, health, readiness
+//!   Client ─┬─ admin listener        page, status, metrics, health, readiness
 //!           ├─ routes                the table, and the upstreams that it leads to
 //!           ├─ reload                a new table when the file changes
 //!           └─ tunnel ─▶ sessions ─▶ exchanges ─▶ routes ─▶ upstream
@@ -21,6 +21,9 @@ use tunnel_http::access_log::AccessLog;
 use tunnel_ops::admin::{AdminBindError, AdminListener, AdminRoutes, AdminSettings};
 use tunnel_ops::signals::Shutdown;
 use tunnel_ops::task::Owned;
+use tunnel_ops::telemetry::RequestId;
+use tunnel_ops::telemetry::tracer::{Exporter, Exporting, Tracer, TracerSettings};
+use tunnel_ops::timestamp::Timestamp;
 use tunnel_ops::tls_files::TlsFilesError;
 use tunnel_ops::watch::{FileWatch, WatchError};
 use tunnel_proto::handshake::InstanceSecret;
@@ -37,6 +40,7 @@ use crate::dial::Dialler;
 use crate::exchange::Exchanges;
 use crate::metrics::Metrics;
 use crate::session::SessionParts;
+use crate::status::TunnelStatus;
 pub use crate::tunnel::GivenUp;
 use crate::tunnel::{DiallingParts, RedialSettings, Tunnel, TunnelParts};
 
@@ -46,6 +50,7 @@ pub struct Client {
     routes: Arc<Routes>,
     metrics: Arc<Metrics>,
     reloader: Option<Reloader>,
+    exporter: Option<Exporter>,
     tunnel: Tunnel,
 }
 
@@ -75,7 +80,7 @@ pub enum ClientError {
     /// An upstream.
     #[error(transparent)]
     Upstream(#[from] UpstreamError),
-    /// The CA files of the server or the proxy.
+    /// The CA files of the server, the proxy or the collector.
     #[error(transparent)]
     Tls(#[from] TlsFilesError),
     /// The files of the credential, or of the configuration.
@@ -102,7 +107,6 @@ impl Client {
         let settings = AdminSettings {
             allowed_hosts: config.settings.admin_host.clone(),
         };
-        let admin = admin.map(|listener| (listener, admin::routes(metrics.clone(), settings)));
         let memory = metrics.memory(config.settings.max_buffered_size)?;
         let shared = Arc::new(UpstreamShared::new(
             config.settings.dns_server.as_deref().unwrap_or_default(),
@@ -117,12 +121,22 @@ impl Client {
         )?;
         let routes = Arc::new(routes);
         let (own, counted) = (Arc::clone(&routes), Arc::clone(&metrics));
-        let exchanges = Exchanges::new(own, counted, access_log);
+        let status = Arc::<TunnelStatus>::default();
+        let api = admin::Api {
+            metrics: Arc::clone(&metrics),
+            routes: Arc::clone(&routes),
+            tunnel: Some(Arc::clone(&status)),
+            started: Timestamp::now(),
+        };
+        let admin = admin.map(|listener| (listener, admin::routes(api, settings)));
+        let (tracer, exporter) = tracer(config.tracer.as_ref(), &metrics)?;
+        let exchanges = Exchanges::new(own, counted, access_log, tracer);
         let sessions = SessionParts {
             exchanges,
             metrics: Arc::clone(&metrics),
             memory,
             live: Arc::new(LiveSessions::new(Arc::clone(&metrics))),
+            status,
             settings: SessionSettings {
                 ping_interval: config.settings.ping_interval,
                 ..SessionSettings::default()
@@ -136,6 +150,7 @@ impl Client {
             routes,
             metrics,
             reloader: None,
+            exporter,
             tunnel,
         })
     }
@@ -185,6 +200,7 @@ impl Client {
             routes,
             metrics,
             reloader,
+            exporter,
             tunnel,
         } = self;
         // First the admin listener, so that probes get "not ready" instead of
@@ -192,6 +208,7 @@ impl Client {
         let admin = admin.map(|(listener, routes)| {
             Owned::spawn("admin", listener.serve(routes, std::future::pending()))
         });
+        let exporting = exporter.map(Exporter::start);
         // Then what changes what exchanges need.
         let reloading = reloader.map(|reloader| reloader.start(Arc::clone(&routes), metrics));
         // The tunnel last: from its first session on, requests come. It is also the first to end,
@@ -199,6 +216,7 @@ impl Client {
         let result = tunnel.run(&shutdown).await;
         drop(reloading);
         drop(routes);
+        Exporting::finish(exporting, &shutdown).await;
         drop(admin);
         tracing::info!("tunnel-client has stopped");
         Ok(result?)
@@ -211,6 +229,20 @@ impl std::fmt::Debug for Client {
             .field("addresses", &self.addresses())
             .finish_non_exhaustive()
     }
+}
+
+/// The tracer, and what sends its spans.
+pub(crate) fn tracer(
+    settings: Option<&TracerSettings>,
+    metrics: &Metrics,
+) -> Result<(Tracer, Option<Exporter>), TlsFilesError> {
+    let instance = RequestId::new();
+    let attributes = [
+        ("service.name", "tunnel-client"),
+        ("service.version", env!("CARGO_PKG_VERSION")),
+        ("service.instance.id", instance.as_str()),
+    ];
+    Tracer::with_exporter(settings, &attributes, &metrics.spans)
 }
 
 fn tunnel(config: Config, sessions: SessionParts) -> Result<Tunnel, ClientError> {

@@ -12,6 +12,7 @@ mod proxy;
 mod reach;
 pub(crate) mod reload;
 mod settings;
+mod traces;
 mod trust;
 mod url;
 
@@ -22,6 +23,7 @@ use tunnel_ops::config_file::ConfigFileError;
 use tunnel_ops::faults::Faults;
 use tunnel_ops::settings::SettingOrigin;
 use tunnel_ops::settings::{GivenSettings, OneOrMore, Setting};
+use tunnel_ops::telemetry::tracer::{TracerFault, TracerSettings};
 use tunnel_ops::tls_files::{Roots, TlsFilesError};
 use tunnel_routing::config::{RouteDefaults, RouteList};
 pub use tunnel_routing::url::{UpstreamScheme, UpstreamUrl};
@@ -68,6 +70,8 @@ pub struct Config {
     pub upstream_roots: Option<Roots>,
     /// The routes of the file, which have precedence over the upstream. Default none.
     pub routes: RouteList,
+    /// How exchanges are traced; `None` if they are not. Default none.
+    pub tracer: Option<TracerSettings>,
 }
 
 /// A server, and how it is reached.
@@ -157,6 +161,9 @@ pub enum ConfigFault {
     /// The file with the proxy's login.
     #[error(transparent)]
     Login(#[from] LoginError),
+    /// A variable or a file of the tracer.
+    #[error(transparent)]
+    Tracer(#[from] TracerFault),
     /// A variable that all programs share.
     #[error("the environment variable {name}: {problem}")]
     Variable {
@@ -189,6 +196,7 @@ impl Config {
             client_certificate: None,
             upstream_roots: None,
             routes: RouteList::default(),
+            tracer: None,
         }
     }
 
@@ -223,7 +231,8 @@ impl Config {
         let client_certificate = credential::check(source, &mut faults);
         let of_credential = faults.len() - before;
         let server_trust = server_trust(source, &settings, &mut faults);
-        let servers = servers(source, variable, &mut faults);
+        let servers = servers(source, &variable, &mut faults);
+        let tracer = traces::check(source, &settings, &variable, &mut faults);
         check_upstream(source, &mut faults);
         let upstream_roots = upstream_roots(source, &mut faults);
         let routes = check_routes(source, true, &mut faults);
@@ -239,6 +248,7 @@ impl Config {
                 client_certificate: client_certificate.flatten(),
                 upstream_roots,
                 routes,
+                tracer,
             }),
             _ => None,
         };

@@ -2,7 +2,7 @@
 //!
 //! ```text
 //!   session, listener ─▶ Exchanges::answer ─▶ route ─▶ upstream ─▶ response ─▶ session, listener
-//!                              └── observe: metrics and the access log, from the first moment to the last
+//!                              └── observe: metrics, access log and spans, from the first moment to the last
 //! ```
 //!
 //! In: a request, whose content is read as far as the upstream takes it. Out: the upstream's response, or the [`Problem`]
@@ -20,7 +20,8 @@ use bytes::Bytes;
 use http::request::Parts;
 use http::{Request, Response};
 use http_body::{Body, Frame};
-use tunnel_http::access_log::AccessLog;
+use tunnel_http::access_log::{self, AccessLog};
+use tunnel_ops::telemetry::tracer::Tracer;
 use tunnel_proto::control::RoutesSummary;
 use tunnel_proto::exchange::AsProblem;
 use tunnel_proto::problem::Problem;
@@ -41,16 +42,23 @@ struct Shared {
     routes: Arc<Routes>,
     metrics: Arc<Metrics>,
     access_log: AccessLog,
+    tracer: Tracer,
 }
 
 impl Exchanges {
     /// Answers by these routes.
-    pub(crate) fn new(routes: Arc<Routes>, metrics: Arc<Metrics>, access_log: AccessLog) -> Self {
+    pub(crate) fn new(
+        routes: Arc<Routes>,
+        metrics: Arc<Metrics>,
+        access_log: AccessLog,
+        tracer: Tracer,
+    ) -> Self {
         Self {
             shared: Arc::new(Shared {
                 routes,
                 metrics,
                 access_log,
+                tracer,
             }),
         }
     }
@@ -105,7 +113,11 @@ async fn answer(
     let metrics = Arc::clone(&shared.metrics);
     let mut request = RoutedRequest::new(request, informational, Arc::clone(&progress));
     let mut observation = Observation::new(metrics, progress);
-    observation.log(&shared.access_log, request.head(), peer);
+    let trace = (shared.tracer).trace(|| access_log::trace(request.head()));
+    if let Some(trace) = &trace {
+        request.set_trace(trace.clone());
+    }
+    observation.log(&shared.access_log, trace, request.head(), peer);
     let mut reported = None;
     let result = match shared.routes.route(request.head()) {
         Ok(route) => {

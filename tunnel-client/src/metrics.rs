@@ -12,10 +12,12 @@ use prometheus::proto::MetricFamily;
 use prometheus::{Histogram, IntCounter, IntCounterVec, IntGauge, Registry};
 use tokio::runtime::Handle;
 use tunnel_ops::metrics::{Families, Family};
+use tunnel_ops::telemetry::tracer::SpanCounters;
 use tunnel_proto::memory::MemoryAccount;
 use tunnel_proto::problem::{Problem, Reason};
 use tunnel_routing::metrics::{RoutingMetrics, STATUS_CLASSES, status_class};
 
+use crate::recent_problems::RecentProblems;
 use crate::step::Step;
 
 /// Results of a dial, in the order of its steps.
@@ -61,10 +63,14 @@ pub(crate) struct Metrics {
     pub(crate) connections_refused: IntCounter,
     /// Lines of the access log that were lost.
     pub(crate) access_log_lost: IntCounter,
+    /// Spans, by what became of them.
+    pub(crate) spans: SpanCounters,
     /// Bytes of requests' content, sent to upstreams.
     pub(crate) bytes_in: IntCounter,
     /// Bytes of responses' content, received from upstreams.
     pub(crate) bytes_out: IntCounter,
+    /// The last problems, which `problems_total` only counts.
+    pub(crate) recent_problems: RecentProblems,
     buffered: IntGauge,
     round_trip: Histogram,
     duration: Histogram,
@@ -148,8 +154,10 @@ impl Metrics {
                 "access_log_lost_lines_total",
                 "Access-log lines that their target did not take, or not in time",
             )?,
+            spans: SpanCounters::new(new)?,
             bytes_in: bytes.get_metric_with_label_values(&["in"])?,
             bytes_out: bytes.get_metric_with_label_values(&["out"])?,
+            recent_problems: RecentProblems::default(),
             buffered: new
                 .unregistered_gauge("buffered_bytes", "Received bytes that were not sent on yet")?,
             round_trip: new.histogram("round_trip_seconds", "Round trips of pings", &DURATIONS)?,
@@ -232,6 +240,7 @@ impl Metrics {
 
     /// A problem occurred.
     pub(crate) fn on_problem(&self, problem: &Problem) {
+        self.recent_problems.add(problem);
         let reason = problem.reason();
         let index = Reason::ALL.iter().position(|known| *known == reason);
         if let Some(counter) = index.and_then(|index| self.problems.get(index)) {
@@ -245,6 +254,11 @@ impl Metrics {
         if let Some(counter) = self.exchanges.get(status_class(status)) {
             counter.inc();
         }
+    }
+
+    /// The number of ended exchanges.
+    pub(crate) fn ended(&self) -> u64 {
+        self.exchanges.iter().map(IntCounter::get).sum()
     }
 
     /// The metrics of the routes.

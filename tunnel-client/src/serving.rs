@@ -1,7 +1,7 @@
 //! The composition root of `serve`: the client's routes behind a listener, without a tunnel.
 //!
 //! ```text
-//!   Serving ─┬─ admin listener     metrics, health, readiness
+//!   Serving ─┬─ admin listener     page, status, metrics, health, readiness
 //!            ├─ routes             the table, and the upstreams that it leads to
 //!            ├─ reload             a new table when the file changes
 //!            └─ front listener ─▶ exchanges ─▶ routes ─▶ upstream
@@ -17,12 +17,14 @@ use tunnel_http::access_log::AccessLog;
 use tunnel_ops::admin::{AdminListener, AdminRoutes, AdminSettings};
 use tunnel_ops::signals::Shutdown;
 use tunnel_ops::task::Owned;
+use tunnel_ops::telemetry::tracer::{Exporter, Exporting};
+use tunnel_ops::timestamp::Timestamp;
 use tunnel_ops::watch::WatchError;
 use tunnel_routing::Routes;
 use tunnel_routing::upstream::{UpstreamError, UpstreamShared};
 
 use crate::admin;
-use crate::client::{ClientError, bind_admin};
+use crate::client::{ClientError, bind_admin, tracer};
 use crate::config::reload::Reloader;
 use crate::config::{ConfigError, Given, ServeConfig};
 use crate::exchange::Exchanges;
@@ -36,6 +38,7 @@ pub struct Serving {
     routes: Arc<Routes>,
     metrics: Arc<Metrics>,
     reloader: Option<Reloader>,
+    exporter: Option<Exporter>,
     front: FrontListener,
     leaving: Leaving,
 }
@@ -93,7 +96,6 @@ impl Serving {
             let metrics = Arc::clone(&metrics);
             move || serve::readiness(&metrics)
         };
-        let answers = admin::routes_with(&metrics, allowed, ready);
         let memory = metrics.memory(settings.max_buffered_size)?;
         let shared = Arc::new(UpstreamShared::new(
             settings.dns_server.as_deref().unwrap_or_default(),
@@ -108,7 +110,16 @@ impl Serving {
         )?;
         let routes = Arc::new(routes);
         let (own, counted) = (Arc::clone(&routes), Arc::clone(&metrics));
-        let exchanges = Exchanges::new(own, counted, access_log);
+        let api = admin::Api {
+            metrics: Arc::clone(&metrics),
+            routes: Arc::clone(&routes),
+            tunnel: None,
+            started: Timestamp::now(),
+        };
+        let answers = admin::routes_with(api, allowed, ready);
+        let (tracer, exporter) =
+            tracer(config.tracer.as_ref(), &metrics).map_err(ClientError::from)?;
+        let exchanges = Exchanges::new(own, counted, access_log, tracer);
         let leaving = Leaving {
             delay: settings.drain_delay,
             grace: settings.grace_period,
@@ -125,6 +136,7 @@ impl Serving {
             routes,
             metrics,
             reloader: None,
+            exporter,
             front,
             leaving,
         })
@@ -162,6 +174,7 @@ impl Serving {
             routes,
             metrics,
             reloader,
+            exporter,
             front,
             leaving,
         } = self;
@@ -169,6 +182,7 @@ impl Serving {
         let admin = admin.map(|(listener, answers)| {
             Owned::spawn("admin", listener.serve(answers, std::future::pending()))
         });
+        let exporting = exporter.map(Exporter::start);
         // Then the reload.
         let reloading = reloader.map(|reloader| reloader.start(Arc::clone(&routes), metrics));
         // The front listener starts last and ends first: during its shutdown, open exchanges still have their upstreams, and
@@ -176,6 +190,7 @@ impl Serving {
         let result = front.run(&shutdown, leaving).await;
         drop(reloading);
         drop(routes);
+        Exporting::finish(exporting, &shutdown).await;
         drop(admin);
         tracing::info!("tunnel-client has stopped");
         Ok(result?)

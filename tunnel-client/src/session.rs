@@ -43,6 +43,7 @@ use crate::credential::Credential;
 use crate::dial::Connected;
 use crate::exchange::Exchanges;
 use crate::metrics::Metrics;
+use crate::status::{SessionEntry, SessionInfo, TunnelStatus};
 
 /// Most messages of the server that wait for the tunnel. The server sends each kind once in a session.
 const NOTICES: usize = 8;
@@ -65,6 +66,8 @@ pub(crate) struct SessionParts {
     pub(crate) memory: Arc<MemoryAccount>,
     /// Counts welcomed sessions.
     pub(crate) live: Arc<LiveSessions>,
+    /// Shows the tunnel to people.
+    pub(crate) status: Arc<TunnelStatus>,
     /// The settings of the protocol.
     pub(crate) settings: SessionSettings,
     /// The time-out of the welcome.
@@ -85,6 +88,8 @@ pub(crate) struct Session {
     offers: Offers,
     /// Counts the session as live until it leaves.
     live: Option<LiveSession>,
+    /// Shows it until it has ended.
+    shown: Option<SessionEntry>,
     /// The last value of [`Handle::is_silent`] that was reported to the tunnel.
     is_silent: bool,
 }
@@ -201,6 +206,7 @@ impl Session {
                 welcome,
                 offers: Offers::new(credential),
                 live: Some(LiveSession::begin(&parts.live)),
+                shown: None,
                 is_silent: false,
             }),
             Ok(None) => Err(NotWelcome::Ended(ended(task.await, began))),
@@ -215,6 +221,13 @@ impl Session {
     /// The server's welcome.
     pub(crate) fn welcome(&self) -> &Welcome {
         &self.welcome
+    }
+
+    /// Shows it in the status of the tunnel until it has ended.
+    pub(crate) fn show(&mut self, status: &Arc<TunnelStatus>, info: SessionInfo) {
+        let Welcome { runtime, url, .. } = &self.welcome;
+        let (runtime, url) = (runtime.clone(), url.clone());
+        self.shown = Some(status.on_session(info, runtime, url, self.handle.clone()));
     }
 
     /// How long it has lasted.
@@ -330,7 +343,12 @@ impl Session {
 
     /// Closes the session now, and waits for the close handshake for a part of the grace period.
     pub(crate) async fn end(self, grace: Duration) {
-        let Self { handle, task, .. } = self;
+        let Self {
+            handle,
+            task,
+            shown: _shown,
+            ..
+        } = self;
         let left = handle.outstanding();
         if left > 0 && !handle.is_closed() {
             tracing::warn!(

@@ -46,6 +46,7 @@ use self::slot::Slot;
 use crate::admin::Welcomed;
 use crate::credential::Credentials;
 use crate::session::Session;
+use crate::status::{ServerView, WaitReason};
 
 /// Returns the time of day.
 pub(crate) type WallClock = Box<dyn Fn() -> SystemTime + Send + Sync>;
@@ -161,6 +162,12 @@ impl Tunnel {
                 "dialling"
             );
         }
+        let status = Arc::clone(&parts.sessions.status);
+        let servers = parts.diallers.iter().map(|dialler| ServerView {
+            url: dialler.server().to_string(),
+            proxy: dialler.proxy().map(ToString::to_string),
+        });
+        status.on_start(parts.instance.id().to_string(), servers.collect());
         let credentials = Arc::clone(&shared.credentials);
         let _following = Owned::spawn("credential", async move { credentials.follow(files).await });
         loop {
@@ -173,6 +180,7 @@ impl Tunnel {
                         "another instance of this runtime has taken over: a runtime has one tunnel client, stop one \
                          of them. This one stands by, and takes the runtime when no other holds it"
                     );
+                    status.on_wait(WaitReason::Standby, wait);
                     wait
                 }
                 EndReason::Refused(why) if shared.dialling.parts().exits_on_refusal => {
@@ -181,6 +189,7 @@ impl Tunnel {
                 EndReason::Refused(why) => {
                     let wait = shared.dialling.after_refusal();
                     tracing::error!(why, ?wait, "refused, dialling again later");
+                    status.on_wait(WaitReason::Refusal, wait);
                     wait
                 }
                 EndReason::Fault(why) => {
@@ -217,7 +226,10 @@ impl Shared {
         }
         let ending = tokio::select! {
             ending = self.ended() => ending,
-            () = shutdown.requested() => self.end(EndReason::Shutdown),
+            () = shutdown.requested() => {
+                self.dialling.parts().sessions.status.on_stop();
+                self.end(EndReason::Shutdown)
+            }
             // A slot ends before the tunnel only by a panic.
             Some(Err(error)) = slots.join_next() => {
                 self.end(EndReason::Fault(format!("a slot for a session failed: {error}")))

@@ -1,5 +1,5 @@
 //! The access log: one line for each exchange, at its end, and one for each request that was refused before there
-//! was an exchange.
+//! was an exchange. The spans of an exchange that is traced are made of the same record.
 //!
 //! A line never holds a query, a field's value other than the host and the two ids, or content. What it says of a
 //! refused request is unchecked, so each part of it is cut to its beginning.
@@ -16,7 +16,8 @@ use http::request::Parts;
 use http::uri::Authority;
 use prometheus::IntCounter;
 use tokio::time::Instant;
-use tunnel_ops::telemetry::{LineSink, TRACE_PARENT, TraceParent};
+use tunnel_ops::telemetry::tracer::{Trace, TracedEnd, TracedRequest};
+use tunnel_ops::telemetry::{self, LineSink, TRACE_PARENT, TraceParent};
 use tunnel_proto::fields::X_REQUEST_ID;
 use tunnel_proto::problem::{Hop, NOT_TAKEN_DETAIL, Problem, Reason};
 
@@ -128,11 +129,13 @@ impl End {
     }
 }
 
-/// What the line of an exchange says of its request.
+/// What the line and the span of an exchange say of its request.
 #[derive(Debug)]
 pub struct LoggedRequest<'a> {
     /// The method.
     pub method: &'a str,
+    /// `http` or `https`, if it is known. Only the span has it.
+    pub scheme: Option<&'a str>,
     /// The authority; its port is not logged.
     pub host: Option<&'a str>,
     /// The path; its query is not logged.
@@ -141,7 +144,7 @@ pub struct LoggedRequest<'a> {
     pub is_upgrade: bool,
     /// The request's id, as the upstream gets it.
     pub request_id: Option<&'a HeaderValue>,
-    /// The trace that the request belongs to.
+    /// The trace that the request names. The line has it, unless the exchange is traced and so has one of its own.
     pub trace: Option<TraceParent>,
     /// The platform client's address as text, if it is known.
     pub peer: Option<&'a str>,
@@ -159,8 +162,7 @@ struct Begun {
 
 impl Begun {
     fn new(log: AccessLog, request: &LoggedRequest<'_>) -> Self {
-        let path = request.path;
-        let path = path.split_once('?').map_or(path, |(path, _)| path);
+        let path = without_query(request.path);
         let mut written = Vec::with_capacity(LINE_BYTES + path.len());
         let mut fields = Fields::new(log.sink.format(), &mut written);
         fields.text("method", Some(request.method));
@@ -201,6 +203,8 @@ pub struct ExchangeRecord {
     end: End,
     /// `None` without an access log.
     line: Option<Begun>,
+    /// `None` if the exchange is not traced.
+    trace: Option<Trace>,
 }
 
 impl ExchangeRecord {
@@ -213,12 +217,33 @@ impl ExchangeRecord {
             response_bytes: 0,
             end: End::Cancelled,
             line: None,
+            trace: None,
         }
     }
 
-    /// Has a line about this request written to `log` at the end. Of use only if the log [is on](AccessLog::is_on).
-    pub fn log(&mut self, log: &AccessLog, request: &LoggedRequest<'_>) {
-        self.line = Some(Begun::new(log.clone(), request));
+    /// Has a line about this request written to `log` at the end, if that [is on](AccessLog::is_on), and its spans made if
+    /// there is a trace. Of no use without either.
+    pub fn log(&mut self, log: &AccessLog, trace: Option<Trace>, request: &LoggedRequest<'_>) {
+        if log.is_on() {
+            self.line = Some(Begun::new(log.clone(), request));
+        }
+        if let Some(trace) = &trace {
+            trace.on_request(&TracedRequest {
+                method: request.method,
+                scheme: request.scheme,
+                host: request.host.map(without_port),
+                path: without_query(request.path),
+                request_id: request.request_id.and_then(|id| id.to_str().ok()),
+                client: request.peer,
+            });
+        }
+        self.trace = trace;
+    }
+
+    /// The trace of the exchange, if it is traced.
+    #[must_use]
+    pub fn trace(&self) -> Option<&Trace> {
+        self.trace.as_ref()
     }
 
     /// Whether a line is written at the end.
@@ -248,6 +273,9 @@ impl ExchangeRecord {
     /// The response begins with this status.
     pub fn on_status(&mut self, status: StatusCode) {
         self.status = Some(status);
+        if let Some(trace) = &self.trace {
+            trace.on_head();
+        }
     }
 
     /// So many bytes of the response's content are on their way.
@@ -280,8 +308,21 @@ impl ExchangeRecord {
         }
     }
 
-    /// Writes the line, if one is to be written.
+    /// Writes the line and makes the spans, if there are to be any. The exchange is over.
     pub fn write(&self, forwarded: Forwarded<'_>) {
+        if let Some(trace) = &self.trace {
+            let problem = self.end.problem();
+            trace.end(&TracedEnd {
+                began: self.began,
+                status: self.status.map(|status| status.as_u16()),
+                end: self.end.name(),
+                problem: problem.map(|problem| (problem.reason().name(), problem.detail())),
+                runtime: forwarded.runtime,
+                route: forwarded.route,
+                request_bytes: forwarded.request_bytes,
+                response_bytes: self.response_bytes,
+            });
+        }
         let Some(Begun { log, fields, split }) = &self.line else {
             return;
         };
@@ -329,6 +370,10 @@ pub trait Observer<E> {
     }
 }
 
+fn without_query(path: &str) -> &str {
+    path.split_once('?').map_or(path, |(path, _)| path)
+}
+
 /// The host of an authority.
 fn without_port(authority: &str) -> &str {
     let length = host_length(authority.as_bytes());
@@ -355,11 +400,7 @@ fn unchecked_host(head: &Parts) -> Option<String> {
 
 /// The part of a text that is logged.
 fn beginning(text: &str) -> &str {
-    let mut end = text.len().min(UNCHECKED_BYTES);
-    while !text.is_char_boundary(end) {
-        end -= 1;
-    }
-    &text[..end]
+    telemetry::beginning(text, UNCHECKED_BYTES)
 }
 
 #[cfg(test)]

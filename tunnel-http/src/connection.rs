@@ -97,7 +97,7 @@ pub struct Http1<IO> {
 
 impl<IO> Http1<IO>
 where
-    IO: AsyncRead + AsyncWrite + Reset + Unpin + Send + 'static,
+    IO: AsyncRead + AsyncWrite + Transport + Unpin + Send + 'static,
 {
     /// A socket of which `first` was read already.
     pub fn new(io: IO, first: Bytes, bounds: Bounds) -> Self {
@@ -292,26 +292,44 @@ pub async fn drain<IO: AsyncRead + Unpin>(mut io: IO) {
     let _ = timeout(CLOSE_TIMEOUT, tokio::io::copy(&mut io, &mut sink)).await;
 }
 
-/// A socket that can be closed so that its peer sees an error and no orderly end.
-pub trait Reset {
-    /// Has the socket reset when it is dropped.
-    fn reset(&self);
-}
+/// A connection over a socket, possibly with TLS.
+pub trait Transport {
+    /// The socket.
+    fn socket(&self) -> &TcpStream;
 
-impl Reset for TcpStream {
+    /// Limits the sent bytes that the TLS library may hold, if there is TLS.
+    fn set_tls_buffer_limit(&mut self, bytes: usize);
+
+    /// Has the socket reset when it is dropped, so that its peer sees an error and no orderly end.
     fn reset(&self) {
-        let _ = self.set_zero_linger();
+        let _ = self.socket().set_zero_linger();
     }
 }
 
-impl<IO: Reset> Reset for Prefixed<IO> {
-    fn reset(&self) {
-        self.get_ref().reset();
+impl Transport for TcpStream {
+    fn socket(&self) -> &TcpStream {
+        self
+    }
+
+    fn set_tls_buffer_limit(&mut self, _: usize) {}
+}
+
+impl<IO: Transport> Transport for Prefixed<IO> {
+    fn socket(&self) -> &TcpStream {
+        self.get_ref().socket()
+    }
+
+    fn set_tls_buffer_limit(&mut self, bytes: usize) {
+        self.get_mut().set_tls_buffer_limit(bytes);
     }
 }
 
-impl<IO: Reset> Reset for TlsStream<IO> {
-    fn reset(&self) {
-        self.get_ref().0.reset();
+impl<IO: Transport> Transport for TlsStream<IO> {
+    fn socket(&self) -> &TcpStream {
+        self.get_ref().0.socket()
+    }
+
+    fn set_tls_buffer_limit(&mut self, bytes: usize) {
+        self.get_mut().1.set_buffer_limit(Some(bytes));
     }
 }

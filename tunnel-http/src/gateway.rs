@@ -25,11 +25,12 @@ use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::TcpStream;
 use tokio::time::timeout;
 use tokio_rustls::TlsAcceptor;
+use tokio_rustls::rustls::pki_types::CertificateDer;
 use tunnel_ops::signals::Shutdown;
 use tunnel_proto::problem::{Hop, Problem};
 
 use crate::answer::{ProblemAnswers, http1_message};
-use crate::connection::{self, Bounds, Http1, Reset, close, send_last};
+use crate::connection::{self, Bounds, Http1, Transport, close, send_last};
 use crate::detect::{self, DetectError, Protocol};
 use crate::http1::{GuardHandle, InFlight, Refusal};
 use crate::outgoing::ForwardedClient;
@@ -76,6 +77,18 @@ pub trait Gateway: Sized + Send + Sync + 'static {
     where
         IO: AsyncRead + AsyncWrite + Unpin + Send + 'static;
 
+    /// Moves the bytes of an upgraded connection of HTTP/1, all of which it is from now on.
+    fn join_connection<IO>(
+        self: &Arc<Self>,
+        io: IO,
+        upgrade: Self::Upgrade,
+    ) -> impl Future<Output = ()> + Send
+    where
+        IO: AsyncRead + AsyncWrite + Transport + Unpin + Send + 'static,
+    {
+        self.join(io, upgrade, None)
+    }
+
     /// Counts and logs a request that the guard has refused before hyper read it.
     fn on_unread(&self, peer: IpAddr, problem: &Problem);
 }
@@ -88,6 +101,8 @@ pub struct Connection<G: Gateway> {
     pub client: ForwardedClient,
     /// The state of the peer.
     pub peer: G::Peer,
+    /// The chain of the client's certificate, which TLS has verified; empty without one.
+    pub certificates: Vec<CertificateDer<'static>>,
     /// `None` over HTTP/2.
     guard: Option<GuardHandle>,
     /// The upgrade that an HTTP/1 connection is turned into.
@@ -95,6 +110,13 @@ pub struct Connection<G: Gateway> {
     /// Upgraded streams of an HTTP/2 connection, and hyper's own tasks for it.
     tasks: Tasks,
 }
+
+/// The client of a connection, the state of the peer, and its certificates.
+type ConnectedClient<G> = (
+    ForwardedClient,
+    <G as Gateway>::Peer,
+    Vec<CertificateDer<'static>>,
+);
 
 /// Why a connection ended before its first request.
 #[derive(Debug, thiserror::Error)]
@@ -125,7 +147,7 @@ pub async fn serve<G: Gateway>(
     match tls {
         // Boxed, so that a connection without TLS does not hold the memory for it.
         Some(tls) => Box::pin(encrypted(gateway, client, peer, socket, tls)).await,
-        None => requests(gateway, client, peer, socket, None).await,
+        None => requests(gateway, (client, peer, Vec::new()), socket, None).await,
     }
 }
 
@@ -141,30 +163,32 @@ async fn encrypted<G: Gateway>(
         .await?
         .unwrap_or_else(|elapsed| Err(elapsed.into()))
         .map_err(NoRequest::Tls)?;
-    let agreed = match stream.get_ref().1.alpn_protocol() {
+    let tls = stream.get_ref().1;
+    let agreed = match tls.alpn_protocol() {
         Some(b"h2") => Protocol::Http2,
         _ => Protocol::Http1,
     };
-    requests(gateway, client, peer, stream, Some(agreed)).await
+    let certificates = tls.peer_certificates().unwrap_or_default().to_vec();
+    let client = (client, peer, certificates);
+    requests(gateway, client, stream, Some(agreed)).await
 }
 
 /// Waits for the first request, and continues with the peer's protocol: that of ALPN, or of its first bytes.
 async fn requests<G: Gateway, IO>(
     gateway: &Arc<G>,
-    client: ForwardedClient,
-    peer: G::Peer,
+    client: ConnectedClient<G>,
     mut io: IO,
     agreed: Option<Protocol>,
 ) -> Result<(), NoRequest>
 where
-    IO: AsyncRead + AsyncWrite + Reset + Unpin + Send + 'static,
+    IO: AsyncRead + AsyncWrite + Transport + Unpin + Send + 'static,
 {
     // Also with ALPN: hyper has no time-out for a peer that sends nothing, and the guard's begins with a head.
     let detecting = detect::detect(&mut io, gateway.bounds().first_byte_timeout);
     let (detected, first) = unless_stopping(gateway, detecting).await??;
     match agreed.unwrap_or(detected) {
-        Protocol::Http1 => http1(gateway, client, peer, first, io).await,
-        Protocol::Http2 => http2(gateway, client, peer, Prefixed::new(first, io)).await,
+        Protocol::Http1 => http1(gateway, client, first, io).await,
+        Protocol::Http2 => http2(gateway, client, Prefixed::new(first, io)).await,
     }
     Ok(())
 }
@@ -180,17 +204,12 @@ async fn unless_stopping<G: Gateway, T>(
     }
 }
 
-async fn http1<G: Gateway, IO>(
-    gateway: &Arc<G>,
-    client: ForwardedClient,
-    peer: G::Peer,
-    first: Bytes,
-    io: IO,
-) where
-    IO: AsyncRead + AsyncWrite + Reset + Unpin + Send + 'static,
+async fn http1<G: Gateway, IO>(gateway: &Arc<G>, client: ConnectedClient<G>, first: Bytes, io: IO)
+where
+    IO: AsyncRead + AsyncWrite + Transport + Unpin + Send + 'static,
 {
     let http1 = Http1::new(io, first, gateway.bounds());
-    let connection = Connection::new(gateway, client, peer, Some(http1.guard().clone()));
+    let connection = Connection::new(gateway, client, Some(http1.guard().clone()));
     let answer = {
         let connection = Arc::clone(&connection);
         move |request: Request<ReceivedBody>, in_flight: InFlight| {
@@ -203,11 +222,11 @@ async fn http1<G: Gateway, IO>(
     }
 }
 
-async fn http2<G: Gateway, IO>(gateway: &Arc<G>, client: ForwardedClient, peer: G::Peer, io: IO)
+async fn http2<G: Gateway, IO>(gateway: &Arc<G>, client: ConnectedClient<G>, io: IO)
 where
     IO: AsyncRead + AsyncWrite + Unpin + Send + 'static,
 {
-    let connection = Connection::new(gateway, client, peer, None);
+    let connection = Connection::new(gateway, client, None);
     let answer = |request: Request<ReceivedBody>| G::answer(&connection, request, None);
     let (bounds, tasks) = (gateway.bounds(), &connection.tasks);
     connection::http2(io, bounds, tasks, gateway.stopping(), answer).await;
@@ -216,14 +235,14 @@ where
 impl<G: Gateway> Connection<G> {
     fn new(
         gateway: &Arc<G>,
-        client: ForwardedClient,
-        peer: G::Peer,
+        (client, peer, certificates): ConnectedClient<G>,
         guard: Option<GuardHandle>,
     ) -> Arc<Self> {
         Arc::new(Self {
             gateway: Arc::clone(gateway),
             client,
             peer,
+            certificates,
             guard,
             granted: Mutex::new(None),
             tasks: Tasks::default(),
@@ -273,11 +292,11 @@ impl<G: Gateway> Connection<G> {
     /// Continues with the socket after hyper has ended: as an upgraded connection, or by closing it.
     async fn finish<IO>(&self, io: IO)
     where
-        IO: AsyncRead + AsyncWrite + Unpin + Send + 'static,
+        IO: AsyncRead + AsyncWrite + Transport + Unpin + Send + 'static,
     {
         let granted = self.granted.lock().take();
         if let Some(granted) = granted {
-            self.gateway.join(io, granted, None).await;
+            self.gateway.join_connection(io, granted).await;
         } else if let Some(refusal) = self.guard.as_ref().and_then(GuardHandle::refusal) {
             self.refuse(refusal, io).await;
         } else {

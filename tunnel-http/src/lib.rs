@@ -14,6 +14,7 @@
 //! - [`connection`], [`tasks`]: one connection to its last byte, driven by hyper, and the tasks that it runs.
 //! - [`http1`]: the guard that reads HTTP/1 beside hyper and refuses what two parsers could read differently.
 //! - [`check`], [`outgoing`]: what a request has to be, and the fields with which it goes on.
+//! - [`proxy_protocol`], [`forwarded`]: what a trusted proxy says of its client.
 //! - [`received`], [`content`], [`trailers`], [`listener_body`]: content as hyper gives it, with its time-outs; a cut
 //!   is never an end.
 //! - [`answer`]: the head and content of a response or of a problem, in the format and detail that its reader gets.
@@ -28,6 +29,7 @@ pub mod check;
 pub mod connection;
 pub mod content;
 pub mod detect;
+pub mod forwarded;
 pub mod gateway;
 pub mod http1;
 pub mod listener;

@@ -8,7 +8,7 @@ use std::{collections::HashSet, net::IpAddr};
 use http::{HeaderMap, HeaderName, HeaderValue, Version, header};
 
 use super::check::CheckedRequest;
-use tunnel_ops::telemetry::RequestId;
+use tunnel_ops::telemetry::{RequestId, TRACE_PARENT, TRACE_STATE, tracer::Trace};
 use tunnel_proto::{
     exchange::HeadEncoder,
     fields::{
@@ -147,7 +147,8 @@ impl ViaName {
 
 /// Writes the fields of the forwarded request, except the host. Returns the id that the request has in all logs: its
 /// own, if that has visible ASCII characters only, or a new one. `Via` (RFC 9110 section 7.6.3) is added only if
-/// `sends_via`; a received one is sent on in any case.
+/// `sends_via`; a received one is sent on in any case. With a `trace`, its first attempt takes the place of the sender's
+/// `traceparent`, which passes unchanged otherwise.
 ///
 /// # Errors
 /// When the request has passed this program before.
@@ -156,13 +157,14 @@ pub fn write_fields(
     client: &ForwardedClient,
     via: &ViaName,
     sends_via: bool,
+    trace: Option<&Trace>,
     head: &mut impl FieldSink,
 ) -> Result<HeaderValue, Problem> {
     if checked.present.tunnel_via && via.is_in(checked.headers) {
         let what = "the request has passed this program before";
         return Err(Problem::new(checked.hop, Reason::LoopDetected, what));
     }
-    let trusted = copy_end_to_end(checked, client, head);
+    let trusted = copy_end_to_end(checked, client, trace, head);
     // The bytes of an upgraded connection are not counted.
     if let Some(length) = checked.content_length.filter(|_| checked.upgrade.is_none()) {
         let length = HeaderValue::from(length);
@@ -183,6 +185,9 @@ pub fn write_fields(
     if sends_via {
         head.field(&header::VIA, via.value(checked.version).as_bytes());
     }
+    if let Some(trace) = trace {
+        head.field(&TRACE_PARENT, trace.first_attempt().as_str().as_bytes());
+    }
     let id = given_id(checked).unwrap_or_else(new_id);
     head.field(&X_REQUEST_ID, id.as_bytes());
     Ok(id)
@@ -200,6 +205,7 @@ struct TrustedFields {
 fn copy_end_to_end(
     checked: &CheckedRequest<'_>,
     client: &ForwardedClient,
+    trace: Option<&Trace>,
     head: &mut impl FieldSink,
 ) -> TrustedFields {
     let mut trusted = TrustedFields::default();
@@ -209,7 +215,7 @@ fn copy_end_to_end(
         HashSet::new()
     };
     for (name, value) in checked.headers {
-        if *name == header::COOKIE || ends_here(name, client) || nominated.contains(name) {
+        if *name == header::COOKIE || ends_here(name, client, trace) || nominated.contains(name) {
             continue;
         }
         trusted.proto |= *name == X_FORWARDED_PROTO;
@@ -233,7 +239,7 @@ fn copy_end_to_end(
     trusted
 }
 
-fn ends_here(name: &HeaderName, client: &ForwardedClient) -> bool {
+fn ends_here(name: &HeaderName, client: &ForwardedClient, trace: Option<&Trace>) -> bool {
     // The first letter excludes most names.
     match name.as_str().as_bytes().first() {
         Some(b'c' | b'k' | b'p' | b't' | b'u' | b'h' | b'e' | b'm') => {
@@ -242,11 +248,17 @@ fn ends_here(name: &HeaderName, client: &ForwardedClient) -> bool {
                 || *name == header::EXPECT
                 || *name == header::MAX_FORWARDS
                 || fields::is_connection_specific(name)
+                || trace.is_some_and(|trace| is_replaced(name, trace))
         }
         Some(b'x') => *name == X_REQUEST_ID || (!client.is_trusted && fields::is_forwarded(name)),
         Some(b'f') => !client.is_trusted && fields::is_forwarded(name),
         _ => false,
     }
+}
+
+/// Whether a field about traces gives way to that of this program's own trace.
+fn is_replaced(name: &HeaderName, trace: &Trace) -> bool {
+    *name == TRACE_PARENT || *name == TRACE_STATE && trace.is_root()
 }
 
 /// Adds the forwarding fields (RFC 7239 and its older forms), after those of trusted proxies.
@@ -330,10 +342,10 @@ mod tests {
         let (method, authority) = (&checked.method, checked.authority);
         let mut head = HeadEncoder::new(method, client.scheme(), authority, &checked.path, None);
         let via = ViaName::new("x1");
-        let id = write_fields(&checked, &client, &via, false, &mut head).unwrap();
+        let id = write_fields(&checked, &client, &via, false, None, &mut head).unwrap();
         let head = decoded(&head.finish());
         let mut map = HeaderMap::new();
-        write_fields(&checked, &client, &via, false, &mut map).unwrap();
+        write_fields(&checked, &client, &via, false, None, &mut map).unwrap();
         // Each call makes another id.
         map.insert(X_REQUEST_ID, id);
         assert_eq!(map, head.fields.map, "both sinks get equal fields");
@@ -463,7 +475,7 @@ mod tests {
         let mut head = HeaderMap::new();
         let mut pass = |name, sends_via| {
             let via = ViaName::new(name);
-            write_fields(&checked, &client, &via, sends_via, &mut head)
+            write_fields(&checked, &client, &via, sends_via, None, &mut head)
         };
         assert_eq!(pass("x1", true).unwrap_err().reason(), Reason::LoopDetected);
         assert!(pass("x", true).is_ok());

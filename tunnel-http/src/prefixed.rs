@@ -26,6 +26,11 @@ impl<IO> Prefixed<IO> {
     pub fn get_ref(&self) -> &IO {
         &self.io
     }
+
+    /// The connection without the bytes in front.
+    pub fn get_mut(&mut self) -> &mut IO {
+        &mut self.io
+    }
 }
 
 impl<IO: AsyncRead + Unpin> AsyncRead for Prefixed<IO> {

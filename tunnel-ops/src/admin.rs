@@ -2,29 +2,30 @@
 //! tools.
 //!
 //! In come plain HTTP/1.1 requests from the operator's network; out go `/metrics` (Prometheus
-//! text), `/healthz` (the process answers), `/readyz` (it can do its work), and whatever else the
-//! program's router answers. It never shares a port with traffic. It stands on networks where browsers
-//! are, too: so it answers only to its own names, and a web page can change nothing. Who may change
-//! something is the router's decision, with a [`BearerGuard`] to help it.
+//! text), `/healthz` (the process answers), `/readyz` (it can do its work), the program's page, and
+//! whatever else its router answers. It never shares a port with traffic. It stands on networks where
+//! browsers are, too: so it answers only to its own names, and no web page but its own can change
+//! anything. Who may change something is the router's decision, with a [`BearerGuard`] to help it.
 
 mod bearer;
 mod host;
+mod page;
 mod permits;
 mod refusal;
 
 use std::convert::Infallible;
 use std::future::Future;
 use std::io;
-use std::net::SocketAddr;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::sync::Arc;
 use std::time::Duration;
 
 use axum::Router;
 use axum::body::Body;
 use axum::response::IntoResponse;
-use axum::routing::get;
-use http::header::{CACHE_CONTROL, CONTENT_TYPE, ORIGIN};
-use http::{HeaderMap, HeaderValue, Method, Request, Response, StatusCode};
+use axum::routing::{MethodRouter, get};
+use http::header::{CACHE_CONTROL, CONTENT_TYPE};
+use http::{HeaderValue, Method, Request, Response, StatusCode};
 use http_body_util::{BodyExt, Limited};
 use hyper::body::{Body as _, Incoming};
 use hyper::server::conn::http1;
@@ -39,6 +40,7 @@ use tower_service::Service;
 
 pub use self::bearer::{BearerFileError, BearerGuard, BearerRefusal};
 pub use self::host::AdminHost;
+pub use self::page::PageFile;
 use self::permits::{ConnectionPermit, ConnectionPermits};
 use self::refusal::Refusal;
 use crate::socket::{listen_advice, set_user_timeout};
@@ -98,6 +100,18 @@ pub struct AdminRoutes {
 #[derive(Debug, Clone, Copy)]
 pub struct Streaming;
 
+/// The address that a request of the listener comes from, as an extension of the request.
+#[derive(Debug, Clone, Copy)]
+pub struct AdminPeer(pub IpAddr);
+
+impl AdminPeer {
+    /// Whether it is this machine, or a port forwarded to it. The other loopback addresses are not: sidecars take
+    /// connections of other machines and pass them on from there.
+    pub fn is_this_machine(self) -> bool {
+        self.0 == Ipv4Addr::LOCALHOST || self.0 == Ipv6Addr::LOCALHOST
+    }
+}
+
 /// A bound listener that nothing is served on yet.
 #[derive(Debug)]
 pub struct AdminListener {
@@ -124,9 +138,7 @@ impl AdminRoutes {
             .route("/metrics", get(async move || metrics(&registry)))
             .route("/healthz", get(async || "ok\n"))
             .route("/readyz", get(async move || readiness(ready())))
-            .method_not_allowed_fallback(async || {
-                (StatusCode::METHOD_NOT_ALLOWED, "only GET and HEAD\n")
-            })
+            .method_not_allowed_fallback(only_reading)
             .fallback(async || {
                 let paths = "not found: try /metrics, /healthz or /readyz\n";
                 (StatusCode::NOT_FOUND, paths)
@@ -137,17 +149,36 @@ impl AdminRoutes {
         }
     }
 
-    /// Hands every other path to `api`, with the whole content (64 KiB at most) in memory. Its response
+    /// Serves a page of these files, and those that all pages share, to whoever may ask at all.
+    #[must_use]
+    pub fn with_page(mut self, files: &'static [PageFile]) -> Self {
+        let router = page::add(self.router, files);
+        self.router = router.method_not_allowed_fallback(only_reading);
+        self
+    }
+
+    /// Hands requests for `path` to `methods`, with the whole content (64 KiB at most) in memory. The response
     /// has to be complete within seconds, or be marked as [`Streaming`].
     ///
-    /// Requests under a foreign host name, and those of a web page that are not GET or HEAD, never get there;
-    /// no web page gets a stream. Nobody is authenticated. The listener's own refusals below `/api` are JSON:
-    /// `{"reason": "…", "detail": "…"}`.
+    /// Requests under a foreign host name, and those of another web page that are not GET or HEAD, never get
+    /// there; no other web page gets a stream. Each request has its sender's address as an [`AdminPeer`]. Nobody is
+    /// authenticated. The listener's own refusals below `/api` are JSON: `{"reason": "…", "detail": "…"}`.
+    #[must_use]
+    pub fn with_path(mut self, path: &str, methods: MethodRouter) -> Self {
+        self.router = self.router.route(path, methods);
+        self
+    }
+
+    /// Hands every other path to `api`, as [`Self::with_path`] does with one path.
     #[must_use]
     pub fn with_api(mut self, api: Router) -> Self {
         self.router = self.router.fallback_service(api);
         self
     }
+}
+
+async fn only_reading() -> (StatusCode, &'static str) {
+    (StatusCode::METHOD_NOT_ALLOWED, "only GET and HEAD\n")
 }
 
 fn metrics(registry: &Registry) -> Response<Body> {
@@ -199,7 +230,9 @@ impl AdminListener {
                     Ok((stream, peer)) => {
                         if let Some(permit) = permits.enter(peer).await {
                             let (routes, streams) = (routes.clone(), Arc::clone(&streams));
-                            connections.spawn(serve_connection(stream, routes, permit, streams));
+                            let peer = AdminPeer(peer.ip().to_canonical());
+                            connections
+                                .spawn(serve_connection(stream, peer, routes, permit, streams));
                         }
                     }
                     Err(error) => {
@@ -219,12 +252,14 @@ impl AdminListener {
 
 async fn serve_connection(
     stream: TcpStream,
+    peer: AdminPeer,
     routes: AdminRoutes,
     permit: ConnectionPermit,
     streams: Arc<Semaphore>,
 ) {
     let streaming = Notify::new();
-    let service = service_fn(async |request: Request<Incoming>| {
+    let service = service_fn(async |mut request: Request<Incoming>| {
+        request.extensions_mut().insert(peer);
         let path = request.uri().path().to_owned();
         let response = answer(request, &routes, &permit, &streams).await;
         // Not evicted while it is answered, refused requests included.
@@ -279,18 +314,17 @@ async fn answer(
         return Err(Refusal::HOST);
     }
     let is_reading = [Method::GET, Method::HEAD].contains(request.method());
-    // A browser names the page that it acts for. No page has any business here.
-    if !is_reading && request.headers().contains_key(ORIGIN) {
+    let is_foreign = host::is_of_foreign_page(request.headers());
+    if is_foreign && !is_reading {
         return Err(Refusal::ORIGIN);
     }
-    let is_from_page = is_from_page(request.headers());
     let request = with_content(request).await?;
     permit.secure();
     let Ok(response) = routes.router.clone().call(request).await;
     if response.extensions().get::<Streaming>().is_none() {
         return Ok(response);
     }
-    if is_from_page {
+    if is_foreign {
         return Err(Refusal::ORIGIN);
     }
     let stream_permit = Arc::clone(streams).try_acquire_owned();
@@ -301,14 +335,6 @@ async fn answer(
         frame
     };
     Ok(response.map(|body| Body::new(body.map_frame(holding))))
-}
-
-/// Whether a browser asks for a web page that is not this listener's: it names the page's origin where the
-/// page is to read the answer, and says in any case how far the page is from here, unless a person has typed
-/// the address in.
-fn is_from_page(headers: &HeaderMap) -> bool {
-    let site = headers.get("sec-fetch-site").map(HeaderValue::as_bytes);
-    headers.contains_key(ORIGIN) || site.is_some_and(|site| site != b"none")
 }
 
 /// The request with all of its content, unless that is too much or too slow.

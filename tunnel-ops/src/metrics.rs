@@ -7,6 +7,8 @@ use prometheus::{
     Result, core::Collector,
 };
 
+use crate::build;
+
 /// One metric family, as the reference page lists it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Family {
@@ -108,15 +110,16 @@ impl Families {
         Ok(counters)
     }
 
-    /// The version of the program, and what it uses as a process: `process_…`, without the prefix, which are the names that
+    /// Version and commit of the program, and what it uses as a process: `process_…`, without the prefix, which are the names that
     /// all exporters use. Those are there on Linux only.
     pub fn process(&mut self, version: &str) -> Result<()> {
         let info = self.gauges(
             "build_info",
-            "1; the label has the version of the program",
-            &["version"],
+            "1; the labels have version and commit of the program",
+            &["version", "commit"],
         )?;
-        info.get_metric_with_label_values(&[version])?.set(1);
+        info.get_metric_with_label_values(&[version, build::commit()])?
+            .set(1);
         #[cfg(target_os = "linux")]
         self.registry
             .register(Box::new(ProcessCollector::for_self()))?;

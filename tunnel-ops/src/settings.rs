@@ -75,6 +75,8 @@ pub enum Reload {
 pub trait GivenSettings: Args + Clone + Default + DeserializeOwned {
     /// All rows.
     const SETTINGS: &'static [&'static Setting];
+    /// The most used rows, first in the help, and the only ones in the short help.
+    const COMMON: &'static [&'static Setting];
     /// The keys of the file-only values.
     const FILE_ONLY: &'static [&'static str];
     /// The prefix of the program's environment variables.
@@ -214,6 +216,16 @@ impl<S: GivenSettings> Given<S> {
     }
 }
 
+/// The flags of a table: first the most used ones. `-h` shows these only, `--help` the others as well, by section.
+pub fn arguments<S: GivenSettings>() -> impl Iterator<Item = Arg> {
+    let is_common = |setting: &Setting| S::COMMON.iter().any(|common| common.key == setting.key);
+    let common = (S::COMMON.iter()).map(|setting| setting.to_argument().help_heading("Most used"));
+    let others = (S::SETTINGS.iter())
+        .filter(move |setting| !is_common(setting))
+        .map(|setting| setting.to_argument().hide_short_help(true));
+    common.chain(others)
+}
+
 impl<S: GivenSettings> Args for Given<S> {
     fn augment_args(command: Command) -> Command {
         let config = Arg::new("config")
@@ -333,6 +345,8 @@ macro_rules! __second {
 /// - `, else "words"`: no default; the text says what that means, and may be empty;
 /// - `, given "words"`: as with `else`, but only the struct of the given settings has it, for values that
 ///   the program converts itself.
+///
+/// `common` names the most used rows ([`GivenSettings::COMMON`]).
 #[macro_export]
 macro_rules! settings {
     (
@@ -340,6 +354,7 @@ macro_rules! settings {
         $(#[$given_attribute:meta])* given $Given:ident;
         $(#[$settings_attribute:meta])* settings $Settings:ident;
         file_only { $($(#[doc = $only_doc:literal])+ $only:ident: $only_type:ty;)* }
+        common { $($common:ident),+ }
         $($section:literal {
             $(
                 $(#[doc = $doc:literal])+
@@ -485,6 +500,7 @@ macro_rules! settings {
         impl $crate::settings::GivenSettings for $Given {
             const SETTINGS: &'static [&'static $crate::settings::Setting] =
                 &[$($(&setting::$name,)+)+];
+            const COMMON: &'static [&'static $crate::settings::Setting] = &[$(&setting::$common),+];
             const FILE_ONLY: &'static [&'static str] = &[$(stringify!($only)),*];
             const VARIABLES: &'static str = $variables;
 
@@ -544,8 +560,7 @@ macro_rules! settings {
 
         impl ::clap::Args for $Given {
             fn augment_args(command: ::clap::Command) -> ::clap::Command {
-                use $crate::settings::GivenSettings;
-                command.args(Self::SETTINGS.iter().map(|setting| setting.to_argument()))
+                command.args($crate::settings::arguments::<Self>())
             }
 
             fn augment_args_for_update(command: ::clap::Command) -> ::clap::Command {

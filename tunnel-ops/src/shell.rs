@@ -5,7 +5,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use clap::{Args, CommandFactory};
+use clap::{Args, Command, CommandFactory};
 pub use clap_complete::Shell;
 
 /// Flags of `completions`.
@@ -40,7 +40,14 @@ pub fn completions<P: CommandFactory>(shell: Shell) -> Vec<u8> {
 /// When a file cannot be written.
 pub fn write_man_pages<P: CommandFactory>(folder: &Path) -> io::Result<()> {
     std::fs::create_dir_all(folder)?;
-    clap_mangen::generate_to(P::command(), folder)
+    clap_mangen::generate_to(with_all_flags(P::command()), folder)
+}
+
+/// A man page would have no text for flags that the short help leaves out.
+fn with_all_flags(command: Command) -> Command {
+    command
+        .mut_args(|flag| flag.hide_short_help(false))
+        .mut_subcommands(with_all_flags)
 }
 
 #[cfg(test)]
@@ -55,7 +62,7 @@ mod tests {
         /// Does it
         Go {
             /// How fast
-            #[arg(long)]
+            #[arg(long, hide_short_help = true)]
             speed: Option<u8>,
         },
     }

@@ -1,4 +1,4 @@
-//! Logs, and the ids that correlate the logs of several programs.
+//! Logs, spans (`tracer.rs`), and the ids that correlate the logs of several programs.
 //!
 //! In: the configured format and filter. Out: one line per event on standard error, written by a separate
 //! thread, so that a stalled reader never blocks a connection. The filter can be replaced at run time. The access log
@@ -12,6 +12,7 @@ mod live_filter;
 mod request_id;
 mod text;
 mod trace_parent;
+pub mod tracer;
 
 use std::fmt;
 use std::io::{self, IsTerminal};
@@ -26,7 +27,7 @@ pub use self::line_sink::{AccessLogError, AccessLogTarget, LineSink};
 use self::line_writer::{LineWriter, LostLines};
 use self::live_filter::LiveFilter;
 pub use self::request_id::RequestId;
-pub use self::trace_parent::{TRACE_PARENT, TraceParent};
+pub use self::trace_parent::{TRACE_PARENT, TRACE_STATE, TraceParent};
 use crate::config_value::ValueError;
 
 /// Libraries that log much below the level of a warning, possibly with header values. A level for all
@@ -234,6 +235,16 @@ impl fmt::Display for LogFilter {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(&self.text)
     }
+}
+
+/// The beginning of a text: whole characters, and at most `most` bytes.
+#[must_use]
+pub fn beginning(text: &str, most: usize) -> &str {
+    let mut end = text.len().min(most);
+    while !text.is_char_boundary(end) {
+        end -= 1;
+    }
+    &text[..end]
 }
 
 fn level(word: &str) -> Result<LevelFilter, ValueError> {

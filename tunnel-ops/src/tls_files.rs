@@ -29,7 +29,7 @@ use sha2::{Digest, Sha256};
 
 pub use self::client_auth::{ClientAuth, RevocationLists};
 pub use self::client_check::ClientCheck;
-pub use self::live::{LiveServerConfig, NextServerConfig};
+pub use self::live::{LiveServerConfig, NextServerConfig, ServerCertificate};
 pub use self::validity::not_after;
 
 /// Why TLS cannot be set up. `origin` is the file at fault, or a description of a value in memory.
@@ -104,6 +104,9 @@ pub enum TlsFilesError {
         "there are no trusted root certificates: install them in this system, or name a CA file"
     )]
     NoRoots,
+    /// A listener that needs a certificate has none.
+    #[error("the listener has no certificate: give its chain and key")]
+    NoIdentity,
     /// The TLS library refuses the configuration.
     #[error("TLS cannot be set up: {0}")]
     Setup(#[from] rustls::Error),
@@ -173,6 +176,12 @@ impl Identity {
     #[must_use]
     pub fn fingerprint(&self) -> String {
         fingerprint(self.certified.cert.first().map(AsRef::as_ref))
+    }
+
+    /// The chain and its key, for a resolver of rustls.
+    #[must_use]
+    pub fn certified_key(&self) -> Arc<CertifiedKey> {
+        Arc::clone(&self.certified)
     }
 
     /// The end of validity of the first certificate, which is the program's own.
@@ -331,19 +340,18 @@ pub fn server_config(
     client_auth: Option<&ClientAuth>,
 ) -> Result<Arc<ServerConfig>, TlsFilesError> {
     let alpn = alpn.iter().map(|protocol| protocol.to_vec()).collect();
-    listener_config(identity, alpn, client_auth, aws_lc_rs::Ticketer::new()?)
+    let resolver = Arc::new(SingleCertAndKey::from(identity.certified_key()));
+    listener_config(resolver, alpn, client_auth, aws_lc_rs::Ticketer::new()?)
 }
 
 /// Builds the configuration with a given ticketer. A resumed session needs no signature and no chain, and
 /// its client certificate is not verified again. The ticketer rotates its keys every six hours.
 fn listener_config(
-    identity: &Identity,
+    resolver: Arc<dyn ResolvesServerCert>,
     alpn: Vec<Vec<u8>>,
     client_auth: Option<&ClientAuth>,
     ticketer: Arc<dyn ProducesTickets>,
 ) -> Result<Arc<ServerConfig>, TlsFilesError> {
-    let resolver: Arc<dyn ResolvesServerCert> =
-        Arc::new(SingleCertAndKey::from(Arc::clone(&identity.certified)));
     let builder = ServerConfig::builder_with_provider(provider())
         .with_protocol_versions(&[&rustls::version::TLS13, &rustls::version::TLS12])?;
     let builder = match client_auth {

@@ -91,6 +91,9 @@ pub(crate) struct ExchangeStream {
     decoder: Decoder,
     /// Whether the other end has accepted the stream.
     accepted: bool,
+    /// Whether it carries an upgraded connection, and so no other exchange: an end that reads nothing more resets it, which
+    /// the other end may learn after it has sent and received all.
+    is_upgrade: bool,
     /// Whether this end's message is completely sent.
     sent: bool,
     /// Whether the other end's message is completely received.
@@ -208,8 +211,11 @@ impl Drop for ExchangeStream {
         if !self.is_whole() {
             return;
         }
-        if let (Some(stream), Some(outstanding)) = (self.stream.take(), &self.outstanding) {
-            outstanding.session().idle().lock().put(stream);
+        match (self.stream.take(), &self.outstanding) {
+            (Some(stream), _) if self.is_upgrade => stream.finish(),
+            (Some(stream), Some(outstanding)) => outstanding.session().idle().lock().put(stream),
+            // Dropping the stream resets it.
+            _ => {}
         }
     }
 }

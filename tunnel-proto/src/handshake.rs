@@ -21,6 +21,11 @@ pub const CONNECT_PATH: &str = "/connect";
 /// Subprotocol of this version of the protocol.
 pub const SUBPROTOCOL: &str = "tunnel.v1";
 
+/// The version of the protocol, as [`SUBPROTOCOL`] names it.
+pub fn wire_version() -> &'static str {
+    SUBPROTOCOL.strip_prefix("tunnel.v").unwrap_or(SUBPROTOCOL)
+}
+
 /// Subprotocol of a session that only checks the path and the credential. The server admits it like any
 /// other, answers with [`crate::control::Control::Checked`], and gives it neither the runtime nor an
 /// exchange. It has a separate name so that a server without this feature refuses it, instead of taking the
@@ -389,6 +394,18 @@ pub fn check_request<B>(request: &Request<B>) -> Result<Greeting, NotASession> {
         (false, false) => return Err(NotASession::Subprotocol),
     };
     greeting(headers, is_check).ok_or(NotASession::Greeting)
+}
+
+/// Whether a request asks for a session, or for a check: by its method, path, upgrade and subprotocol. It can still be
+/// malformed otherwise. For a listener at which other requests for [`CONNECT_PATH`] can be for somebody else.
+#[must_use]
+pub fn asks_for_session<B>(request: &Request<B>) -> bool {
+    let headers = request.headers();
+    let offers = |name| has_token(headers, header::SEC_WEBSOCKET_PROTOCOL, name);
+    request.uri().path() == CONNECT_PATH
+        && request.method() == Method::GET
+        && has_token(headers, header::UPGRADE, "websocket")
+        && (offers(SUBPROTOCOL) || offers(CHECK_SUBPROTOCOL))
 }
 
 fn greeting(headers: &HeaderMap, is_check: bool) -> Option<Greeting> {

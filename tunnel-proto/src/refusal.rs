@@ -81,6 +81,7 @@ refusal_reasons! {
     UpgradeRequired = "upgrade_required", UPGRADE_REQUIRED, Passing, "the request is no WebSocket handshake: often a proxy on the way has removed it";
     VersionUnsupported = "version_unsupported", UPGRADE_REQUIRED, Final, "the subprotocol is unknown";
     GreetingMalformed = "greeting_malformed", BAD_REQUEST, Final, "a `Tunnel-` field is missing or malformed";
+    TlsRequired = "tls_required", FORBIDDEN, Passing, "the request has come unencrypted: from a peer that is no trusted proxy, or, by what the proxy says, from its client";
     HandshakeQueue = "handshake_queue", SERVICE_UNAVAILABLE, Passing, "more clients dial than the server takes in at once, or this client has waited for too long";
     ServerDraining = "server_draining", SERVICE_UNAVAILABLE, Passing, "the server stops";
     AllowFromMalformed = "allow_from_malformed", BAD_REQUEST, Final, "`Tunnel-Allow-From` is no list of networks";

@@ -20,7 +20,7 @@ use tunnel_proto::problem::{Hop, Problem, Reason};
 use crate::config::{RouteAction, RouteConfig, UpstreamOptions, UpstreamsConfig};
 use crate::direct_response::{RoutedBody, vary_by_origin};
 use crate::metrics::RouteMetrics;
-use crate::summary;
+use crate::summary::{self, RouteStatus, UpstreamStatus};
 use crate::template::{RefusedSegment, Template};
 use crate::upstream::{
     RoutedRequest, Upstream, UpstreamCache, UpstreamError, UpstreamSet, UpstreamShared,
@@ -255,6 +255,29 @@ impl Route {
                 Target::Template(..) => RouteState::Unknown,
                 Target::Direct => RouteState::Own,
             },
+        }
+    }
+
+    /// Itself and its upstreams as they are now.
+    pub(crate) fn status(&self) -> RouteStatus {
+        let summary = self.summary(true);
+        let upstreams = match &self.target {
+            Target::Upstreams(upstreams) => upstreams
+                .states()
+                .zip(upstreams.conditions())
+                .map(|((url, _), condition)| UpstreamStatus {
+                    url: url.to_string(),
+                    state: condition.name(),
+                })
+                .collect(),
+            Target::Template(..) | Target::Direct => Vec::new(),
+        };
+        RouteStatus {
+            name: summary.name,
+            matches: summary.matches,
+            to: summary.to,
+            state: summary.state.name(),
+            upstreams,
         }
     }
 

@@ -1,10 +1,35 @@
-//! A route in one line: what it matches, its target, its state.
+//! A route for people, in one line or a few: what it matches, its target, its state.
 
+use serde::Serialize;
 use tunnel_proto::control::RouteState;
 
 use crate::config::{RouteAction, RouteConfig};
 use crate::odd::OddParts;
 use crate::upstream::UpstreamCondition::{self, Ejected, Unhealthy, Unknown, Unreachable, Up};
+
+/// A route and its upstreams as they are now.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct RouteStatus {
+    /// Its name.
+    pub name: String,
+    /// What it matches.
+    pub matches: String,
+    /// Its target, without credentials.
+    pub to: String,
+    /// The state of its upstreams.
+    pub state: &'static str,
+    /// Its upstreams; none for a template and for an answer of the client's own.
+    pub upstreams: Vec<UpstreamStatus>,
+}
+
+/// An upstream of a route as it is now.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct UpstreamStatus {
+    /// Its URL, without credentials.
+    pub url: String,
+    /// `up` or `unreachable` by the last dial, `ejected`, `unhealthy`, or `unknown` before the first dial.
+    pub state: &'static str,
+}
 
 /// The state of a route from the conditions of its upstreams.
 pub(crate) fn state(upstreams: &[UpstreamCondition]) -> RouteState {

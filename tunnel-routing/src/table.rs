@@ -23,6 +23,7 @@ use crate::config::{RouteList, RoutesDifference};
 use crate::matcher::{Matcher, NoRoute, RouteKey};
 use crate::metrics::RoutingMetrics;
 use crate::route::{Previous, Route, TableEntry};
+use crate::summary::RouteStatus;
 use crate::upstream::{UpstreamError, UpstreamShared};
 
 /// The check for requests that no tunnel server has checked.
@@ -123,6 +124,13 @@ impl Routes {
                 .map(|one| one.route.summary(with_upstreams))
                 .collect(),
         )
+    }
+
+    /// The routes and their upstreams as they are now, in the order of the configuration.
+    pub fn status(&self) -> Vec<RouteStatus> {
+        let table = self.table.load();
+        let routes = table.routes.iter();
+        routes.map(|one| one.route.status()).collect()
     }
 }
 

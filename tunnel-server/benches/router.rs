@@ -146,7 +146,8 @@ fn build_outgoing(bencher: Bencher<'_, '_>, head: Head) {
     let checked = CHECKER.to_forward(&parts).unwrap();
     let client = ForwardedClient::new(Ipv4Addr::new(203, 0, 113, 7).into(), false, true);
     let via = ViaName::new("6f1d2c");
-    bencher.bench_local(|| forwarded_head(black_box(&checked), &client, &via, false).unwrap());
+    bencher
+        .bench_local(|| forwarded_head(black_box(&checked), &client, &via, false, None).unwrap());
 }
 
 // === The host ===
@@ -207,7 +208,7 @@ impl Table {
                 instance: secret.id(),
                 session: &live.session,
                 peer: Peer {
-                    address: ([192, 0, 2, 1], 1).into(),
+                    address: std::net::SocketAddr::from(([192, 0, 2, 1], 1)).into(),
                     version: String::new(),
                     number: 1,
                     since: SystemTime::UNIX_EPOCH,

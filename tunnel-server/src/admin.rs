@@ -2,18 +2,21 @@
 //!
 //! ```text
 //!   admin listener ─▶ api ─▶ view ─▶ registry, sessions
-//!   (tunnel-ops)       ├──▶ event_stream ◀── events ◀─report─ every part of the server
-//!                      └──▶ the APIs of other nodes ─▶ merge
+//!    │ (tunnel-ops)      ├──▶ event_stream ◀── events ◀─report─ every part of the server
+//!    │                   └──▶ the APIs of other nodes ─▶ merge
+//!    └─▶ page
 //! ```
 //!
 //! In: requests below `/api/v1` that the listener has checked. Out: JSON and a stream of events, as described by
-//! `openapi.json` beside this file. It carries no traffic, and nothing that carries traffic waits for it.
+//! `openapi.json` beside this file. It carries no traffic, and nothing that carries traffic waits for it. The page at `/` shows
+//! this API in a browser.
 
 pub mod address;
 pub mod api;
 mod event_stream;
 mod merge;
 pub mod nodes;
+mod page;
 pub mod view;
 
 use std::sync::Arc;
@@ -29,9 +32,10 @@ use self::api::Api;
 pub const DESCRIPTION: &str = include_str!("admin/openapi.json");
 
 /// The routes of the admin listener. The server is ready until `shutdown` begins, and not before it takes part in a shared
-/// directory.
+/// directory and has its certificates.
 pub(crate) fn routes(api: Api, shutdown: Shutdown) -> AdminRoutes {
     let (registry, lifecycle) = (api.registry.clone(), api.lifecycle.clone());
+    let acme = api.acme.clone();
     let ready = move || {
         let directory = registry.directory().shared();
         if shutdown.is_requested() || lifecycle.is_leaving() {
@@ -42,6 +46,10 @@ pub(crate) fn routes(api: Api, shutdown: Shutdown) -> AdminRoutes {
             Readiness::NotReady("the server is cut off from etcd".into())
         } else if directory.is_some_and(|directory| !directory.is_linked()) {
             Readiness::NotReady("the server waits for its links to other nodes".into())
+        } else if let Some(name) = acme.as_ref().and_then(|acme| acme.missing()) {
+            Readiness::NotReady(format!(
+                "the server waits for the certificate of {name} by ACME"
+            ))
         } else {
             Readiness::Ready
         }
@@ -54,7 +62,9 @@ pub(crate) fn routes(api: Api, shutdown: Shutdown) -> AdminRoutes {
             .filter_map(|host| host.as_str().parse().ok())
             .collect(),
     };
-    AdminRoutes::new(api.metrics.registry().clone(), ready, settings).with_api(router(api))
+    AdminRoutes::new(api.metrics.registry().clone(), ready, settings)
+        .with_page(page::FILES)
+        .with_api(router(api))
 }
 
 /// The routes below `/api/v1`.

@@ -12,7 +12,6 @@
 
 mod certificate;
 mod credential;
-mod https;
 pub mod jwks;
 mod jwt;
 mod labels;
@@ -23,7 +22,6 @@ mod setup;
 pub mod static_token;
 
 use std::fmt;
-use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
@@ -44,6 +42,7 @@ pub use self::refusal::AuthRefusal;
 use self::revocation::{Revocation, Revocations, RevocationsFull};
 pub(crate) use self::setup::PreparedCredentials;
 pub use self::setup::{AuthSetupError, load_platform_token};
+use crate::client_address::ClientAddress;
 use crate::runtimes::{AccountName, RuntimeEntry, RuntimeLabel, RuntimeName, Runtimes};
 use crate::token::{TokenHash, TokenId};
 
@@ -57,7 +56,7 @@ pub struct Presented<'a> {
     /// The client's description of itself. It is passed to the platform and decides nothing here.
     pub greeting: &'a Greeting,
     /// The address that the client connects from.
-    pub peer: SocketAddr,
+    pub peer: ClientAddress,
 }
 
 /// The result of a successful authentication.

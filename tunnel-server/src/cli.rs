@@ -8,9 +8,11 @@ use std::time::{Duration, SystemTime};
 
 use clap::{Args, Parser, Subcommand};
 use tunnel_ops::{
+    build,
     config_value::{DurationFrom, PositiveDuration, ValueError},
     shell::{CompletionsArgs, ManArgs},
 };
+use tunnel_proto::handshake;
 
 use crate::admin::address::AdminUrl;
 use crate::config::Given;
@@ -33,7 +35,12 @@ Exit codes:
 
 /// Forwards requests of platform clients through the tunnels that tunnel clients have dialled
 #[derive(Debug, Parser)]
-#[command(name = "tunnel-server", version, after_help = EXIT_CODES)]
+#[command(
+    name = "tunnel-server",
+    version,
+    long_version = build::long_version(env!("CARGO_PKG_VERSION"), handshake::wire_version()),
+    after_help = EXIT_CODES
+)]
 pub struct Cli {
     /// The subcommand.
     #[command(subcommand)]

@@ -4,7 +4,6 @@
 //! has only the result.
 
 mod admin_client;
-mod atomic_file;
 mod certs;
 mod drain;
 mod events;

@@ -4,34 +4,44 @@
 //! keys and runtimes read, or all faults at once. Tests and programs that embed a server start from [`Config::new`] and
 //! set what differs.
 
+mod acme;
 mod credentials;
 pub mod effective;
+mod listeners;
 pub(crate) mod live;
 mod nodes;
 mod origin;
 mod settings;
+mod traces;
+mod webhook;
 
-use std::net::SocketAddr;
 use std::path::PathBuf;
 
 use tunnel_http::answer::ProblemPage;
 use tunnel_ops::admin::{BearerFileError, BearerGuard};
 use tunnel_ops::config_file::ConfigFileError;
-use tunnel_ops::config_value::listeners_overlap;
 use tunnel_ops::faults::Faults;
 use tunnel_ops::settings::SettingOrigin;
 use tunnel_ops::settings::{GivenSettings, Setting};
+use tunnel_ops::telemetry::tracer::{TracerFault, TracerSettings};
 use tunnel_ops::tls_files::{Identity, TlsFilesError};
 
+pub use self::acme::{
+    AcmeChallenge, AcmeContact, AcmeDirectory, AcmeName, AcmeSettings, ExternalAccount,
+};
 pub use self::credentials::{
     CertificateSettings, Credentials, HttpUrl, JwksSource, JwtSettings, PlatformSettings,
 };
 pub use self::nodes::{BadKeyPrefix, EtcdUrl, KeyPrefix, PeerLinks, SharedDirectory};
 pub use self::origin::Origin;
 pub use self::settings::{Given, Settings, Source, setting};
+pub use self::webhook::{WebhookSecret, WebhookSecretError};
 use crate::budget::NodeLimits;
 use crate::peer_tls::PeerIdentityError;
 use crate::runtimes::{HostName, RuntimeLabel, RuntimeLimits, Runtimes, RuntimesError};
+
+/// About the number of handshakes per second that another server can serve easily.
+const LEAVING_PER_SECOND: u32 = 500;
 
 /// The configuration of a server.
 #[derive(Debug, Clone)]
@@ -39,18 +49,23 @@ use crate::runtimes::{HostName, RuntimeLabel, RuntimeLimits, Runtimes, RuntimesE
 pub struct Config {
     /// The value of each setting.
     pub settings: Settings,
-    /// Certificate and key of the tunnel listener.
-    pub tunnel_tls: Identity,
-    /// Certificate and key of the public listener; `None` means plain HTTP. Default `None`.
+    /// Certificate and key of tunnel clients' TLS; `None` with those of `acme`, or with plain HTTP from trusted proxies.
+    pub tunnel_tls: Option<Identity>,
+    /// Certificate and key of the public listener; `None` means plain HTTP, or those of `acme`. Default `None`.
     pub public_tls: Option<Identity>,
     /// The page that browsers get for a problem. Default: the built-in one.
     pub problem_page: ProblemPage,
+    /// How certificates are got for listeners that have none; `None` if they are not. Default `None`.
+    pub acme: Option<AcmeSettings>,
     /// The runtimes that may connect, and the hosts of each.
     pub runtimes: Runtimes,
+    /// The secret that events for the platform are signed with. Default `None`.
+    pub webhook_secret: Option<WebhookSecret>,
     /// The directory that this server shares with other nodes; `None` if it stands alone. Default `None`.
     pub shared_directory: Option<SharedDirectory>,
-    /// How many sessions are sent a drain message per second when the server stops. Default 500, about the number of
-    /// handshakes per second that another server can serve easily; no flag sets it.
+    /// How exchanges are traced; `None` if they are not. Default `None`.
+    pub tracer: Option<TracerSettings>,
+    /// How many sessions are sent a drain message per second when the server stops. No flag sets it.
     pub leaving_per_second: u32,
 }
 
@@ -86,9 +101,15 @@ pub enum ConfigFault {
     /// The certificates of server nodes.
     #[error(transparent)]
     Peer(#[from] PeerIdentityError),
+    /// The secret of --webhook-url.
+    #[error(transparent)]
+    Webhook(#[from] WebhookSecretError),
     /// The file of the admin token.
     #[error(transparent)]
     AdminToken(#[from] BearerFileError),
+    /// A variable or a file of the tracer.
+    #[error(transparent)]
+    Tracer(#[from] TracerFault),
 }
 
 /// All faults of the configuration, one per line.
@@ -96,18 +117,25 @@ pub type ConfigError = Faults<ConfigFault>;
 
 impl Config {
     /// Makes a configuration with all defaults.
-    pub fn new(tunnel_tls: Identity, runtimes: Runtimes, domain: HostName) -> Self {
+    pub fn new(
+        tunnel_tls: impl Into<Option<Identity>>,
+        runtimes: Runtimes,
+        domain: HostName,
+    ) -> Self {
         Self {
             settings: Settings {
                 domain,
                 ..Settings::default()
             },
-            tunnel_tls,
+            tunnel_tls: tunnel_tls.into(),
             public_tls: None,
             problem_page: ProblemPage::default(),
+            acme: None,
             runtimes,
+            webhook_secret: None,
             shared_directory: None,
-            leaving_per_second: 500,
+            tracer: None,
+            leaving_per_second: LEAVING_PER_SECOND,
         }
     }
 
@@ -120,9 +148,9 @@ impl Config {
         if !settings.trusted_proxies.is_empty() {
             return Some(format!("https://{host}"));
         }
-        let (scheme, usual) = match self.public_tls {
-            Some(_) => ("https", 443),
-            None => ("http", 80),
+        let (scheme, usual) = match self.public_tls.is_some() || self.acme.is_some() {
+            true => ("https", 443),
+            false => ("http", 80),
         };
         Some(match port == usual {
             true => format!("{scheme}://{host}"),
@@ -130,32 +158,55 @@ impl Config {
         })
     }
 
+    /// Whether tunnel clients connect to the public listener alone.
+    #[must_use]
+    pub fn is_one_listener(&self) -> bool {
+        listeners::is_one(&self.settings)
+    }
+
     /// Checks the given settings and reads the files that they name.
     pub fn check(source: &Source) -> Result<Self, ConfigError> {
         let mut faults = Vec::new();
         let settings = source.settings();
-        let tunnel_tls = tunnel_identity(source, &mut faults);
-        let public_tls = public_identity(source, &mut faults);
+        let acme = acme::check(source, &settings, &mut faults);
+        let tunnel_tls = match (&source.tls_cert, &source.tls_key, &acme) {
+            _ if !settings.tunnel_tls => None,
+            (None, None, Some(_)) => None,
+            _ => tunnel_identity(source, &mut faults),
+        };
+        let mut public_tls = public_identity(source, &mut faults);
+        if public_tls.is_none() && acme.is_none() && !settings.tunnel_host.is_empty() {
+            public_tls.clone_from(&tunnel_tls);
+        }
         credentials::check(source, &mut faults);
         let runtimes = runtimes(&settings, &mut faults);
         if let Some(path) = &settings.admin_token_file {
             or_fault(&mut faults, BearerGuard::load(path));
         }
+        let webhook_secret = webhook::check(source, &mut faults);
         let shared_directory = nodes::check(source, &settings, &mut faults);
         let problem_page = problem_page(source, &settings, &mut faults);
-        check_listeners(source, &settings, &mut faults);
-        check_proxies(source, &settings, &mut faults);
+        let tracer = traces::check(
+            source,
+            &settings,
+            |name| std::env::var_os(name),
+            &mut faults,
+        );
+        listeners::check(source, &settings, &mut faults);
         check_grace(source, &settings, &mut faults);
-        match (tunnel_tls, runtimes, problem_page) {
-            (Some(tunnel_tls), Some(runtimes), Some(problem_page)) if faults.is_empty() => {
-                Ok(Self {
-                    public_tls,
-                    problem_page,
-                    shared_directory,
-                    settings: settings.clone(),
-                    ..Self::new(tunnel_tls, runtimes, settings.domain)
-                })
-            }
+        match (runtimes, problem_page) {
+            (Some(runtimes), Some(problem_page)) if faults.is_empty() => Ok(Self {
+                tunnel_tls,
+                public_tls,
+                problem_page,
+                acme,
+                runtimes,
+                webhook_secret,
+                shared_directory,
+                tracer,
+                settings,
+                leaving_per_second: LEAVING_PER_SECOND,
+            }),
             _ => {
                 let faults = faults.into_iter().map(|fault| source.with_setting(fault));
                 Err(ConfigError::new(faults.collect()))
@@ -167,8 +218,17 @@ impl Config {
     /// what is in force.
     pub(crate) fn keep_started(&mut self, started: &Self) {
         self.settings.keep_started(&started.settings);
-        if self.public_tls.is_some() != started.public_tls.is_some() {
-            self.public_tls.clone_from(&started.public_tls);
+        for (next, started) in [
+            (&mut self.tunnel_tls, &started.tunnel_tls),
+            (&mut self.public_tls, &started.public_tls),
+        ] {
+            if next.is_some() != started.is_some() {
+                next.clone_from(started);
+            }
+        }
+        match (&mut self.acme, &started.acme) {
+            (Some(next), Some(started)) => next.keep_started(started),
+            (next, started) => next.clone_from(started),
         }
     }
 
@@ -285,52 +345,6 @@ fn runtimes(settings: &Settings, faults: &mut Vec<ConfigFault>) -> Option<Runtim
                    `tunnel-server token create` makes one";
     let path = required(faults, path, &setting::runtimes, purpose)?;
     or_fault(faults, Runtimes::load(path, &settings.domain))
-}
-
-/// Rejects listeners with overlapping addresses: each would get some of the other's connections, or the second could not
-/// be bound.
-fn check_listeners(source: &Source, settings: &Settings, faults: &mut Vec<ConfigFault>) {
-    let mut listeners = vec![
-        (&setting::tunnel_listen, settings.tunnel_listen),
-        (&setting::public_listen, settings.public_listen),
-        (&setting::admin_listen, settings.admin_listen),
-    ];
-    listeners.extend(
-        settings
-            .peer_listen
-            .map(|address| (&setting::peer_listen, address)),
-    );
-    for (index, listener) in listeners.iter().enumerate() {
-        for other in listeners.iter().skip(index + 1) {
-            if listeners_overlap(listener.1, other.1) {
-                faults.push(overlap(source, *listener, *other));
-            }
-        }
-    }
-}
-
-/// The fault of overlapping listeners, reported at a setting that was given rather than at a default.
-fn overlap(
-    source: &Source,
-    (setting, address): (&Setting, SocketAddr),
-    (other_setting, other): (&Setting, SocketAddr),
-) -> ConfigFault {
-    let (origin, other_origin) = (source.origin(setting), source.origin(other_setting));
-    let (origin, own, other_name, theirs) = match other_origin.is_given() {
-        true => (other_origin, other, origin, address),
-        false => (origin, address, other_origin, other),
-    };
-    let other_name = other_name.mention_or_default();
-    let problem =
-        format!("{own} overlaps with {theirs} of {other_name}: give each listener its own port");
-    ConfigFault::Value { origin, problem }
-}
-
-fn check_proxies(source: &Source, settings: &Settings, faults: &mut Vec<ConfigFault>) {
-    if settings.proxy_protocol && settings.trusted_proxies.is_empty() {
-        let problem = "no peer may send a PROXY header: name the proxies in --trusted-proxies";
-        faults.push(source.fault(&setting::proxy_protocol, problem));
-    }
 }
 
 /// Rejects a drain delay that is not shorter than the grace period, of which it is a part.

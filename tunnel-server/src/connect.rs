@@ -1,69 +1,72 @@
-//! The tunnel listener: where tunnel clients dial in.
+//! Where tunnel clients dial in: at the tunnel listener, or at the public one by the names of `--tunnel-host`.
 //!
-//! Each connection is one TLS handshake, one `GET /connect` that is checked and authenticated before it is upgraded,
-//! and then one session ([`session`]). Everything before the session has a deadline. Handshakes run concurrently, so
-//! that a silent peer does not delay others.
+//! Each connection is one TLS handshake, one `GET /connect` that is checked and authenticated before it is upgraded
+//! ([`request`]), and then one session ([`session`]). Everything before the session has a deadline. Handshakes run
+//! concurrently, so that a silent peer does not delay others.
 
 pub(crate) mod checks;
 pub(crate) mod gate;
 mod refused;
+pub(crate) mod request;
 mod session;
 
-use std::{convert::Infallible, future::pending, io, net::SocketAddr, sync::Arc, time::Duration};
+use std::{
+    convert::Infallible,
+    future::pending,
+    io,
+    net::{IpAddr, SocketAddr},
+    sync::Arc,
+    time::Duration,
+};
 
 use bytes::Bytes;
-use http::{HeaderValue, Request, Response, StatusCode, header};
-use http_body_util::Full;
-use hyper::{body::Incoming, server::conn::http1, service::service_fn, upgrade::OnUpgrade};
+use http::Request;
+use hyper::{
+    body::Incoming,
+    server::conn::http1,
+    service::service_fn,
+    upgrade::{self, OnUpgrade},
+};
 use hyper_util::rt::{TokioIo, TokioTimer};
-use ipnet::IpNet;
 use parking_lot::Mutex;
-use rustls_pki_types::CertificateDer;
 use socket2::{SockRef, TcpKeepalive};
 use tokio::{
+    io::{AsyncRead, AsyncWrite},
     net::{TcpListener, TcpStream},
-    sync::watch,
     task::JoinSet,
     time::timeout,
 };
 use tokio_rustls::{
-    LazyConfigAcceptor, StartHandshake, TlsAcceptor,
-    rustls::{HandshakeKind, server::Acceptor},
-    server::TlsStream,
+    LazyConfigAcceptor,
+    rustls::{HandshakeKind, ServerConnection, server::Acceptor},
 };
 use tunnel_http::{
+    connection::Transport,
     listener::accept,
     permits::{Permit, Permits},
 };
 use tunnel_ops::read_ahead::ReadAhead;
 use tunnel_ops::socket::{set_unsent_limit, set_user_timeout};
 use tunnel_ops::tls_files::LiveServerConfig;
-use tunnel_proto::{
-    handshake::{self, Greeting},
-    refusal::RefusalReason,
-};
+use tunnel_proto::handshake;
 
 use self::{
-    checks::{CheckPermit, Checks},
-    gate::{Gate, HandshakePermit, Rejection},
-    refused::{Refusal, RefusedClient},
+    checks::Checks,
+    gate::{Gate, Rejection},
+    request::{Admitted, Dial, GateOutcome, Outcome, respond},
     session::LiveSession,
 };
 use crate::{
     allowance::Allowance,
-    auth::{Authenticator, Grant, Presented, bearer},
-    budget::sources,
+    arrival::{Arrival, NotArrived, arrive, exhausted_cause},
+    auth::Authenticator,
     config::live::LiveConfig,
-    directory::ClaimRefusal,
-    events::{Event, EventKind, Events},
+    events::Events,
     lifecycle::Lifecycle,
     metrics::{Metrics, OpenConnection},
-    public::exhausted_cause,
     registry::Registry,
+    runtimes::HostName,
 };
-
-/// A connection under TLS.
-type TunnelStream = TlsStream<ReadAhead<TcpStream>>;
 
 /// Largest head of a request for a session, in bytes.
 const HEAD_BYTES: usize = 16 * 1024;
@@ -75,10 +78,7 @@ const USER_TIMEOUT: Duration = Duration::from_secs(30);
 /// Time for TLS, and time for the request's head, of a client that has a pass, since other clients wait for the pass.
 const GATED_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// `Retry-After` of a check for which there is no permit.
-const CHECK_RETRY: Duration = Duration::from_secs(30);
-
-/// The parts of the server that the connections of the tunnel listener use.
+/// The parts of the server that the connections of tunnel clients use.
 pub(crate) struct TunnelListener {
     pub(crate) config: Arc<LiveConfig>,
     pub(crate) authenticator: Arc<Authenticator>,
@@ -87,7 +87,10 @@ pub(crate) struct TunnelListener {
     pub(crate) events: Arc<Events>,
     pub(crate) lifecycle: Arc<Lifecycle>,
     pub(crate) permits: Arc<Permits>,
-    pub(crate) tls: Arc<LiveServerConfig>,
+    /// `None` if tunnel clients come in plain HTTP, through trusted proxies.
+    pub(crate) tls: Option<Arc<LiveServerConfig>>,
+    /// The names by which the public listener takes tunnel clients, too.
+    pub(crate) hosts: Vec<HostName>,
     /// Limits concurrent handshakes.
     pub(crate) gate: Arc<Gate>,
     /// Limits the sessions that only check the path.
@@ -98,23 +101,10 @@ pub(crate) struct TunnelListener {
     pub(crate) refusal_lines: Allowance,
 }
 
-/// A request that was accepted.
-struct Admitted {
-    grant: Grant,
-    /// Changes after which the grant must be checked again.
-    changed: watch::Receiver<u64>,
-    greeting: Greeting,
-    /// The source networks that the instance itself allows for its runtime.
-    allow_from: Option<Vec<IpNet>>,
-    upgrade: OnUpgrade,
-    /// The permit of a session that only checks the path.
-    check: Option<CheckPermit>,
-}
-
-/// What has become of the request of a connection.
-enum Outcome {
-    Admitted(Admitted),
-    Refused(RefusedClient),
+/// The places that a session takes: of a connection, and in the metrics.
+pub(crate) struct SessionPlace {
+    permit: Mutex<Permit>,
+    _open: OpenConnection,
 }
 
 /// Accepts tunnel clients until the server drains, then waits for their sessions to end.
@@ -126,15 +116,10 @@ pub(crate) async fn serve_all(shared: Arc<TunnelListener>, listener: TcpListener
             () = shared.lifecycle.draining() => break,
         };
         while connections.try_join_next().is_some() {}
-        match shared.permits.acquire(Some(peer.ip().to_canonical())) {
-            Ok(permit) => {
-                connections.spawn(serve_connection(shared.clone(), socket, peer, permit));
-            }
-            Err(exhausted) => {
-                let labels = ["tunnel", exhausted_cause(exhausted)];
-                let refused = &shared.metrics.connections_refused;
-                refused.with_label_values(&labels).inc();
-            }
+        // A trusted proxy connects for many clients: its connections count only in all, until it names one.
+        let is_trusted = shared.config.is_trusted(peer.ip());
+        if let Some(place) = shared.place((!is_trusted).then_some(peer.ip())) {
+            connections.spawn(serve_connection(shared.clone(), socket, peer, place));
         }
     }
     // Clients that dial now are refused immediately and dial another server.
@@ -146,126 +131,153 @@ async fn serve_connection(
     shared: Arc<TunnelListener>,
     socket: TcpStream,
     peer: SocketAddr,
-    _permit: Permit,
+    place: SessionPlace,
 ) {
-    let _open = shared.metrics.connection("tunnel");
-    if let Err(error) = set_options(&socket) {
-        tracing::debug!(%peer, %error, "cannot set the options of a tunnel connection");
+    let expects_header = shared.config.load().settings.tunnel_proxy_protocol;
+    let arrived = arrive(
+        &shared.config,
+        &shared.lifecycle,
+        socket,
+        peer,
+        expects_header,
+    );
+    let arrival = match Box::pin(arrived).await {
+        Ok(arrival) => arrival,
+        Err(NotArrived::Proxy) => {
+            return count_refused(&shared.metrics, "proxy_protocol");
+        }
+        Err(NotArrived::Stopping) => return,
+    };
+    if !arrival.is_trusted
+        && let Err(exhausted) = place.permit.lock().count_for(arrival.client.ip())
+    {
+        return count_refused(&shared.metrics, exhausted_cause(exhausted));
     }
+    serve(shared, arrival, place, false).await;
+}
+
+/// Serves a tunnel client from its first byte, after a PROXY header, to the end of its session. Its request has to name a
+/// host of `--tunnel-host` if it has come `by_host`.
+pub(crate) async fn serve(
+    shared: Arc<TunnelListener>,
+    arrival: Arrival,
+    place: SessionPlace,
+    by_host: bool,
+) {
+    prepare_socket(&arrival.socket);
     // Boxed, so that its space is freed before the session, which lives for days.
-    let session = Box::pin(begin_session(&shared, socket, peer)).await;
+    let session = Box::pin(begin_session(&shared, arrival, &place, by_host)).await;
     if let Some(session) = session {
         session.run(&shared).await;
     }
 }
 
+/// Runs the session of a tunnel client that the public listener has let in, on the connection of its request.
+pub(crate) async fn run_session<IO>(shared: &TunnelListener, admitted: Admitted, mut io: IO)
+where
+    IO: AsyncRead + AsyncWrite + Transport + Unpin + Send + 'static,
+{
+    prepare_socket(io.socket());
+    io.set_tls_buffer_limit(tunnel_proto::limits::TLS_BYTES);
+    let session = LiveSession::begin(&shared.config.load(), admitted, io, Bytes::new());
+    Box::new(session).run(shared).await;
+}
+
 /// Serves a connection from the first byte until its session begins; `None` if the tunnel client is refused.
 async fn begin_session(
     shared: &TunnelListener,
-    socket: TcpStream,
-    peer: SocketAddr,
+    arrival: Arrival,
+    place: &SessionPlace,
+    by_host: bool,
 ) -> Option<Box<LiveSession>> {
-    let (admitted, io, leftover) = tokio::select! {
-        admitted = accept_client(shared, socket, peer) => admitted?,
-        () = shared.lifecycle.silent_grace_over() => return None,
-    };
-    // Boxed, because each future that it is moved through would reserve space for it.
-    let session = LiveSession::begin(&shared.config.load(), admitted, io, leftover, peer);
-    Some(Box::new(session))
-}
-
-/// Serves a connection from the first byte to the response; returns the session's stream if the tunnel client was
-/// accepted.
-async fn accept_client(
-    shared: &TunnelListener,
-    socket: TcpStream,
-    peer: SocketAddr,
-) -> Option<(Admitted, TunnelStream, Bytes)> {
-    let limit = shared.config.load().settings.tls_handshake_timeout;
-    // Before the gate, so that connections that never send a ClientHello hold no handshake permit.
-    let hello = LazyConfigAcceptor::new(Acceptor::default(), ReadAhead::new(socket));
-    let Ok(Ok(start)) = timeout(limit, hello).await else {
-        return refuse_connection(&shared.metrics, "tls");
-    };
-    let address = peer.ip().to_canonical();
-    let entered = timeout(limit, shared.gate.enter(address)).await;
-    let entered = entered.unwrap_or_else(|_| Err(shared.gate.reject(address)));
-    let outcome = match entered {
-        Ok(permit) => GateOutcome {
-            retry_after: None,
-            handshake: Some((shared.metrics.handshake(), permit)),
-            _refusal: None,
-        },
-        Err(Rejection::Answer(permit, after)) => GateOutcome {
-            retry_after: Some(after),
-            handshake: None,
-            _refusal: Some(permit),
-        },
-        Err(Rejection::Close) => return refuse_connection(&shared.metrics, "max_handshakes"),
-    };
-    let admitted = async {
-        let handshake = tls_handshake(start, shared.tls.acceptor());
-        match timeout(limit.min(GATED_TIMEOUT), handshake).await {
-            Ok(Ok(mut stream)) => {
-                let limit = tunnel_proto::limits::TLS_BYTES;
-                stream.get_mut().1.set_buffer_limit(Some(limit));
-                shared.metrics.on_tls_handshake(is_resumed(&stream));
-                serve_request(shared, stream, peer, &outcome).await
-            }
-            _ => refuse_connection(&shared.metrics, "tls"),
+    let dial = Dial::new(&arrival, shared.tls.is_some(), &place.permit, by_host);
+    let accepted = async {
+        match shared.tls.as_deref() {
+            Some(tls) => accept_tls(shared, tls, arrival, dial).await,
+            None => serve_request(shared, arrival.into_io(), &dial).await,
         }
     };
     tokio::select! {
-        admitted = admitted => admitted,
-        () = outcome.displaced() => refuse_connection(&shared.metrics, "silent"),
+        session = accepted => session,
+        () = shared.lifecycle.silent_grace_over() => None,
     }
 }
 
-/// The gate's decision about a client; held until the client has its response.
-struct GateOutcome {
-    /// When the client may try again, if there is no handshake permit for it now.
-    retry_after: Option<Duration>,
-    // The count is dropped first, so that it never exceeds the number of permits.
-    handshake: Option<(OpenConnection, HandshakePermit)>,
-    _refusal: Option<Permit>,
-}
-
-impl GateOutcome {
-    /// The client's request has been received.
-    fn on_request(&self) {
-        if let Some((_, permit)) = &self.handshake {
-            permit.on_request();
-        }
-    }
-
-    /// Resolves when the permit was given to another client, because this one was silent for too long.
-    async fn displaced(&self) {
-        match &self.handshake {
-            Some((_, permit)) => permit.displaced().await,
+/// Serves a TLS connection from the first byte to the response; returns the session if the tunnel client was accepted.
+async fn accept_tls(
+    shared: &TunnelListener,
+    tls: &LiveServerConfig,
+    arrival: Arrival,
+    dial: Dial<'_>,
+) -> Option<Box<LiveSession>> {
+    let limit = shared.config.load().settings.tls_handshake_timeout;
+    // Before the gate, so that connections that never send a ClientHello hold no handshake permit.
+    let io = ReadAhead::new(arrival.into_io());
+    let Ok(Ok(start)) = timeout(limit, LazyConfigAcceptor::new(Acceptor::default(), io)).await
+    else {
+        return refuse_connection(&shared.metrics, "tls");
+    };
+    let gate = match dial.is_trusted {
+        // A trusted proxy is not held up for its clients: each of them enters the gate with its request.
+        true => None,
+        false => Some(match shared.enter(dial.client.ip).await {
+            Ok(entered) => entered,
+            Err(Rejection::Answer(permit, after)) => GateOutcome::rejected(Some(permit), after),
+            Err(Rejection::Close) => return refuse_connection(&shared.metrics, "max_handshakes"),
+        }),
+    };
+    let limit = match gate {
+        Some(_) => limit.min(GATED_TIMEOUT),
+        None => limit,
+    };
+    let handshake = start.into_stream(tls.acceptor().config().clone());
+    let accepted = async {
+        let Ok(Ok(mut stream)) = timeout(limit, handshake).await else {
+            return refuse_connection(&shared.metrics, "tls");
+        };
+        let tls = stream.get_mut().1;
+        tls.set_buffer_limit(Some(tunnel_proto::limits::TLS_BYTES));
+        shared.metrics.on_tls_handshake(is_resumed(tls));
+        let certificates = tls.peer_certificates().unwrap_or_default().to_vec();
+        let dial = Dial {
+            certificates: &certificates,
+            gate: gate.as_ref(),
+            ..dial
+        };
+        serve_request(shared, stream, &dial).await
+    };
+    let displaced = async {
+        match &gate {
+            Some(gate) => gate.displaced().await,
             None => pending().await,
         }
+    };
+    tokio::select! {
+        session = accepted => session,
+        () = displaced => refuse_connection(&shared.metrics, "silent"),
     }
-}
-
-async fn tls_handshake(
-    start: StartHandshake<ReadAhead<TcpStream>>,
-    tls: TlsAcceptor,
-) -> io::Result<TunnelStream> {
-    start.into_stream(tls.config().clone()).await
 }
 
 /// Whether the client has resumed an earlier TLS session.
-fn is_resumed(stream: &TunnelStream) -> bool {
-    let kind = stream.get_ref().1.handshake_kind();
-    kind == Some(HandshakeKind::Resumed)
+fn is_resumed(tls: &ServerConnection) -> bool {
+    tls.handshake_kind() == Some(HandshakeKind::Resumed)
 }
 
 fn refuse_connection<T>(metrics: &Metrics, cause: &str) -> Option<T> {
-    metrics
-        .connections_refused
-        .with_label_values(&["tunnel", cause])
-        .inc();
+    count_refused(metrics, cause);
     None
+}
+
+fn count_refused(metrics: &Metrics, cause: &str) {
+    let refused = &metrics.connections_refused;
+    refused.with_label_values(&["tunnel", cause]).inc();
+}
+
+/// Sets the options of a tunnel client's connection.
+fn prepare_socket(socket: &TcpStream) {
+    if let Err(error) = set_options(socket) {
+        tracing::debug!(%error, "cannot set the options of a tunnel connection");
+    }
 }
 
 fn set_options(socket: &TcpStream) -> io::Result<()> {
@@ -275,213 +287,101 @@ fn set_options(socket: &TcpStream) -> io::Result<()> {
     SockRef::from(socket).set_tcp_keepalive(&TcpKeepalive::new().with_time(USER_TIMEOUT))
 }
 
-/// Answers the one request of a connection; returns the session's stream if the request was accepted.
-async fn serve_request(
+/// Answers the one request of a connection; returns its session if the request was accepted.
+async fn serve_request<IO>(
     shared: &TunnelListener,
-    stream: TunnelStream,
-    peer: SocketAddr,
-    outcome: &GateOutcome,
-) -> Option<(Admitted, TunnelStream, Bytes)> {
-    let certificates = stream.get_ref().1.peer_certificates();
-    let certificates = certificates.unwrap_or_default().to_vec();
+    io: IO,
+    dial: &Dial<'_>,
+) -> Option<Box<LiveSession>>
+where
+    IO: AsyncRead + AsyncWrite + Unpin + Send + 'static,
+{
     let request_outcome = Mutex::new(None);
-    let client = (outcome, &*certificates);
-    let service = service_fn(|request| {
-        let response = respond(shared, request, peer, client, &request_outcome);
-        async move { Ok::<_, Infallible>(response.await) }
+    let service = service_fn(|mut request: Request<Incoming>| {
+        let request_outcome = &request_outcome;
+        async move {
+            let on_upgrade = upgrade::on(&mut request);
+            let (response, outcome) = respond(shared, &request, dial).await;
+            *request_outcome.lock() = Some((outcome, on_upgrade));
+            Ok::<_, Infallible>(response)
+        }
     });
+    let head_timeout = shared.config.load().settings.request_head_timeout;
     let serving = http1::Builder::new()
         .timer(TokioTimer::new())
-        .header_read_timeout(
-            shared
-                .config
-                .load()
-                .settings
-                .request_head_timeout
-                .min(GATED_TIMEOUT),
-        )
+        .header_read_timeout(match dial.gate {
+            Some(_) => head_timeout.min(GATED_TIMEOUT),
+            None => head_timeout,
+        })
         .max_buf_size(HEAD_BYTES)
-        .serve_connection(TokioIo::new(stream), service)
+        .serve_connection(TokioIo::new(io), service)
         .with_upgrades();
-    // The head has its own limit; this one also bounds the authentication and the response.
-    let limit = 2 * GATED_TIMEOUT + 3 * shared.config.load().settings.auth_timeout;
+    let settings = &shared.config.load_full().settings;
+    // The head has its own limit; this one also bounds the gate, the authentication and the response.
+    let limit =
+        settings.tls_handshake_timeout + head_timeout + GATED_TIMEOUT + 3 * settings.auth_timeout;
     let served = timeout(limit, serving).await;
-    let mut admitted = match request_outcome.into_inner()? {
+    let (outcome, on_upgrade): (Outcome, OnUpgrade) = request_outcome.into_inner()?;
+    let admitted = match outcome {
         Outcome::Admitted(admitted) => admitted,
         // After the response, so that the time it takes discloses nothing.
-        Outcome::Refused(refused) => {
-            refused.report(shared, peer, &certificates);
+        Outcome::Refused(refused, client) => {
+            refused.report(shared, client, dial.certificates);
             return None;
         }
     };
     served.ok()?.ok()?;
-    let upgraded = (&mut admitted.upgrade).await.ok()?;
-    let parts = upgraded.downcast::<TokioIo<TunnelStream>>().ok()?;
-    Some((admitted, parts.io.into_inner(), parts.read_buf))
+    let parts = on_upgrade.await.ok()?.downcast::<TokioIo<IO>>().ok()?;
+    // Boxed, because each future that it is moved through would reserve space for it.
+    let (config, io) = (shared.config.load(), parts.io.into_inner());
+    Some(Box::new(LiveSession::begin(
+        &config,
+        *admitted,
+        io,
+        parts.read_buf,
+    )))
 }
 
-/// The response to one request: 101, or a refusal with its reason.
-async fn respond(
-    shared: &TunnelListener,
-    mut request: Request<Incoming>,
-    peer: SocketAddr,
-    client: (&GateOutcome, &[CertificateDer<'static>]),
-    outcome: &Mutex<Option<Outcome>>,
-) -> Response<Full<Bytes>> {
-    let (response, of_request) = match admit(shared, &mut request, peer, client).await {
-        Ok((response, admitted)) => (response, Outcome::Admitted(admitted)),
-        Err(refusal) => {
-            let refused = RefusedClient::new(refusal, &request);
-            (refused.response(&shared.metrics), Outcome::Refused(refused))
+impl SessionPlace {
+    /// The permit, which can still be counted by an address.
+    pub(crate) fn permit(&self) -> &Mutex<Permit> {
+        &self.permit
+    }
+}
+
+impl TunnelListener {
+    /// A place for a connection, counted by `address` if there is one; the refusal is counted.
+    pub(crate) fn place(&self, address: Option<IpAddr>) -> Option<SessionPlace> {
+        match self.permits.acquire(address) {
+            Ok(permit) => Some(SessionPlace {
+                permit: Mutex::new(permit),
+                _open: self.metrics.connection("tunnel"),
+            }),
+            Err(exhausted) => refuse_connection(&self.metrics, exhausted_cause(exhausted)),
         }
-    };
-    *outcome.lock() = Some(of_request);
-    response
-}
+    }
 
-/// Checks and authenticates a request. If it is accepted, returns the 101.
-async fn admit(
-    shared: &TunnelListener,
-    request: &mut Request<Incoming>,
-    peer: SocketAddr,
-    (outcome, certificates): (&GateOutcome, &[CertificateDer<'static>]),
-) -> Result<(Response<Full<Bytes>>, Admitted), Refusal> {
-    outcome.on_request();
-    let greeting = handshake::check_request(request)?;
-    if let Some(after) = outcome.retry_after {
-        let detail = "this server has too many handshakes in progress: dial again later";
-        return Err(Refusal::for_now(
-            RefusalReason::HandshakeQueue,
-            detail,
-            after,
-        ));
+    /// Whether this is a name by which the public listener takes tunnel clients.
+    pub(crate) fn is_tunnel_host(&self, host: &str) -> bool {
+        let mut hosts = self.hosts.iter();
+        hosts.any(|known| known.as_str().eq_ignore_ascii_case(host))
     }
-    if shared.lifecycle.is_draining() {
-        go_elsewhere(shared, &greeting)?;
-        let (reason, after) = (RefusalReason::ServerDraining, Duration::from_secs(1));
-        return Err(Refusal::for_now(
-            reason,
-            "this server is shutting down: dial again",
-            after,
-        ));
-    }
-    let allow_from = allow_from(&greeting)?;
-    let presented = Presented {
-        bearer: bearer(request.headers()),
-        certificates,
-        greeting: &greeting,
-        peer,
-    };
-    let changed = shared.authenticator.changed();
-    let grant = shared.authenticator.authenticate(&presented).await?;
-    let check = may_begin(shared, &grant, &greeting).await;
-    let check = check.map_err(|refusal| refusal.of(&grant))?;
-    let result = match check {
-        Some(_) => "checked",
-        None => "accepted",
-    };
-    shared.metrics.handshakes.with_label_values(&[result]).inc();
-    let response = switching_protocols(request, greeting.subprotocol());
-    let admitted = Admitted {
-        changed,
-        grant,
-        greeting,
-        allow_from,
-        upgrade: hyper::upgrade::on(request),
-        check,
-    };
-    Ok((response, admitted))
-}
 
-/// Whether an authenticated session can begin: a check if there is a permit for it, which is returned; any other if its
-/// instance would get the runtime.
-async fn may_begin(
-    shared: &TunnelListener,
-    grant: &Grant,
-    greeting: &Greeting,
-) -> Result<Option<CheckPermit>, Refusal> {
-    let runtime = &grant.runtime;
-    if greeting.is_check {
-        let permit = shared.checks.enter(&runtime.account, &runtime.label);
-        let detail = "too many checks are in progress: check again later";
-        return match permit {
-            Some(permit) => Ok(Some(permit)),
-            None => Err(Refusal::for_now(
-                RefusalReason::CheckLimit,
-                detail,
-                CHECK_RETRY,
-            )),
-        };
+    /// Whether a request of HTTP/1 at the public listener is a tunnel client's: it is for a host of `--tunnel-host`, and
+    /// asks for a session where a runtime has that host, too.
+    pub(crate) fn takes<B>(&self, request: &Request<B>, is_runtime: impl Fn(&str) -> bool) -> bool {
+        let host = request::host(request);
+        self.is_tunnel_host(host)
+            && (!is_runtime(&host.to_ascii_lowercase()) || handshake::asks_for_session(request))
     }
-    let precheck = shared.registry.precheck(
-        &runtime.label,
-        greeting.instance.id(),
-        shared.on_conflict(greeting),
-    );
-    let Err(refusal) = precheck.await else {
-        go_elsewhere(shared, greeting)?;
-        return Ok(None);
-    };
-    if let ClaimRefusal::Contested { takeovers, .. } = &refusal {
-        let contested = Event::of(EventKind::Contested, &runtime.label);
-        shared
-            .events
-            .report(contested.detail(format!("{takeovers} takeovers in a row")));
-    }
-    Err(refusal.into())
-}
 
-/// Refuses with `elsewhere` if another node should take this session, unless the client does not know that refusal or
-/// was refused for it often enough.
-fn go_elsewhere(shared: &TunnelListener, greeting: &Greeting) -> Result<(), Refusal> {
-    let placement = greeting.placement.as_ref();
-    let Some(placement) = placement.filter(|placement| placement.may_go_elsewhere()) else {
-        return Ok(());
-    };
-    let is_leaving = shared.lifecycle.is_leaving();
-    let directory = shared.registry.directory();
-    match directory.is_better_elsewhere(&placement.avoid, is_leaving) {
-        true => Err(Refusal::for_now(
-            RefusalReason::Elsewhere,
-            "another server node should take this session: dial again",
-            Duration::ZERO,
-        )),
-        false => Ok(()),
+    /// Waits for a handshake permit.
+    async fn enter(&self, address: IpAddr) -> Result<GateOutcome, Rejection> {
+        let limit = self.config.load().settings.tls_handshake_timeout;
+        let entered = timeout(limit, self.gate.enter(address)).await;
+        let entered = entered.unwrap_or_else(|_| Err(self.gate.reject(address)));
+        entered.map(|permit| GateOutcome::entered((self.metrics.handshake(), permit)))
     }
-}
-
-/// The source networks that the instance itself allows for its runtime.
-fn allow_from(greeting: &Greeting) -> Result<Option<Vec<IpNet>>, Refusal> {
-    let list = greeting.allow_from.as_deref().map(sources::parse);
-    list.transpose().map_err(|error| {
-        let detail = format!("the tunnel client's source addresses: {error}");
-        Refusal::new(RefusalReason::AllowFromMalformed, detail)
-    })
-}
-
-/// The 101 that accepts the WebSocket handshake.
-fn switching_protocols(
-    request: &Request<Incoming>,
-    subprotocol: &'static str,
-) -> Response<Full<Bytes>> {
-    // `handshake::check_request` has checked that the key is present.
-    let key = request
-        .headers()
-        .get(header::SEC_WEBSOCKET_KEY)
-        .map(HeaderValue::as_bytes);
-    let accept = handshake::accept_key(key.unwrap_or_default());
-    let mut response = Response::new(Full::default());
-    *response.status_mut() = StatusCode::SWITCHING_PROTOCOLS;
-    let headers = response.headers_mut();
-    headers.insert(header::CONNECTION, HeaderValue::from_static("upgrade"));
-    headers.insert(header::UPGRADE, HeaderValue::from_static("websocket"));
-    let protocol = HeaderValue::from_static(subprotocol);
-    headers.insert(header::SEC_WEBSOCKET_PROTOCOL, protocol);
-    // Base64 is always a valid field value.
-    if let Ok(accept) = HeaderValue::from_str(&accept) {
-        headers.insert(header::SEC_WEBSOCKET_ACCEPT, accept);
-    }
-    response
 }
 
 #[cfg(all(test, target_os = "linux"))]

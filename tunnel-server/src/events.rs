@@ -7,7 +7,7 @@
 //! [`Events::report`] holds a lock for one push only, and never waits for a reader: a reader that the ring has overtaken
 //! gets [`TooSlow`]. No behaviour of the server depends on events or on their readers.
 
-use std::{collections::VecDeque, fmt, str::FromStr, sync::Arc};
+use std::{collections::VecDeque, fmt, sync::Arc};
 
 use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
@@ -23,7 +23,7 @@ pub const RING: usize = 1_024;
 const BATCH: usize = 64;
 
 /// The kind of an event.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize)]
 #[serde(rename_all = "kebab-case")]
 #[non_exhaustive]
 pub enum EventKind {
@@ -47,6 +47,8 @@ pub enum EventKind {
     Expired,
     /// The configuration was reloaded; there is a reason if it is not valid.
     Reloaded,
+    /// A certificate was obtained by ACME; there is a reason if an order has failed.
+    Certificate,
     /// The server has begun to stop.
     Draining,
     /// Made for a reader that has missed events because it was away for too long.
@@ -123,7 +125,7 @@ pub struct TooSlow;
 
 impl EventKind {
     /// Every kind.
-    pub const ALL: [Self; 12] = [
+    pub const ALL: [Self; 13] = [
         Self::Online,
         Self::Offline,
         Self::SessionBegan,
@@ -134,6 +136,7 @@ impl EventKind {
         Self::Revoked,
         Self::Expired,
         Self::Reloaded,
+        Self::Certificate,
         Self::Draining,
         Self::Missed,
     ];
@@ -152,25 +155,28 @@ impl EventKind {
             Self::Revoked => "revoked",
             Self::Expired => "expired",
             Self::Reloaded => "reloaded",
+            Self::Certificate => "certificate",
             Self::Draining => "draining",
             Self::Missed => "missed",
         }
     }
 }
 
-/// The text is not the name of a kind of event.
-#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("expected one of {}", EventKind::ALL.map(EventKind::name).join(", "))]
-pub struct NotAnEventKind;
-
-impl FromStr for EventKind {
-    type Err = NotAnEventKind;
-
-    fn from_str(text: &str) -> Result<Self, NotAnEventKind> {
-        let mut all = Self::ALL.into_iter();
-        all.find(|kind| kind.name() == text).ok_or(NotAnEventKind)
-    }
-}
+tunnel_ops::word_value!(EventKind {
+    "online" => EventKind::Online,
+    "offline" => EventKind::Offline,
+    "session-began" => EventKind::SessionBegan,
+    "session-ended" => EventKind::SessionEnded,
+    "refused" => EventKind::Refused,
+    "superseded" => EventKind::Superseded,
+    "contested" => EventKind::Contested,
+    "revoked" => EventKind::Revoked,
+    "expired" => EventKind::Expired,
+    "reloaded" => EventKind::Reloaded,
+    "certificate" => EventKind::Certificate,
+    "draining" => EventKind::Draining,
+    "missed" => EventKind::Missed,
+});
 
 impl Event {
     /// An event of the whole server.

@@ -9,12 +9,16 @@
 //! [`server::Server::bind`] binds the listeners, [`server::Server::run`] serves until it is signalled to
 //! stop. The wire itself is `tunnel-proto`'s; how a program is run is `tunnel-ops`'.
 
+mod acme;
 pub mod admin;
 mod allowance;
+mod arrival;
+mod atomic_file;
 pub mod auth;
 pub mod budget;
 pub mod certs;
 pub mod cli;
+pub mod client_address;
 pub mod command;
 pub mod config;
 mod connect;
@@ -32,6 +36,8 @@ pub mod registry;
 pub mod router;
 pub mod runtimes;
 pub mod server;
-pub mod timestamp;
 pub mod token;
 pub mod tunnel;
+pub mod webhook;
+
+pub use tunnel_ops::timestamp;

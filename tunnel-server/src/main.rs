@@ -3,7 +3,7 @@
 
 use std::process::ExitCode;
 
-use tunnel_ops::flags;
+use tunnel_ops::{build, flags};
 use tunnel_server::cli::Cli;
 use tunnel_server::command;
 
@@ -11,7 +11,17 @@ use tunnel_server::command;
 #[global_allocator]
 static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 
+/// In this file alone, so that another commit has only this file compiled again.
+const COMMIT: &str = match option_env!("TUNNEL_COMMIT") {
+    Some(commit) => commit,
+    None => git_version::git_version!(
+        args = ["--always", "--dirty", "--abbrev=7", "--exclude=*"],
+        fallback = "unknown"
+    ),
+};
+
 fn main() -> ExitCode {
+    build::set_commit(COMMIT);
     match flags::parse::<Cli>(std::env::args_os()) {
         Ok(cli) => command::execute(cli),
         Err(code) => code,

@@ -5,6 +5,7 @@
 //! with its first exchange and end with its tunnel: a [`RuntimeMetrics`] has their handles, and removes the series when its
 //! last holder is dropped.
 
+mod families;
 mod peers;
 
 use std::{
@@ -21,11 +22,8 @@ use prometheus::{
     proto::MetricFamily,
 };
 use tunnel_ops::metrics::{Families, Family};
-use tunnel_proto::{
-    close::CloseReason,
-    problem::{Hop, Problem, Reason},
-    refusal::RefusalReason,
-};
+use tunnel_ops::telemetry::tracer::SpanCounters;
+use tunnel_proto::{close::CloseReason, problem::Problem, refusal::RefusalReason};
 
 pub(crate) use self::peers::Forwarding;
 pub use self::peers::PeerMetrics;
@@ -46,31 +44,6 @@ const DURATIONS: &[f64] = &[
 
 /// Status classes of exchanges, by first digit.
 const CLASSES: [&str; 5] = ["1xx", "2xx", "3xx", "4xx", "5xx"];
-
-/// The causes for which connections of each listener are refused.
-const REFUSED_CONNECTIONS: [(&str, &[&str]); 2] = [
-    (
-        "public",
-        &[
-            "max_connections",
-            "max_connections_per_address",
-            "proxy_protocol",
-            "tls",
-            "first_byte",
-            "stopping",
-        ],
-    ),
-    (
-        "tunnel",
-        &[
-            "max_connections",
-            "max_connections_per_address",
-            "max_handshakes",
-            "silent",
-            "tls",
-        ],
-    ),
-];
 
 /// All families; one for each server.
 pub struct Metrics {
@@ -103,6 +76,9 @@ pub struct Metrics {
     read: Read,
     /// Lines of the access log that were lost.
     pub access_log_lost: IntCounter,
+    webhook_attempts: IntCounterVec,
+    /// Spans, by what became of them.
+    pub spans: SpanCounters,
     /// Runtimes that a newer instance took over.
     pub takeovers: IntCounter,
     /// The directory that several nodes share.
@@ -119,6 +95,8 @@ struct Configuration {
     version: IntGauge,
     last_reload_succeeded: IntGauge,
     certificate_ends: IntGaugeVec,
+    /// Orders of certificates by ACME: `obtained`, `failed`.
+    acme_orders: IntCounterVec,
 }
 
 /// Gauges whose values are looked up whenever the metrics are read.
@@ -182,7 +160,7 @@ impl Metrics {
                 ["accepted", "checked"].into_iter().chain(refusals()),
             )?,
             handshakes_open: new.gauge("handshakes_open", "Handshakes under way")?,
-            tls_handshakes: tls_handshakes(new)?,
+            tls_handshakes: families::tls_handshakes(new)?,
             refreshes_refused: new.counters_of(
                 "refreshes_refused_total",
                 "Newer tokens of live sessions that were refused",
@@ -196,8 +174,8 @@ impl Metrics {
                 CloseReason::ALL.map(CloseReason::name),
             )?,
             connections: new.gauges("connections", "Open connections", &["listener"])?,
-            connections_refused: connections_refused(new)?,
-            problems: problems(new)?,
+            connections_refused: families::connections_refused(new)?,
+            problems: families::problems(new)?,
             own_duration: new.histogram(
                 "own_duration_seconds",
                 "From the checked request until it is on its way through a session",
@@ -230,14 +208,21 @@ impl Metrics {
             )?,
             configuration: Configuration::new(new)?,
             read: Read::new(new)?,
-            access_log_lost: access_log_lost(new)?,
-            takeovers: takeovers(new)?,
+            access_log_lost: families::access_log_lost(new)?,
+            webhook_attempts: families::webhook_attempts(new)?,
+            spans: SpanCounters::new(new)?,
+            takeovers: families::takeovers(new)?,
             directory: DirectoryMetrics::new(new)?,
             peers: PeerMetrics::new(new)?,
             runtimes: Mutex::default(),
             families,
         });
         Ok(metrics)
+    }
+
+    /// An attempt to send an event to the platform had this result.
+    pub(crate) fn on_webhook_attempt(&self, result: &str) {
+        self.webhook_attempts.with_label_values(&[result]).inc();
     }
 
     /// Every family. `platform_away` and `jwks_keys` are registered only if the configuration accepts tokens of the platform
@@ -303,6 +288,13 @@ impl Metrics {
         let ends = &self.configuration.certificate_ends;
         ends.with_label_values(&[listener])
             .set(seconds.unwrap_or(i64::MAX));
+    }
+
+    /// Counts an order of a certificate by ACME.
+    pub(crate) fn on_acme_order(&self, is_obtained: bool) {
+        let result = if is_obtained { "obtained" } else { "failed" };
+        let orders = &self.configuration.acme_orders;
+        orders.with_label_values(&[result]).inc();
     }
 
     /// Registers the gauges of the platform and of the issuer's keys, if credentials are checked with them.
@@ -414,8 +406,14 @@ impl Configuration {
             )?,
             certificate_ends: new.gauges(
                 "certificate_not_after_seconds",
-                "End of the listener's certificate in force, in seconds since 1970",
+                "End of the listener's certificate in force, in seconds since 1970; of those by ACME the first end, 0 while one is missing",
                 &["listener"],
+            )?,
+            acme_orders: new.counters_of(
+                "acme_orders_total",
+                "Orders of certificates by ACME: obtained or failed",
+                "result",
+                ["obtained", "failed"],
             )?,
         };
         families.version.set(1);
@@ -465,52 +463,6 @@ impl Read {
 
 fn refusals() -> impl Iterator<Item = &'static str> {
     RefusalReason::ALL.iter().map(|reason| reason.name())
-}
-
-fn connections_refused(new: &mut Families) -> prometheus::Result<IntCounterVec> {
-    let family = new.counters(
-        "connections_refused_total",
-        "Connections that ended before their first request",
-        &["listener", "cause"],
-    )?;
-    for (listener, causes) in REFUSED_CONNECTIONS {
-        for cause in causes {
-            family.get_metric_with_label_values(&[listener, cause])?;
-        }
-    }
-    Ok(family)
-}
-
-fn problems(new: &mut Families) -> prometheus::Result<IntCounterVec> {
-    let family = new.counters(
-        "problems_total",
-        "Answers that the tunnel itself made, by problem",
-        &["reason", "hop"],
-    )?;
-    for reason in Reason::ALL {
-        for hop in [Hop::Server, Hop::Client] {
-            family.get_metric_with_label_values(&[reason.name(), hop.name()])?;
-        }
-    }
-    Ok(family)
-}
-
-fn takeovers(new: &mut Families) -> prometheus::Result<IntCounter> {
-    let help = "Runtimes that a newer instance took over";
-    new.counter("takeovers_total", help)
-}
-
-fn access_log_lost(new: &mut Families) -> prometheus::Result<IntCounter> {
-    new.counter(
-        "access_log_lost_lines_total",
-        "Access-log lines that their target did not take, or not in time",
-    )
-}
-
-fn tls_handshakes(new: &mut Families) -> prometheus::Result<[IntCounter; 2]> {
-    let help = "TLS handshakes of tunnel clients: full or resumed";
-    let family = new.counters("tls_handshakes_total", help, &["kind"])?;
-    Ok(["full", "resumed"].map(|kind| family.with_label_values(&[kind])))
 }
 
 /// A gauge whose value is computed whenever it is read.

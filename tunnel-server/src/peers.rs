@@ -15,6 +15,7 @@ mod ask;
 mod link;
 mod note;
 mod relay;
+mod traced_relay;
 
 use std::{
     collections::HashMap,
@@ -31,7 +32,7 @@ use tokio::{
     sync::Notify,
     time::{Instant, MissedTickBehavior, interval},
 };
-use tunnel_ops::tls_files::LiveServerConfig;
+use tunnel_ops::{telemetry::tracer::Tracer, tls_files::LiveServerConfig};
 use tunnel_proto::{memory::MemoryAccount, session::Session};
 
 use self::link::{Link, Target};
@@ -64,6 +65,7 @@ pub(crate) struct PeerListener {
     pub(crate) metrics: Arc<Metrics>,
     pub(crate) lifecycle: Arc<Lifecycle>,
     pub(crate) tls: Arc<LiveServerConfig>,
+    pub(crate) tracer: Tracer,
     /// The admin API of this node alone, for other nodes.
     pub(crate) api: axum::Router,
 }

@@ -669,7 +669,7 @@ mod tests {
         on_conflict: OnConflict,
     ) -> JoinRequest<'a> {
         let peer = Peer {
-            address: "127.0.0.1:1".parse().unwrap(),
+            address: std::net::SocketAddr::from(([127, 0, 0, 1], 1)).into(),
             version: "0".into(),
             number: 1,
             since: SystemTime::UNIX_EPOCH,

@@ -108,6 +108,11 @@ impl Router {
         }
     }
 
+    /// Whether the host is that of a known runtime. It is in lower case and without port.
+    pub(crate) fn is_runtime(&self, host: &str) -> bool {
+        self.hosts.load().contains_key(host) || self.unlisted(host).is_some()
+    }
+
     fn unlisted(&self, host: &str) -> Option<Arc<Slot>> {
         let below = host.strip_suffix(self.domain.as_str())?;
         let label = below.strip_suffix('.')?;

@@ -13,7 +13,10 @@ mod tls;
 
 use std::{io, net::SocketAddr, sync::Arc, time::Duration};
 
-use tokio::{runtime::Handle, time::interval};
+use tokio::{
+    runtime::Handle,
+    time::{interval, timeout},
+};
 use tunnel_http::{
     access_log::AccessLog,
     listener::{self, Bound},
@@ -23,6 +26,7 @@ use tunnel_ops::{
     admin::{AdminBindError, AdminListener, BearerFileError},
     signals::Shutdown,
     task::Owned,
+    telemetry::tracer::{Exporter, Exporting},
     tls_files::TlsFilesError,
 };
 
@@ -32,6 +36,7 @@ use self::{
     shard::{Shard, Sockets},
 };
 use crate::{
+    acme::Acme,
     admin::{self, api::Reach},
     auth::AuthSetupError,
     config::{Config, effective::Effective},
@@ -43,6 +48,9 @@ use crate::{
 
 /// Time between two looks at what may be forgotten.
 const SWEEP: Duration = Duration::from_secs(10);
+
+/// Time for events that the platform has not taken yet when the server stops.
+const LAST_EVENTS: Duration = Duration::from_secs(1);
 
 /// Why a server cannot start.
 #[derive(Debug, thiserror::Error)]
@@ -104,6 +112,21 @@ pub struct Addresses {
     pub peer: Option<SocketAddr>,
 }
 
+impl Addresses {
+    fn log(&self) {
+        for (listener, address) in [
+            ("tunnel", Some(self.tunnel)),
+            ("public", Some(self.public)),
+            ("peer", self.peer),
+            ("admin", Some(self.admin)),
+        ] {
+            if let Some(address) = address {
+                tracing::info!(listener, %address, "listening");
+            }
+        }
+    }
+}
+
 /// A server whose listeners are bound.
 pub struct Server {
     parts: Arc<Parts>,
@@ -121,7 +144,10 @@ impl Server {
         let parts = Arc::new(Parts::new(config, access_log)?);
         let config = parts.config.load_full();
         let count = shard_count(config.settings.shards as usize);
-        let tunnel = listen("tunnel", config.settings.tunnel_listen, count)?;
+        let tunnel = match config.is_one_listener() {
+            true => None,
+            false => Some(listen("tunnel", config.settings.tunnel_listen, count)?),
+        };
         let public = listen("public", config.settings.public_listen, count)?;
         let admin = AdminListener::bind(config.settings.admin_listen).await?;
         let peer = match (&config.shared_directory, config.settings.peer_listen) {
@@ -130,7 +156,7 @@ impl Server {
         };
         let peer_address = peer.as_ref().map(|peer| peer.address);
         let addresses = Addresses {
-            tunnel: tunnel.address,
+            tunnel: (tunnel.as_ref()).map_or(public.address, |tunnel| tunnel.address),
             public: public.address,
             admin: admin.local_addr(),
             peer: peer_address,
@@ -144,9 +170,10 @@ impl Server {
             .map(|peer| peer.sockets)
             .unwrap_or_default()
             .into_iter();
-        let sockets = tunnel.sockets.into_iter().zip(public.sockets);
-        let sockets = sockets.map(|(tunnel, public)| Sockets {
-            tunnel,
+        let tunnel_sockets = tunnel.map(|tunnel| tunnel.sockets);
+        let mut tunnel_sockets = tunnel_sockets.unwrap_or_default().into_iter();
+        let sockets = public.sockets.into_iter().map(|public| Sockets {
+            tunnel: tunnel_sockets.next(),
             public,
             peer: peer_sockets.next(),
         });
@@ -204,10 +231,14 @@ impl Server {
         let routes = admin::routes(api, shutdown.clone());
         // The first to start and the last to stop: how the rest does so can be watched there.
         let admin = Owned::spawn("admin", admin.serve(routes, std::future::pending()));
+        let exporting = parts.exporter.lock().take().map(Exporter::start);
         let registry = Arc::downgrade(&parts.registry);
         let directory = parts.registry.directory().start(registry);
         if !is_directory_ready(&parts, &shutdown).await? {
             return Ok(());
+        }
+        if let Some(acme) = &parts.acme {
+            acme.load().await;
         }
         let mut running = Vec::new();
         let listeners = parts.listeners(shards.len(), addresses.public.port(), links);
@@ -215,22 +246,16 @@ impl Server {
             let shard = Shard::start(number, &parts.threads, listeners, sockets);
             running.push(shard.map_err(|error| RunError::Shard(number, error))?);
         }
-        for (listener, address) in [
-            ("tunnel", Some(addresses.tunnel)),
-            ("public", Some(addresses.public)),
-            ("peer", addresses.peer),
-            ("admin", Some(addresses.admin)),
-        ] {
-            if let Some(address) = address {
-                tracing::info!(listener, %address, "listening");
-            }
-        }
+        addresses.log();
         // Keys behind a URL are there before the first client needs them.
         parts.authenticator.start();
         let housekeeping = Owned::spawn("housekeeping", sweep(parts.registry.clone()));
         let moving = Owned::spawn("moving", parts.move_sessions());
+        let webhook = parts.start_webhook();
+        // After the listeners, which an ACME server connects to.
+        let acme = parts.acme.as_ref().map(Acme::start);
         let failed = wait(&parts, &shutdown, &mut running).await;
-        drop(moving);
+        drop((moving, acme));
         parts.lifecycle.leave();
         parts.events.report(Event::new(EventKind::Draining));
         if let Some(directory) = parts.registry.directory().shared() {
@@ -252,6 +277,12 @@ impl Server {
         if let Some(directory) = parts.registry.directory().shared() {
             directory.depart().await;
         }
+        if let Some((running, webhook)) = webhook {
+            drop(running);
+            let _ = timeout(LAST_EVENTS, webhook).await;
+        }
+        // All exchanges have ended.
+        Exporting::finish(exporting, &shutdown).await;
         drop(admin);
         tracing::info!("stopped");
         failed.map_or(Ok(()), Err)

@@ -4,7 +4,6 @@
 //! session the directives that were given after it joined. `connect/session/leave.rs` decides what a directive means for
 //! open exchanges.
 
-use std::net::SocketAddr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, SystemTime};
@@ -17,6 +16,7 @@ use tunnel_proto::{control::RoutesSummary, handshake::InstanceId, limits, sessio
 
 use crate::{
     auth::Grant,
+    client_address::ClientAddress,
     directory::{Claim, Epoch},
     lock::Mutex as OrderedMutex,
     metrics::RuntimeMetrics,
@@ -60,7 +60,7 @@ pub struct Member {
 #[derive(Debug)]
 pub struct Peer {
     /// The address that the connection comes from.
-    pub address: SocketAddr,
+    pub address: ClientAddress,
     /// Version of the client program.
     pub version: String,
     /// Number of the session within its instance.
@@ -368,7 +368,7 @@ mod tests {
 
     fn peer(number: u32) -> Peer {
         Peer {
-            address: "127.0.0.1:1".parse().unwrap(),
+            address: std::net::SocketAddr::from(([127, 0, 0, 1], 1)).into(),
             version: "0".into(),
             number,
             since: SystemTime::UNIX_EPOCH,

@@ -6,7 +6,7 @@ mod router;
 
 use std::{
     fs,
-    net::SocketAddr,
+    net::{IpAddr, SocketAddr},
     path::{Path, PathBuf},
     process::Command,
 };
@@ -17,6 +17,13 @@ use super::port::on_free_port;
 use crate::{ca::Certificate, deadline::SOON, entry::Entry, program::Program};
 
 pub use router::{RouterUpstreams, ZONE};
+
+/// How the process runs.
+const PROCESS: &str = "daemon off; master_process off; pid nginx.pid; error_log stderr notice;\n\
+    events { worker_connections 512; }";
+
+/// The module of `stream`, where Debian has it.
+const STREAM_MODULE: &str = "/usr/lib/nginx/modules/ngx_stream_module.so";
 
 /// Directives that all configurations have, so that nginx adds no limit of its own.
 const USUAL: &str = "client_max_body_size 0; large_client_header_buffers 16 64k;\n\
@@ -135,6 +142,38 @@ impl Nginx {
         .await
     }
 
+    /// A load balancer that passes TCP to `target` from the address `from`, with a PROXY header.
+    pub async fn passing(target: SocketAddr, from: IpAddr) -> Self {
+        Self::of_file(|address| {
+            format!(
+                "load_module {STREAM_MODULE}; {PROCESS}\n\
+                 stream {{ server {{ listen {address}; proxy_pass {target}; proxy_bind {from};\n\
+                 proxy_protocol on; proxy_timeout 60s; }} }}\n"
+            )
+        })
+        .await
+    }
+
+    /// A load balancer that ends TLS with this certificate before plain HTTP at `target`, to which it connects from the
+    /// address `from`, and names its clients in fields.
+    pub async fn terminating(target: SocketAddr, from: IpAddr, certificate: &Certificate) -> Self {
+        let Certificate { certificate, key } = certificate;
+        Self::configured(|address| {
+            format!(
+                "{USUAL}\nserver {{ listen {address} ssl http2;\n\
+                 ssl_certificate {}; ssl_certificate_key {};\n\
+                 location / {{ proxy_pass http://{target}; proxy_bind {from}; proxy_http_version 1.1;\n\
+                 proxy_set_header Host $http_host; proxy_read_timeout 60s;\n\
+                 proxy_set_header X-Forwarded-For $proxy_add_x_forwarded_for;\n\
+                 proxy_set_header X-Forwarded-Proto $scheme;\n\
+                 proxy_set_header Upgrade $http_upgrade; proxy_set_header Connection $onward; }} }}",
+                certificate.display(),
+                key.display()
+            )
+        })
+        .await
+    }
+
     /// A server with these `location` blocks; relative paths in them are the directory's.
     ///
     /// # Panics
@@ -149,10 +188,16 @@ impl Nginx {
     /// # Panics
     /// As [`Nginx::start`].
     async fn configured(http: impl Fn(SocketAddr) -> String) -> Self {
+        Self::of_file(|address| file_with(&http(address))).await
+    }
+
+    /// An nginx whose configuration file this is.
+    async fn of_file(text: impl Fn(SocketAddr) -> String) -> Self {
         on_free_port("nginx", async |address| {
             let directory = tempfile::tempdir().unwrap();
             fs::create_dir(directory.path().join("files")).unwrap();
-            let file = write_configuration(directory.path(), &http(address));
+            let file = directory.path().join("nginx.conf");
+            fs::write(&file, text(address)).unwrap();
             let mut command = Command::new(program_file());
             // An early log beside the compiled-in one, which only root may write.
             command
@@ -212,18 +257,14 @@ fn program_file() -> &'static Path {
     }
 }
 
-fn write_configuration(directory: &Path, http: &str) -> PathBuf {
-    let text = format!(
-        "daemon off; master_process off; pid nginx.pid; error_log stderr notice;\n\
-         events {{ worker_connections 512; }}\n\
+fn file_with(http: &str) -> String {
+    format!(
+        "{PROCESS}\n\
          http {{\n\
          access_log off; default_type application/octet-stream;\n\
          client_body_temp_path body; proxy_temp_path proxy; fastcgi_temp_path fastcgi;\n\
          uwsgi_temp_path uwsgi; scgi_temp_path scgi;\n\
          {http}\n\
          }}\n"
-    );
-    let file = directory.join("nginx.conf");
-    fs::write(&file, text).unwrap();
-    file
+    )
 }

@@ -24,7 +24,8 @@ pub(super) async fn on_free_port<T>(
     panic!("{name} found no free port in {ATTEMPTS} attempts");
 }
 
-fn free_address() -> SocketAddr {
+/// An address that is free now.
+pub(super) fn free_address() -> SocketAddr {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     listener.local_addr().unwrap()
 }

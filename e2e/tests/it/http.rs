@@ -194,7 +194,7 @@ async fn the_server_says_who_asked_and_believes_nobody_else() {
         .exchange("GET", "/", &format!("traceparent: {trace}\r\n"))
         .await;
     let echo: Echo = serde_json::from_slice(&response.content.bytes).unwrap();
-    assert_eq!(echo.head.values("traceparent")[0][..35], trace[..35]);
+    assert_eq!(echo.head.values("traceparent"), [trace]);
     let id = response.head.value("x-request-id").unwrap();
     assert_eq!(echo.head.values("x-request-id"), [id]);
 }

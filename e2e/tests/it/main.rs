@@ -9,6 +9,9 @@
     reason = "a failed expectation ends the test, with its reason"
 )]
 
+mod acme;
+mod admin_page;
+mod balancers;
 mod black_hole;
 mod check;
 mod credentials;
@@ -41,5 +44,6 @@ mod streaming;
 mod system;
 mod takeover;
 mod tidy;
+mod traces;
 mod upstreams;
 mod websocket;

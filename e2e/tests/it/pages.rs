@@ -55,20 +55,65 @@ fn every_metric_of_dashboards_and_alerts_exists() {
         "grafana/servers.json",
         "grafana/runtime.json",
         "grafana/client.json",
-        "helm/tunnel-server/templates/_alerts.tpl",
-        "helm/tunnel-client/templates/monitoring.yaml",
+        "prometheus/rules.yaml",
+        "prometheus/rules_test.yaml",
     ] {
         let text = std::fs::read_to_string(deploy.join(file)).unwrap();
         let words = text.split(|letter: char| !letter.is_ascii_lowercase() && letter != '_');
         let is_metric =
             |word: &&str| word.starts_with("tunnel_server_") || word.starts_with("tunnel_client_");
         for word in words.filter(is_metric) {
-            let name = word.strip_suffix("_bucket").unwrap_or(word);
+            let part = ["_bucket", "_count"].into_iter();
+            let name = part.filter_map(|part| word.strip_suffix(part)).next();
+            let name = name.unwrap_or(word);
             assert!(known.contains(name), "{file}: {word}");
             named += 1;
         }
     }
     assert!(named > 50, "{named}");
+}
+
+/// The charts can include files of their own folder only.
+#[test]
+fn the_charts_have_the_alerts() {
+    let deploy = root().join("deploy");
+    let rules = std::fs::read_to_string(deploy.join("prometheus/rules.yaml")).unwrap();
+    for chart in ["tunnel-server", "tunnel-client"] {
+        let copy = deploy.join("helm").join(chart).join("rules.yaml");
+        if std::env::var_os("UPDATE_PAGES").is_some() {
+            std::fs::write(&copy, &rules).unwrap();
+        }
+        let there = std::fs::read_to_string(&copy).unwrap();
+        assert!(there == rules, "{chart}: set UPDATE_PAGES=1 to copy it");
+    }
+}
+
+/// `deploy/check-files` runs the tests of the alerts.
+#[test]
+fn every_alert_is_tested_and_explained() {
+    let read = |path: &str| std::fs::read_to_string(root().join(path)).unwrap();
+    let (rules, tests) = (
+        read("deploy/prometheus/rules.yaml"),
+        read("deploy/prometheus/rules_test.yaml"),
+    );
+    let named: BTreeSet<&str> = (rules.lines())
+        .filter_map(|line| line.trim().strip_prefix("- alert: "))
+        .collect();
+    assert!(named.len() > 20, "{named:?}");
+    let fires: BTreeSet<&str> = (tests.lines())
+        .filter_map(|line| line.trim().strip_prefix("- alertname: "))
+        .collect();
+    assert_eq!(fires, named, "alerts that fire in a test");
+    let is_silent = |alert: &&str| {
+        let line = format!("- {{ alertname: {alert}, eval_time: 2h, exp_alerts: [] }}");
+        tests.contains(&line)
+    };
+    let silent: BTreeSet<&str> = named.iter().copied().filter(is_silent).collect();
+    assert_eq!(silent, named, "alerts that are silent in the good case");
+    let guide = read("docs/guides/troubleshooting.md");
+    let (_, alerts) = guide.split_once("\n## Alerts\n").unwrap();
+    let explained: BTreeSet<&str> = (alerts.split("**").skip(1).step_by(2)).collect();
+    assert_eq!(explained, named, "alerts that the guide explains");
 }
 
 #[test]

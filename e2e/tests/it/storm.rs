@@ -95,15 +95,6 @@ async fn all_are_served_again_when_their_server_was_killed() {
     eprintln!("all {CLIENTS} were back after {took:?}, with {dials:?} session requests");
     let most = f64::from(u32::try_from(10 * CLIENTS).unwrap());
     assert!(dials.is_some_and(|dials| dials <= most), "{dials:?}");
-    let away = ["result=\"handshake_queue\""];
-    let away = admin.metric("tunnel_server_handshakes_total", &away).await;
-    let closed = ["cause=\"max_handshakes\""];
-    let closed = admin
-        .metric("tunnel_server_connections_refused_total", &closed)
-        .await;
-    eprintln!("sent away: {away:?} with a word, {closed:?} without");
-    let refused = away.unwrap_or_default() + closed.unwrap_or_default();
-    assert!(refused > 0.0, "so many come at once that not all find room");
 }
 
 /// A way to a server on which handshakes stand still: of each connection the client's first bytes pass, the

@@ -1,7 +1,7 @@
 //! `tunnel-client run`: runs a client until it has stopped.
 
 use tunnel_http::access_log::AccessLog;
-use tunnel_ops::signals::Shutdown;
+use tunnel_ops::{build, signals::Shutdown};
 
 use super::{Failure, program};
 use crate::client::{Client, ClientError};
@@ -28,7 +28,11 @@ pub(super) fn prepare(given: Given, access_log: AccessLog) -> Result<(Client, Sh
 }
 
 pub(super) async fn until_stopped(client: Client, shutdown: Shutdown) -> Result<(), Failure> {
-    tracing::info!(version = env!("CARGO_PKG_VERSION"), "tunnel-client starts");
+    tracing::info!(
+        version = env!("CARGO_PKG_VERSION"),
+        commit = build::commit(),
+        "tunnel-client starts"
+    );
     // Boxed, since it holds the whole client.
     Box::pin(client.run(shutdown.clone()))
         .await

@@ -1,7 +1,7 @@
 //! `tunnel-client serve`: runs a listener until it has stopped.
 
 use tunnel_http::access_log::AccessLog;
-use tunnel_ops::signals::Shutdown;
+use tunnel_ops::{build, signals::Shutdown};
 
 use super::{Failure, program};
 use crate::config::Given;
@@ -21,6 +21,7 @@ async fn run(given: Given, access_log: AccessLog) -> Result<(), Failure> {
     })?;
     tracing::info!(
         version = env!("CARGO_PKG_VERSION"),
+        commit = build::commit(),
         "tunnel-client starts, without a tunnel"
     );
     // Boxed, since it holds the whole client.

@@ -3,13 +3,14 @@
 //! In: a [`Source`], as for a tunnel, so that one file can be used for both. Settings that only a tunnel needs are ignored.
 
 use tunnel_http::answer::ProblemPage;
+use tunnel_ops::telemetry::tracer::TracerSettings;
 use tunnel_ops::tls_files::Identity;
 use tunnel_routing::config::{RouteList, UpstreamOptions};
 use tunnel_routing::url::UpstreamUrl;
 
 use super::{
     CertificateFiles, ConfigError, ConfigFault, Settings, Source, check_dns_servers, defaults,
-    or_fault, reload, setting,
+    or_fault, reload, setting, traces,
 };
 
 /// The configuration of `serve`.
@@ -24,6 +25,8 @@ pub struct ServeConfig {
     pub problem_page: ProblemPage,
     /// All routes, with that of `--upstream`.
     pub routes: RouteList,
+    /// How exchanges are traced; `None` if they are not. Default none.
+    pub tracer: Option<TracerSettings>,
 }
 
 impl ServeConfig {
@@ -37,6 +40,7 @@ impl ServeConfig {
             certificate: None,
             problem_page: ProblemPage::default(),
             routes: RouteList::default().with_default(upstream, options),
+            tracer: None,
         }
     }
 
@@ -50,12 +54,15 @@ impl ServeConfig {
         check_dns_servers(source, &mut faults);
         let settings = source.settings();
         let problem_page = problem_page(source, &settings, &mut faults);
+        let variable = |name: &str| std::env::var_os(name);
+        let tracer = traces::check(source, &settings, variable, &mut faults);
         match (reload::check(source), problem_page) {
             (Ok(routes), Some(problem_page)) if faults.is_empty() => Ok(Self {
                 settings,
                 certificate,
                 problem_page,
                 routes,
+                tracer,
             }),
             (Ok(_), _) => Err(source.faults(faults)),
             (Err(more), _) => {

@@ -17,6 +17,7 @@ use tunnel_ops::config_value::{
     PositiveDuration, SizeFrom,
 };
 use tunnel_ops::settings::{self, OneOrMore, OneOrMorePaths};
+use tunnel_ops::telemetry::tracer::{CollectorUrl, Ratio};
 use tunnel_ops::telemetry::{AccessLogTarget, LogFilter, LogFormat};
 use tunnel_proto::session::DEFAULT_PING_INTERVAL;
 use tunnel_routing::config::{CONNECT_TIMEOUT, HEAD_TIMEOUT, RawRoute};
@@ -41,6 +42,9 @@ tunnel_ops::settings! {
     file_only {
         /// The routes.
         route: Vec<RawRoute>;
+    }
+    common {
+        server, token_file, upstream, ca_file, proxy, sessions, on_refusal, listen, admin_listen, log_level
     }
 
     "Server and credential" {
@@ -205,6 +209,20 @@ tunnel_ops::settings! {
         ///
         /// Part of `--grace-period`, and at most half of it: a longer time is shortened to that
         drain_delay: DurationText = Duration::ZERO, "TIME", Restart;
+    }
+    "Traces" {
+        /// OpenTelemetry collector to which traces are sent, by OTLP over HTTP: http://collector:4318
+        ///
+        /// `/v1/traces` is added. Without it and the variable nothing is traced. With a collector, the variables
+        /// `OTEL_EXPORTER_OTLP_HEADERS`, `OTEL_SERVICE_NAME`, `OTEL_RESOURCE_ATTRIBUTES`, `OTEL_TRACES_SAMPLER` with
+        /// `OTEL_TRACES_SAMPLER_ARG`, and `OTEL_SDK_DISABLED` count as OpenTelemetry defines them
+        otlp_endpoint: CollectorUrl, else "OTEL_EXPORTER_OTLP_ENDPOINT unless set", "URL", Restart;
+        /// File with headers for the collector, such as its credentials, one `Name: value` a line
+        otlp_headers_file: PathBuf, else "", "FILE", Restart;
+        /// CA certificates, PEM, beside the system's, for an https --otlp-endpoint
+        otlp_ca_file: PathBuf, else "", "FILE", Restart;
+        /// Part of the exchanges that is traced, of those whose request names no trace; one that does is traced if its sender traces it
+        trace_ratio: Ratio, else "0.01, or as OTEL_TRACES_SAMPLER says", "NUMBER", Restart;
     }
     "Operation" {
         /// Address for metrics, health and readiness, or "off"

@@ -237,6 +237,8 @@ fn what_does_not_fit_together_is_refused() {
             "--redial-base: 60s is more than the longest wait, 30s (the default of --redial-cap)",
         ]
     );
+    let nobody = folder.faults(&["--trace-ratio=0.5"]);
+    assert!(nobody[0].starts_with("--trace-ratio: it has no effect without --otlp-endpoint"));
     let nobody = folder.faults(&["--proxy=none", "--proxy-auth-file=login"]);
     assert!(nobody[0].starts_with("--proxy-auth-file: there is no proxy"));
 }

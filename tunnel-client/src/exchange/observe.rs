@@ -1,4 +1,4 @@
-//! Observes an exchange: metrics during it, and one line of the access log at its end.
+//! Observes an exchange: metrics during it, and one line of the access log, and its spans, at its end.
 
 use std::net::IpAddr;
 use std::sync::Arc;
@@ -8,6 +8,7 @@ use http::StatusCode;
 use http::header::HOST;
 use http::request::Parts;
 use tunnel_http::access_log::{self, AccessLog, ExchangeRecord, Forwarded, LoggedRequest};
+use tunnel_ops::telemetry::tracer::Trace;
 use tunnel_proto::exchange::Protocol;
 use tunnel_proto::fields::X_REQUEST_ID;
 use tunnel_proto::problem::Problem;
@@ -37,22 +38,30 @@ impl Observation {
         }
     }
 
-    /// Writes a line of the access log at the end, if it is enabled. `peer` is the platform client's address, which is known
-    /// only without a tunnel.
-    pub(super) fn log(&mut self, log: &AccessLog, request: &Parts, peer: Option<IpAddr>) {
-        if log.is_on() {
+    /// Writes a line of the access log at the end, if it is enabled, and makes spans if there is a trace. `peer` is the
+    /// platform client's address, which is known only without a tunnel.
+    pub(super) fn log(
+        &mut self,
+        log: &AccessLog,
+        trace: Option<Trace>,
+        request: &Parts,
+        peer: Option<IpAddr>,
+    ) {
+        if log.is_on() || trace.is_some() {
+            let own = trace.as_ref().map(Trace::context);
             let host = request.headers.get(HOST);
             let peer = peer.map(|peer| peer.to_string());
             let request = LoggedRequest {
                 method: request.method.as_str(),
+                scheme: request.uri.scheme_str(),
                 host: host.and_then(|host| host.to_str().ok()),
                 path: request.uri.path(),
                 is_upgrade: request.extensions.get::<Protocol>().is_some(),
                 request_id: request.headers.get(X_REQUEST_ID),
-                trace: access_log::trace(request),
+                trace: own.or_else(|| access_log::trace(request)),
                 peer: peer.as_deref(),
             };
-            self.record.log(log, &request);
+            self.record.log(log, trace, &request);
         }
     }
 

@@ -131,7 +131,8 @@ fn accept(
         headers.insert(HOST, field(checked.authority)?);
     }
     let (client, via, sends_via) = (&connection.client, &front.via, front.settings.via);
-    let request_id = outgoing::write_fields(&checked, client, via, sends_via, &mut headers)?;
+    // The routes name the trace of each attempt.
+    let request_id = outgoing::write_fields(&checked, client, via, sends_via, None, &mut headers)?;
     let options = BodyOptions {
         hop: Hop::Client,
         guard: connection.guard(),

@@ -11,9 +11,10 @@ use std::time::Duration;
 use parking_lot::Mutex;
 use tokio::sync::{Mutex as Queue, watch};
 use tokio::time::{Instant, sleep, sleep_until};
+use tunnel_ops::timestamp::Timestamp;
 use tunnel_proto::close::{AfterClose, CloseReason};
-use tunnel_proto::handshake::{Greeting, InstanceSecret};
-use tunnel_proto::refusal::Finality;
+use tunnel_proto::handshake::{Greeting, InstanceSecret, Refusal};
+use tunnel_proto::refusal::{Finality, RefusalReason};
 
 use super::locations::{LocationGuard, LocationId, Search, SessionLocation, SessionLocations};
 use super::path;
@@ -25,6 +26,7 @@ use crate::admin::Welcomed;
 use crate::credential::{Credential, Credentials};
 use crate::dial::{DialError, Dialler};
 use crate::session::{NotWelcome, Session, SessionEnded, SessionParts};
+use crate::status::{SessionInfo, WaitReason};
 
 /// The parts that dialling needs.
 pub(crate) struct DiallingParts {
@@ -124,8 +126,9 @@ impl Dialling {
             let mut state = self.state.lock().await;
             let server = self.wait(state.peer, own, &search).await;
             match self.dial(&mut state, starting, server, own, &search).await {
-                Ok((session, location)) => {
+                Ok((mut session, location)) => {
                     self.on_welcome(&session, server, state.number);
+                    self.show(&mut session, &location, state.number);
                     return Ok((session, self.locations.add(location)));
                 }
                 Err(DialFailure::Dial(error)) if search.goes_on_after(server, &error) => {
@@ -187,11 +190,16 @@ impl Dialling {
             });
         }
         let now = Instant::now();
+        self.parts
+            .sessions
+            .status
+            .on_session_end(ended.reason.name(), ended.detail.clone());
         let mut servers = self.servers.lock();
         let redial = servers.of(server);
         redial.after_session(ended.reason, ended.lived, now, random());
         let wait = servers.next(now, |_| 0, &[]).1.after(now);
         drop(servers);
+        self.show_wait(WaitReason::Failure, wait);
         let why = &ended.detail;
         match ended.reason.is_planned() {
             true => tracing::info!(why, ?wait, "a session has ended as planned, dialling again"),
@@ -334,6 +342,47 @@ impl Dialling {
         });
     }
 
+    /// Shows a new session in the status.
+    fn show(&self, session: &mut Session, location: &SessionLocation, number: u32) {
+        let welcome = session.welcome();
+        let info = SessionInfo {
+            id: welcome.session.clone(),
+            number,
+            server: self.dialler(location.server).server().to_string(),
+            node: location.node.clone(),
+            peer: location.peer.to_string(),
+            server_version: welcome.version.clone(),
+            since: Timestamp::now(),
+        };
+        session.show(&self.parts.sessions.status, info);
+    }
+
+    /// Shows in the status when the next dial is due.
+    pub(super) fn show_wait(&self, reason: WaitReason, wait: Duration) {
+        self.parts.sessions.status.on_wait(reason, wait);
+    }
+
+    /// Shows in the status why a dial gave no session.
+    fn show_failure(&self, server: usize, failure: &DialFailure) {
+        let (reason, detail) = match failure {
+            DialFailure::Dial(error) => {
+                let refusal = match error {
+                    DialError::Refused { response, .. } => response.refusal.as_ref(),
+                    _ => None,
+                };
+                let reason = refusal.and_then(Refusal::known);
+                let reason = reason.map_or_else(|| error.name(), RefusalReason::name);
+                (reason, error.to_string())
+            }
+            DialFailure::NotWelcome(error, _) => ("unwelcome", error.to_string()),
+        };
+        let server = self.dialler(server).server().to_string();
+        self.parts
+            .sessions
+            .status
+            .on_failure(server, reason, detail);
+    }
+
     /// Sets the delay after a failed dial of a server. Returns a refused credential, which needs a longer wait.
     ///
     /// # Errors
@@ -344,6 +393,7 @@ impl Dialling {
         failure: &'a DialFailure,
     ) -> Result<Option<RefusedCredential<'a>>, EndReason> {
         let metrics = &self.parts.sessions.metrics;
+        self.show_failure(server, failure);
         let (why, retry_after) = match failure {
             DialFailure::Dial(error) => {
                 metrics.on_dial(error.name());
@@ -371,6 +421,7 @@ impl Dialling {
         redial.after_failure(retry_after, now, random());
         let wait = servers.next(now, |_| 0, &[]).1.after(now);
         drop(servers);
+        self.show_wait(WaitReason::Failure, wait);
         tracing::warn!(why, ?wait, "no session, dialling again");
         self.hint(failure);
         Ok(None)
@@ -392,6 +443,7 @@ impl Dialling {
         if is_over && self.parts.exits_on_refusal && !self.parts.sessions.live.any() {
             return Err(EndReason::Refused(why));
         }
+        self.show_wait(WaitReason::Refusal, wait);
         if is_final {
             tracing::error!(
                 why,

@@ -1,5 +1,7 @@
 //! What the operator sees of a client.
 
+use serde_json::Value;
+use testkit::deadline::{SOON, eventually};
 use testkit::scripted::ScriptedUpstream;
 use testkit::tunnel::server::FakeServer;
 
@@ -25,6 +27,46 @@ async fn a_client_is_ready_only_while_a_session_answers() {
     drop(session);
     client.wait_ready(false).await;
     client.wait_metric("sessions", 0.0).await;
+}
+
+#[tokio::test]
+async fn the_status_says_how_the_tunnel_is_and_why_it_is_down() {
+    let status = async |client: &Running| {
+        let answer = client.admin("/api/v1/status").await;
+        assert_eq!(answer.head.status(), 200);
+        assert!(!answer.text().contains("tnlrt_"), "{}", answer.text());
+        serde_json::from_str::<Value>(&answer.text()).unwrap()
+    };
+    let mut server = FakeServer::start().await;
+    let client = Running::start(&server, "http://127.0.0.1:1", |_| {});
+    let session = server.accept().await;
+    assert_eq!(status(&client).await["tunnel"]["state"], "dialling");
+    drop(session);
+    let session = server.welcome().await;
+    client.wait_ready(true).await;
+    let online = status(&client).await;
+    let tunnel = &online["tunnel"];
+    assert_eq!(tunnel["state"], "online");
+    assert_eq!(tunnel["sessions"][0]["server"], server.url());
+    assert_eq!(tunnel["servers"][0]["url"], server.url());
+    assert!(tunnel["online_since"].is_string(), "{online}");
+    assert_eq!(online["routes"][0]["upstreams"][0]["state"], "unknown");
+    session.failure(get("/")).await;
+    let failed = status(&client).await;
+    assert_eq!(failed["routes"][0]["state"], "down");
+    assert_eq!(failed["routes"][0]["upstreams"][0]["state"], "unreachable");
+    assert_eq!(failed["problems"][0]["reason"], "connection_refused");
+    drop(session);
+    client.wait_ready(false).await;
+    drop(server);
+    eventually(SOON, "a failed dial in the status", async || {
+        let offline = status(&client).await;
+        let tunnel = &offline["tunnel"];
+        assert!(tunnel["sessions"].as_array().unwrap().is_empty());
+        assert!(tunnel["last_session_end"]["reason"].is_string());
+        tunnel["last_failure"]["detail"].is_string().then_some(())
+    })
+    .await;
 }
 
 #[tokio::test]

@@ -223,6 +223,24 @@ fn a_server_without_tls_is_refused() {
 }
 
 #[test]
+fn the_long_version_names_the_build() {
+    let folder = Folder::new();
+    let short = folder.run(["-V"]).stdout;
+    let version = concat!("tunnel-client ", env!("CARGO_PKG_VERSION"));
+    assert_eq!(short.trim_end(), version);
+    let long = folder.run(["--version"]).stdout;
+    let build = long.trim_end().strip_prefix(version);
+    let build = build.and_then(|rest| rest.strip_prefix(" (")?.strip_suffix(", wire 1)"));
+    let (commit, target) = build.unwrap().split_once(", ").unwrap();
+    assert!(target.starts_with(std::env::consts::ARCH), "{long}");
+    let commit = commit.strip_suffix("-dirty").unwrap_or(commit);
+    let is_hash = |text: &str| text.len() >= 7 && text.chars().all(|c| c.is_ascii_hexdigit());
+    // Without git, and in a release's archive.
+    let is_set = std::env::var("TUNNEL_COMMIT").is_ok_and(|set| set == commit);
+    assert!(is_hash(commit) || is_set || commit == "unknown", "{long}");
+}
+
+#[test]
 fn bad_usage_has_the_exit_code_that_the_help_tells() {
     let folder = Folder::new();
     assert_eq!(folder.run(["run", "--no-such-flag"]).code, Some(2));

@@ -1,4 +1,4 @@
-//! Checks by its host name whether a request is meant for this listener.
+//! Checks by its host name whether a request is meant for this listener, and whether another web page sent it.
 //!
 //! A web page can have its own host name resolve to this listener's address (DNS rebinding), and then read
 //! and send whatever it likes: to the browser all is of one origin. The browser still says the page's
@@ -9,9 +9,9 @@ use std::fmt;
 use std::net::{Ipv4Addr, Ipv6Addr};
 use std::str::FromStr;
 
-use http::header::HOST;
+use http::header::{HOST, ORIGIN};
 use http::uri::Authority;
-use http::{Request, Version};
+use http::{HeaderMap, HeaderValue, Request, Version};
 
 use crate::config_value::ValueError;
 
@@ -79,6 +79,29 @@ fn names_us(text: &str, allowed: &[AdminHost]) -> bool {
         || (allowed.iter()).any(|AdminHost(allowed)| name.eq_ignore_ascii_case(allowed))
 }
 
+/// Whether a browser sends this for a web page that is not this listener's own. A browser names the origin of the page
+/// wherever a page may change something or read the answer of another origin, and says, to this machine and over TLS, how
+/// far the page is from here: `none` is an address that a person has typed in. The own page's origin has the request's own
+/// host and port, which [`is_ours`] has checked; its scheme is another one behind a gateway with TLS.
+pub(super) fn is_of_foreign_page(headers: &HeaderMap) -> bool {
+    let site = headers.get("sec-fetch-site").map(HeaderValue::as_bytes);
+    if site.is_some_and(|site| site != b"none" && site != b"same-origin") {
+        return true;
+    }
+    let mut origins = headers.get_all(ORIGIN).iter().map(HeaderValue::as_bytes);
+    let origin = match (origins.next(), origins.next()) {
+        (None, _) => return false,
+        (Some(origin), None) => origin,
+        (Some(_), Some(_)) => return true,
+    };
+    let schemes = [&b"http://"[..], b"https://"];
+    let mut authorities = schemes
+        .iter()
+        .filter_map(|scheme| origin.strip_prefix(*scheme));
+    let host = headers.get(HOST).map(HeaderValue::as_bytes);
+    !authorities.any(|authority| host.is_some_and(|host| host.eq_ignore_ascii_case(authority)))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -130,6 +153,49 @@ mod tests {
         check(&["localhost"], Version::HTTP_11, ours, true);
         check(&["localhost"], Version::HTTP_11, theirs, false);
         check(&["evil.example"], Version::HTTP_11, ours, false);
+    }
+
+    #[test]
+    fn a_page_of_another_origin_is_told_from_the_own() {
+        let cases = [
+            ("10.1.2.3:9090", "", "", false),
+            ("localhost:9090", "", "none", false),
+            ("localhost:9090", "", "same-origin", false),
+            ("10.1.2.3:9090", "http://10.1.2.3:9090", "", false),
+            (
+                "localhost:9090",
+                "http://localhost:9090",
+                "same-origin",
+                false,
+            ),
+            (
+                "tunnel.example.com",
+                "https://tunnel.example.com",
+                "same-origin",
+                false,
+            ),
+            ("localhost:9090", "", "same-site", true),
+            ("localhost:9090", "", "cross-site", true),
+            ("localhost:9090", "http://localhost:3000", "", true),
+            ("localhost:9090", "http://localhost", "", true),
+            ("localhost:9090", "http://127.0.0.1:9090", "", true),
+            ("localhost:9090", "http://localhost:9090", "same-site", true),
+            ("localhost:9090", "localhost:9090", "", true),
+            ("localhost:9090", "http://evil.example", "", true),
+            ("localhost:9090", "null", "", true),
+            ("", "http://", "", true),
+        ];
+        for (host, origin, site, expected) in cases {
+            let mut request = Request::builder();
+            for (name, value) in [("host", host), ("origin", origin), ("sec-fetch-site", site)] {
+                if !value.is_empty() {
+                    request = request.header(name, value);
+                }
+            }
+            let request = request.body(()).unwrap();
+            let given = is_of_foreign_page(request.headers());
+            assert_eq!(given, expected, "{host} {origin} {site}");
+        }
     }
 
     #[test]

@@ -30,7 +30,7 @@ impl Refusal {
     pub(super) const ORIGIN: Self = Self::new(
         StatusCode::FORBIDDEN,
         "origin_refused",
-        "requests of web pages are not answered",
+        "requests of other web pages are not answered",
     );
 
     /// The content exceeds the limit.

@@ -308,16 +308,21 @@ async fn content_that_does_not_come_is_not_waited_for() {
 }
 
 #[tokio::test]
-async fn a_web_page_changes_nothing() {
+async fn no_web_page_but_the_own_changes_anything() {
     let (running, _streams) = start_api().await;
-    for origin in ["http://localhost", "null", "http://evil.example"] {
+    let own = "POST /api HTTP/1.1\r\nHost: localhost:1\r\nOrigin: http://localhost:1\r\nContent-Length: 1\r\n\r\nx";
+    check(&ask_whole(&running, own).await, "200", "POST /api x");
+    for origin in ["http://localhost:3000", "null", "http://evil.example"] {
         let fields = format!("HTTP/1.1\r\nHost: localhost\r\nOrigin: {origin}\r\n\r\n");
         for method in ["POST", "DELETE", "OPTIONS", "X"] {
             let answer = ask_whole(&running, &format!("{method} /api {fields}")).await;
             check(
                 &answer,
                 "403",
-                &refused("origin_refused", "requests of web pages are not answered"),
+                &refused(
+                    "origin_refused",
+                    "requests of other web pages are not answered",
+                ),
             );
             assert!(!answer.contains("access-control"), "{answer}");
         }
@@ -325,6 +330,62 @@ async fn a_web_page_changes_nothing() {
         assert!(answer.starts_with("HTTP/1.1 200 "), "{answer}");
         assert!(!answer.contains("access-control"), "{answer}");
     }
+}
+
+#[test]
+fn this_machine_is_told_from_what_passes_through_it() {
+    for (peer, expected) in [
+        ("127.0.0.1", true),
+        ("::1", true),
+        ("127.0.0.6", false),
+        ("10.0.0.1", false),
+        ("fd00::1", false),
+    ] {
+        let peer = AdminPeer(peer.parse().unwrap());
+        assert_eq!(peer.is_this_machine(), expected, "{peer:?}");
+    }
+}
+
+#[tokio::test]
+async fn a_page_is_served_and_may_load_nothing_from_elsewhere() {
+    const FILES: &[PageFile] = &[
+        PageFile {
+            name: "index.html",
+            content: "<!doctype html>",
+        },
+        PageFile {
+            name: "main.js",
+            content: "// main",
+        },
+    ];
+    let running = start_with(|routes| routes.with_page(FILES)).await;
+    for (path, kind, content) in [
+        ("/", "text/html", "<!doctype html>"),
+        ("/page/main.js", "text/javascript", "// main"),
+        ("/page/page.css", "text/css", "}\n"),
+    ] {
+        let answer = ask(&running, &format!("GET {path}")).await;
+        assert!(answer.starts_with("HTTP/1.1 200 "), "{answer}");
+        assert!(
+            answer.contains(&format!("content-type: {kind}")),
+            "{answer}"
+        );
+        assert!(answer.ends_with(content), "{answer}");
+        for field in [
+            "content-security-policy: default-src 'none'; script-src 'self'",
+            "frame-ancestors 'none'",
+            "x-content-type-options: nosniff",
+            "referrer-policy: no-referrer",
+        ] {
+            assert!(answer.contains(field), "{field} {answer}");
+        }
+    }
+    check(&ask(&running, "POST /").await, "405", "only GET and HEAD\n");
+    assert!(
+        ask(&running, "GET /page/x.js")
+            .await
+            .starts_with("HTTP/1.1 404 ")
+    );
 }
 
 #[tokio::test]
@@ -351,7 +412,7 @@ async fn a_foreign_host_name_is_answered_nothing() {
 }
 
 #[tokio::test]
-async fn no_web_page_holds_a_stream() {
+async fn no_web_page_but_the_own_holds_a_stream() {
     let (running, _streams) = start_api().await;
     let stream =
         |field: &str| format!("GET /events HTTP/1.1\r\nHost: localhost\r\n{field}\r\n\r\n");
@@ -364,12 +425,14 @@ async fn no_web_page_holds_a_stream() {
         let answer = ask_whole(&running, &stream(field)).await;
         assert!(answer.starts_with("HTTP/1.1 403 "), "{field}: {answer}");
         assert!(
-            answer.contains("requests of web pages are not answered"),
+            answer.contains("requests of other web pages are not answered"),
             "{answer}"
         );
     }
-    let mut typed = send(&running, &stream("Sec-Fetch-Site: none")).await;
-    read_until(&mut typed, "200 OK").await;
+    for field in ["Sec-Fetch-Site: none", "Sec-Fetch-Site: same-origin"] {
+        let mut own = send(&running, &stream(field)).await;
+        read_until(&mut own, "200 OK").await;
+    }
 }
 
 #[tokio::test(start_paused = true)]

@@ -16,6 +16,7 @@ crate::settings! {
         /// Things, which no flag can hold.
         thing: Vec<Thing>;
     }
+    common { by_default, by_flag }
 
     "First" {
         /// One that a flag gives
@@ -155,6 +156,37 @@ fn differences_are_listed() {
     let keys = |settings: Vec<&Setting>| settings.iter().map(|it| it.key).collect::<Vec<_>>();
     assert_eq!(keys(one.differences(&two)), ["by_flag"]);
     assert!(one.differences(&one).is_empty());
+}
+
+#[test]
+fn the_most_used_flags_come_first_and_are_the_short_help() {
+    let flags = |help: String| -> Vec<String> {
+        let lines = help.lines().map(str::trim);
+        lines
+            .filter(|line| line.starts_with("--") || line.ends_with(':'))
+            .map(|line| line.split(' ').next().unwrap().to_owned())
+            .collect()
+    };
+    let short = flags(Flags::command().render_help().to_string());
+    assert_eq!(
+        short,
+        ["Options:", "--config", "Most", "--by-default", "--by-flag"]
+    );
+    let long = flags(Flags::command().render_long_help().to_string());
+    assert_eq!(long[..short.len()], short);
+    assert_eq!(
+        long[short.len()..],
+        [
+            "First:",
+            "--by-variable",
+            "--by-file",
+            "Second:",
+            "--number",
+            "--folders"
+        ]
+    );
+    let hint = Flags::command().render_help().to_string();
+    assert!(hint.contains("see more with '--help'"), "{hint}");
 }
 
 #[test]

@@ -1,4 +1,4 @@
-//! The `traceparent` field of W3C Trace Context, validated and split into its parts. It is untrusted: no
+//! The `traceparent` field of W3C Trace Context, validated and split into its parts. A received one is untrusted: no
 //! more than an id.
 
 use std::fmt;
@@ -10,6 +10,9 @@ const LENGTH: usize = 55;
 
 /// The field that carries a [`TraceParent`].
 pub const TRACE_PARENT: HeaderName = HeaderName::from_static("traceparent");
+
+/// The field with what the systems that took part in the trace add to it; it belongs to a valid [`TraceParent`].
+pub const TRACE_STATE: HeaderName = HeaderName::from_static("tracestate");
 
 /// A valid `traceparent` of version 00. A later version is converted to it without its extra parts, as the
 /// standard demands of an implementation of version 00.
@@ -42,6 +45,25 @@ impl TraceParent {
         let mut own = *known;
         own[..2].copy_from_slice(b"00");
         Some(Self(own))
+    }
+
+    /// The value that names a span which is recorded. Neither id is zero.
+    pub(crate) fn sampled(trace: u128, span: u64) -> Self {
+        let mut value = [0; LENGTH];
+        let text = format!("00-{trace:032x}-{span:016x}-01");
+        value.copy_from_slice(text.as_bytes());
+        Self(value)
+    }
+
+    /// The trace id as a number.
+    pub(crate) fn trace_number(&self) -> u128 {
+        // All are digits.
+        u128::from_str_radix(self.trace_id(), 16).unwrap_or_default()
+    }
+
+    /// The id of the caller's span as a number.
+    pub(crate) fn parent_number(&self) -> u64 {
+        u64::from_str_radix(self.parent_id(), 16).unwrap_or_default()
     }
 
     /// The whole value, version 00.
@@ -152,6 +174,15 @@ mod tests {
         for value in wrong {
             assert_eq!(TraceParent::parse(value.as_bytes()), None, "{value}");
         }
+    }
+
+    #[test]
+    fn a_value_is_made_of_the_numbers_that_it_is_read_as() {
+        let parent = TraceParent::parse(VALID.as_bytes()).unwrap();
+        let made = TraceParent::sampled(parent.trace_number(), parent.parent_number());
+        assert_eq!(made.as_str(), VALID);
+        let short = TraceParent::sampled(1, 2);
+        assert_eq!(TraceParent::parse(short.as_str().as_bytes()), Some(short));
     }
 
     proptest! {

@@ -5,7 +5,7 @@ use std::{
     future::{Future, poll_fn},
     pin::pin,
     sync::Arc,
-    task::{Context, Poll},
+    task::{Context, Poll, ready},
 };
 
 use bytes::{Bytes, BytesMut};
@@ -34,7 +34,7 @@ const HEAD_CAPACITY: usize = 1024;
 /// A request's URI is its path and query; its authority, unless empty, is `host`, the first of the fields.
 /// An upgrade is a `CONNECT` with [`Protocol`] in its extensions. The future of `answer` and the response's
 /// body are dropped as soon as the tunnel server cancels the exchange. If the response ends first, the
-/// exchange continues for as long as the request's body exists.
+/// exchange continues until the request has ended; what is left of it when its body was dropped is discarded.
 pub async fn serve<F, A, B>(accepted: AcceptedStream, mut answer: F)
 where
     F: FnMut(Request<RecvBody>, Informational) -> A,
@@ -59,7 +59,7 @@ where
         informational.begin();
         match serve_one(&stream, head, &informational, &mut answer).await {
             Some(()) if stream.lock().begin_next() => drop(outstanding),
-            // Dropping the stream resets it.
+            // Dropping the stream resets it, unless it was whole.
             _ => return,
         }
     }
@@ -74,6 +74,7 @@ async fn accept(mut stream: MuxStream) -> Option<SharedStream> {
         stream: Some(stream),
         decoder: Decoder::request(Limits::default()).with_host(),
         accepted: true,
+        is_upgrade: false,
         sent: false,
         received: false,
         failure: None,
@@ -135,15 +136,14 @@ where
             let (head, body) = encode_response(head, response);
             let mut sender = Sender::new(stream.clone(), head, body);
             cancellation.or(|cx| poll_send(&mut sender, cx)).await?;
-            drop(sender);
-            cancellation.or(|cx| poll_request_over(stream, cx)).await
         }
         Err(problem) => {
             let head = encode_failure(head, &problem);
             let mut sender = Sender::new(stream.clone(), head, NoBody);
-            poll_fn(|cx| sender.poll(cx)).await.ok()
+            poll_fn(|cx| sender.poll(cx)).await.ok()?;
         }
     }
+    cancellation.or(|cx| poll_request_over(stream, cx)).await
 }
 
 /// Sends the response. If its body fails, ends the message with the problem.
@@ -162,14 +162,22 @@ where
     }
 }
 
-/// Ready when the request has been read to its end, or its body was dropped.
-fn poll_request_over(stream: &SharedStream, cx: &Context<'_>) -> Poll<Option<()>> {
+/// Ready when the request has been received to its end; `None` when it was cut. What is left of it when its body was dropped
+/// is discarded: were the stream reset, the tunnel server, which may have sent all of it, would have used the stream for its
+/// next request. A tunnel server that has not sent all of it cancels the exchange at the end of the response. Only an upgraded
+/// connection is over when its body was dropped.
+fn poll_request_over(stream: &SharedStream, cx: &mut Context<'_>) -> Poll<Option<()>> {
     let mut stream = stream.lock();
-    if stream.received || !stream.has_reader {
-        return Poll::Ready(Some(()));
+    while !stream.received {
+        if stream.has_reader {
+            stream.no_reader_waker = Some(cx.waker().clone());
+            return Poll::Pending;
+        }
+        if stream.is_upgrade || ready!(stream.poll_event(cx)).is_err() {
+            return Poll::Ready(None);
+        }
     }
-    stream.no_reader_waker = Some(cx.waker().clone());
-    Poll::Pending
+    Poll::Ready(Some(()))
 }
 
 /// Detects that the tunnel server cancels the exchange or breaks the protocol.
@@ -193,15 +201,15 @@ impl Cancellation<'_> {
 }
 
 impl ExchangeStream {
-    /// Prepares the next exchange, if this one is complete.
+    /// Prepares the next exchange, if the stream may carry one.
     fn begin_next(&mut self) -> bool {
-        let is_whole = self.is_whole();
-        if is_whole {
+        let is_reusable = self.is_whole() && !self.is_upgrade;
+        if is_reusable {
             self.decoder.reset();
             self.sent = false;
             self.received = false;
         }
-        is_whole
+        is_reusable
     }
 }
 
@@ -215,6 +223,7 @@ fn request(stream: &SharedStream, head: RequestHead) -> Result<Request<RecvBody>
         }
         None => None,
     };
+    stream.lock().is_upgrade = protocol.is_some();
     let note = head.fields.pseudo(FORWARD).cloned();
     let body =
         RecvBody::new(stream, declared).map_err(|error: BodyError| error.problem(Hop::Client))?;

@@ -21,6 +21,7 @@ pub struct HeadEncoder {
     fields_at: usize,
     /// Whether the head declares content: its length, or an upgrade.
     declares_content: bool,
+    is_upgrade: bool,
     is_head: bool,
 }
 
@@ -30,6 +31,8 @@ pub struct EncodedHead {
     out: BytesMut,
     fields_at: usize,
     declares_content: bool,
+    /// It asks for an upgrade.
+    pub(super) is_upgrade: bool,
     /// The method is HEAD, so that the response has no content.
     pub(super) is_head: bool,
     /// It is for another server node, which names its own failures.
@@ -55,6 +58,7 @@ impl HeadEncoder {
         Self {
             fields_at: out.len(),
             declares_content: protocol.is_some(),
+            is_upgrade: protocol.is_some(),
             out,
             is_head: method == Method::HEAD,
         }
@@ -81,6 +85,7 @@ impl HeadEncoder {
             out: self.out,
             fields_at: self.fields_at,
             declares_content: self.declares_content,
+            is_upgrade: self.is_upgrade,
             is_head: self.is_head,
             is_forwarded: false,
         }
@@ -128,6 +133,7 @@ impl EncodedHead {
             out,
             fields_at,
             declares_content: self.declares_content,
+            is_upgrade: self.is_upgrade,
             is_head: self.is_head,
             is_forwarded: true,
         }

@@ -131,6 +131,7 @@ impl Opened {
             stream: Some(stream),
             decoder: Decoder::response(Limits::default()),
             accepted: is_used,
+            is_upgrade: head.is_upgrade,
             sent: false,
             received: false,
             failure: None,

@@ -361,7 +361,7 @@ impl MuxStream {
         self.mux.streams.lock().is_quiet(self.id)
     }
 
-    /// Ends the stream in order instead of resetting it. Only for an idle stream.
+    /// Ends the stream in order instead of resetting it. Only for one on which no message is under way.
     pub(crate) fn finish(mut self) {
         self.is_finished = true;
     }

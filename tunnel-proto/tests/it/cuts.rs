@@ -21,6 +21,7 @@ use tokio::{
 use tunnel_proto::{
     exchange::{BodyError, ExchangeError, RecvBody, exchange},
     limits,
+    problem::{Hop, Problem, Reason},
 };
 
 use crate::{
@@ -201,6 +202,30 @@ async fn an_early_response_is_complete_without_the_whole_upload() {
     }
     settle().await;
     assert_eq!(pair.streams.open(), 0);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_request_that_was_sent_and_not_read_leaves_its_stream_to_the_next_one() {
+    let pair = Pair::start(
+        async |request: Request<RecvBody>| match request.uri().path() {
+            "/fails" => Err(Problem::new(Hop::Client, Reason::ConnectionRefused, "no")),
+            _ => Ok(Response::new(full("not read"))),
+        },
+    )
+    .await;
+    for path in ["/fails", "/", "/fails", "/"] {
+        let request = request(Method::POST, path, full(pattern(20_000)));
+        match within(exchange(&pair.server, request, |_, _| {})).await {
+            Ok(response) => {
+                let arrived = within(read(response.into_body())).await;
+                assert_eq!(arrived.content, "not read");
+            }
+            Err(error) => assert!(path == "/fails", "{error:?}"),
+        }
+        within(pair.server.at_rest()).await;
+        within(pair.client.at_rest()).await;
+    }
+    assert_eq!((pair.streams.all(), pair.streams.open()), (1, 1));
 }
 
 #[tokio::test(start_paused = true)]

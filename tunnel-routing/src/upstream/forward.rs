@@ -135,15 +135,20 @@ impl Upstream {
         &self,
         request: &mut RoutedRequest,
     ) -> Result<Response<UpstreamBody>, ForwardError> {
+        request.on_attempt(self.url());
         // Rare cases are boxed, so that the future of a usual exchange has no room for them.
-        match request.head.extensions.get::<Protocol>().copied() {
+        let result = match request.head.extensions.get::<Protocol>().copied() {
             Some(protocol) => Box::pin(self.forward_upgrade(request, protocol)).await,
             None if request.head.method == Method::CONNECT => {
                 let detail = "CONNECT to anywhere but a protocol of this host";
                 Err(Problem::new(Hop::Client, Reason::MethodNotAllowed, detail).into())
             }
             None => self.forward_with_retry(request).await,
+        };
+        if let Err(failed) = &result {
+            request.on_attempt_failed(&failed.problem);
         }
+        result
     }
 
     /// A connection for the request: one that is open, or a new one.
@@ -179,6 +184,8 @@ impl Upstream {
         if !is_used || !failed.may_try_another {
             return Err(failed);
         }
+        request.on_attempt_failed(&failed.problem);
+        request.on_attempt(self.url());
         Box::pin(self.retry(request, has_no_content, is_http2)).await
     }
 

@@ -1,16 +1,21 @@
 //! A request on its way from a route to an upstream.
 
 use std::future::Future;
+use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
-use http::Request;
 use http::request::Parts;
+use http::{HeaderValue, Request};
 use tokio::time::Instant;
+use tunnel_ops::telemetry::tracer::{AttemptTarget, Trace};
+use tunnel_ops::telemetry::{TRACE_PARENT, TRACE_STATE};
+use tunnel_proto::problem::Problem;
 
 use super::outgoing_body::OutgoingBody;
 use super::progress::Progress;
 use crate::request::{Informational, RequestBody};
+use crate::url::{UpstreamScheme, UpstreamUrl};
 
 /// A request that a route sends to an upstream.
 pub struct RoutedRequest {
@@ -21,6 +26,8 @@ pub struct RoutedRequest {
     pub(super) progress: Arc<Progress>,
     /// Time that passed while the upstream was dialled, or waited for.
     pub(super) waited: Duration,
+    /// `None` if the exchange is not traced.
+    trace: Option<Trace>,
 }
 
 impl RoutedRequest {
@@ -37,6 +44,7 @@ impl RoutedRequest {
             informational,
             progress,
             waited: Duration::ZERO,
+            trace: None,
         }
     }
 
@@ -49,6 +57,44 @@ impl RoutedRequest {
             informational: Informational::default(),
             progress,
             waited: Duration::ZERO,
+            trace: None,
+        }
+    }
+
+    /// Has each attempt to forward it traced.
+    pub fn set_trace(&mut self, trace: Trace) {
+        self.trace = Some(trace);
+    }
+
+    /// An attempt to forward it to this upstream begins. The head that is sent names it, if the exchange is traced.
+    pub(super) fn on_attempt(&mut self, upstream: &UpstreamUrl) {
+        let Some(trace) = &self.trace else {
+            return;
+        };
+        let socket = upstream.socket_path().and_then(Path::to_str);
+        let parent = trace.on_attempt(AttemptTarget::Upstream {
+            scheme: match upstream.scheme() {
+                UpstreamScheme::Https => "https",
+                UpstreamScheme::Http | UpstreamScheme::H2c => "http",
+            },
+            authority: upstream.authority(),
+            address: socket.unwrap_or_else(|| upstream.host()),
+            port: socket.is_none().then_some(upstream.port()),
+            path: self.head.uri.path(),
+        });
+        let headers = &mut self.head.headers;
+        if trace.is_root() {
+            headers.remove(TRACE_STATE);
+        }
+        if let Ok(parent) = HeaderValue::from_str(parent.as_str()) {
+            headers.insert(TRACE_PARENT, parent);
+        }
+    }
+
+    /// The attempt has failed.
+    pub(super) fn on_attempt_failed(&self, problem: &Problem) {
+        if let Some(trace) = &self.trace {
+            trace.on_attempt_failed(problem.reason().name());
         }
     }
 

@@ -52,9 +52,8 @@ pub(crate) enum UpstreamCondition {
     Unhealthy,
 }
 
-#[cfg(test)]
 impl UpstreamCondition {
-    /// Its name in assertions.
+    /// Its name.
     pub(crate) fn name(self) -> &'static str {
         match self {
             Self::Unknown => "unknown",

@@ -30,6 +30,7 @@ use super::{
     },
 };
 use crate::{
+    acme::Acme,
     auth::{Authenticator, CredentialId},
     config::live::LiveConfig,
     events::Events,
@@ -83,6 +84,8 @@ pub(crate) struct Api {
     pub(crate) metrics: Arc<Metrics>,
     pub(crate) events: Arc<Events>,
     pub(crate) lifecycle: Arc<Lifecycle>,
+    /// The certificates by ACME, if there are any.
+    pub(crate) acme: Option<Arc<Acme>>,
     /// Checks the admin token. Without it nothing can be changed, or read from other machines.
     pub(crate) guard: Arc<ArcSwapOption<BearerGuard>>,
     /// From where it can be reached.
@@ -235,7 +238,13 @@ async fn method_not_allowed() -> ApiError {
 }
 
 async fn status(State(api): State<Arc<Api>>) -> Json<ServerView> {
-    let view = view::server_view(&api.registry, &api.metrics, &api.config, &api.lifecycle);
+    let view = view::server_view(
+        &api.registry,
+        &api.metrics,
+        &api.config,
+        &api.lifecycle,
+        api.acme.as_deref(),
+    );
     Json(view)
 }
 

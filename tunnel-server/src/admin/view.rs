@@ -14,6 +14,7 @@ use tunnel_proto::control::RouteSummary;
 
 use super::nodes::{self, NodeView};
 use crate::{
+    acme::{Acme, NameState},
     auth::{
         Authenticator, CredentialKind, CredentialView,
         revocation::{self, Revocation, RevocationTarget, RevocationsFull},
@@ -64,6 +65,22 @@ pub struct ServerView {
     /// The server nodes that share a directory, this one included; absent for a server that stands alone.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub nodes: Vec<NodeView>,
+    /// The certificates that the server gets by ACME; absent if it gets none.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub certificates: Vec<CertificateView>,
+}
+
+/// The certificate of one name, by ACME.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct CertificateView {
+    /// The name: a host, or a wildcard.
+    pub name: String,
+    /// When it ends; absent if there is none yet.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub not_after: Option<Timestamp>,
+    /// Why the last order failed; absent if it did not.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub problem: Option<String>,
 }
 
 /// The configuration that is in force.
@@ -305,6 +322,7 @@ pub(super) fn server_view(
     metrics: &Metrics,
     config: &LiveConfig,
     lifecycle: &Lifecycle,
+    acme: Option<&Acme>,
 ) -> ServerView {
     let slots = registry.slots();
     let tunnels: Vec<_> = slots.iter().filter_map(|slot| slot.tunnel()).collect();
@@ -331,7 +349,17 @@ pub(super) fn server_view(
             .and_then(|reload| reload.result.ok())
             .unwrap_or_default(),
         nodes: nodes::views(registry.directory()),
+        certificates: acme.map(certificates).unwrap_or_default(),
     }
+}
+
+fn certificates(acme: &Acme) -> Vec<CertificateView> {
+    let view = |state: NameState| CertificateView {
+        name: state.name.to_string(),
+        not_after: state.not_after.map(Timestamp::from),
+        problem: state.problem,
+    };
+    acme.states().into_iter().map(view).collect()
 }
 
 /// The configuration that is in force.

@@ -15,13 +15,13 @@ use serde_json::{Map, Value};
 use tokio::sync::watch;
 
 use super::credential::{CredentialId, CredentialKind, printable};
-use super::https::HttpsClient;
 use super::jwks::remote::RemoteJwks;
 use super::jwks::{self, Jwks, Key};
 use super::labels::NamedRuntime;
 use super::refusal::AuthRefusal;
 use super::{Verified, VerifiedCredential};
 use crate::config::{JwksSource, JwtSettings};
+use tunnel_ops::https::HttpsClient;
 
 /// Longest token, in bytes. The head of a request has a limit of its own.
 const MOST_BYTES: usize = 16 * 1024;

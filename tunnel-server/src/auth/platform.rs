@@ -12,7 +12,6 @@ mod cache;
 
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
-use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
@@ -30,12 +29,13 @@ use self::answer::{Answer, PlatformReply};
 use self::breaker::{Attempt, Breaker};
 use self::cache::{Approval, DecisionCache, Denial};
 use super::credential::{CredentialId, CredentialKind};
-use super::https::HttpsClient;
 use super::refusal::AuthRefusal;
 use super::{Verified, VerifiedCredential};
 use crate::allowance::Allowance;
+use crate::client_address::ClientAddress;
 use crate::config::PlatformSettings;
 use crate::token::{TokenHash, sha256};
+use tunnel_ops::https::HttpsClient;
 
 /// Largest answer, in bytes. Enough for a list of some thousand networks.
 const ANSWER_BYTES: usize = 64 * 1024;
@@ -77,7 +77,7 @@ pub(super) struct PlatformQuery {
     instance: String,
     version: String,
     session: u32,
-    peer: SocketAddr,
+    peer: ClientAddress,
 }
 
 /// The JSON body of a query.
@@ -87,7 +87,7 @@ struct QueryBody<'a> {
     instance: &'a str,
     version: &'a str,
     session: u32,
-    peer: SocketAddr,
+    peer: ClientAddress,
 }
 
 /// The decision about a token.
@@ -137,7 +137,7 @@ impl std::fmt::Debug for PlatformToken {
 }
 
 impl PlatformQuery {
-    pub(super) fn new(token: &str, greeting: &Greeting, peer: SocketAddr) -> Self {
+    pub(super) fn new(token: &str, greeting: &Greeting, peer: ClientAddress) -> Self {
         Self {
             token: token.into(),
             sha256: sha256(token),

@@ -9,7 +9,6 @@ use tokio::sync::watch;
 use tunnel_ops::tls_files::{ClientAuth, ClientCheck, RevocationLists, Roots, TlsFilesError};
 
 use super::Authenticator;
-use super::https::HttpsClient;
 use super::jwks::{Jwks, JwksError};
 use super::jwt::JwtVerifier;
 use super::labels::Labels;
@@ -18,6 +17,7 @@ use super::revocation::Revocations;
 use crate::config::effective::Contents;
 use crate::config::{CertificateSettings, Config, Credentials, JwksSource};
 use crate::runtimes::{Moment, Runtimes, RuntimesError};
+use tunnel_ops::https::HttpsClient;
 
 /// Why the configuration of credentials cannot be used.
 #[derive(Debug, thiserror::Error)]

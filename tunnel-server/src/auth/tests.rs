@@ -76,7 +76,7 @@ async fn authenticate(
         bearer,
         certificates,
         greeting: &greeting("0.1.0", None),
-        peer: "192.0.2.7:4000".parse().unwrap(),
+        peer: std::net::SocketAddr::from(([192, 0, 2, 7], 4000)).into(),
     };
     authenticator.authenticate(&presented).await
 }
@@ -518,7 +518,7 @@ async fn no_debug_output_contains_a_secret() {
         bearer,
         certificates: &[],
         greeting: &greeting,
-        peer: "192.0.2.7:4000".parse().unwrap(),
+        peer: std::net::SocketAddr::from(([192, 0, 2, 7], 4000)).into(),
     };
     let grant = authenticator.authenticate(&presented).await.unwrap();
     let wrong = format!("{}x", token.expose());
@@ -587,7 +587,7 @@ proptest! {
                 bearer: Some(bearer),
                 certificates: &[],
                 greeting: &greeting,
-                peer: "192.0.2.7:4000".parse().unwrap(),
+                peer: std::net::SocketAddr::from(([192, 0, 2, 7], 4000)).into(),
             };
             let granted = runtime.block_on(authenticator.authenticate(&presented));
             match granted {

@@ -5,7 +5,7 @@ use std::io::ErrorKind;
 use std::path::Path;
 
 use super::Failure;
-use super::atomic_file::{self, Existing};
+use crate::atomic_file::{self, Existing};
 use crate::certs::{Certificates, NodeAuthority, Present, complete, unnamed};
 use crate::cli::CertsArgs;
 

@@ -3,9 +3,9 @@
 use std::sync::Arc;
 
 use tunnel_http::access_log::AccessLog;
-use tunnel_ops::descriptors;
 use tunnel_ops::signals::Shutdown;
 use tunnel_ops::telemetry::{self, Telemetry};
+use tunnel_ops::{build, descriptors};
 
 use super::{Failure, block_on};
 use crate::config::{Config, Given};
@@ -37,7 +37,11 @@ async fn serve(given: Given, telemetry: Arc<Telemetry>) -> Result<(), Failure> {
     if config.runtimes.token_count() == 0 && !config.credentials().is_any() {
         tracing::warn!("the runtimes file holds no token: no client can connect");
     }
-    tracing::info!(version = env!("CARGO_PKG_VERSION"), "tunnel-server starts");
+    tracing::info!(
+        version = env!("CARGO_PKG_VERSION"),
+        commit = build::commit(),
+        "tunnel-server starts"
+    );
     let wanted = config.settings.max_connections as usize;
     let connections = connection_limit(&config);
     if connections < wanted {

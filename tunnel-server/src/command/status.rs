@@ -14,7 +14,7 @@ use super::{
     table::{Table, age, printable},
 };
 use crate::{
-    admin::view::{ServerState, ServerView},
+    admin::view::{CertificateView, ServerState, ServerView},
     cli::StatusArgs,
 };
 
@@ -110,5 +110,20 @@ fn block(client: &AdminClient, view: &ServerView) -> String {
         let (name, version, state) = (&node.name, &node.version, &node.state);
         row("node", format!("{name}, {state}, version {version}{zone}"));
     }
+    for certificate in &view.certificates {
+        row("certificate", shown(certificate));
+    }
     table.to_string()
+}
+
+fn shown(certificate: &CertificateView) -> String {
+    let name = &certificate.name;
+    let validity = match &certificate.not_after {
+        Some(end) => format!("{name}, good until {end}"),
+        None => format!("{name}, MISSING"),
+    };
+    match &certificate.problem {
+        Some(problem) => format!("{validity}, last order FAILED: {problem}"),
+        None => validity,
+    }
 }

@@ -12,7 +12,7 @@ use serde::Serialize;
 use tunnel_ops::config_file::TomlFile;
 
 use super::Failure;
-use super::atomic_file::{self, Existing};
+use crate::atomic_file::{self, Existing};
 use crate::cli::{TokenCreateArgs, TokenListArgs, TokenRevokeArgs};
 use crate::runtimes::edit::{EditError, TokenAddition, TokenRevocation, add_token, revoke_tokens};
 use crate::runtimes::{HostName, ListedToken, Moment, RuntimeEntry, RuntimeLabel, Runtimes};

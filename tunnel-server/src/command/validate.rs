@@ -43,13 +43,14 @@ fn check(given: Given) -> Result<(Config, Effective, Vec<String>), Failure> {
 /// Refuses expired certificates. `run` serves an expired certificate, with a warning; this command is for finding that
 /// out before.
 fn certificates(config: &Config) -> Result<(), Failure> {
-    let public = config.public_tls.as_ref();
     let all = [
-        ("tls-cert", Some(&config.tunnel_tls)),
-        ("public-tls-cert", public),
+        ("tls-cert", &config.tunnel_tls),
+        ("public-tls-cert", &config.public_tls),
     ];
     for (flag, identity) in all {
-        let result = identity.map_or(Ok(()), |identity| identity.check_end(SystemTime::now()));
+        let result = identity
+            .as_ref()
+            .map_or(Ok(()), |identity| identity.check_end(SystemTime::now()));
         result.map_err(|problem| Failure::configuration(format!("--{flag}: {problem}")))?;
     }
     Ok(())

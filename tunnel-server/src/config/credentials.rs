@@ -179,9 +179,11 @@ pub(super) fn check(source: &Source, faults: &mut Vec<ConfigFault>) {
         let problem = "there are no client certificates to revoke: give --client-ca as well";
         report_unused(source, unused, problem, faults);
     }
-    if source.auth_url.is_none() && !matches!(source.jwks, Some(JwksSource::Url(_))) {
+    let has_url = source.auth_url.is_some() || source.webhook_url.is_some();
+    if !has_url && !matches!(source.jwks, Some(JwksSource::Url(_))) {
         let unused = [(&setting::auth_ca_file, source.auth_ca_file.is_some())];
-        let problem = "no URL is requested: give --auth-url, or a URL in --jwks, as well";
+        let problem =
+            "no URL is requested: give --auth-url, --webhook-url, or a URL in --jwks, as well";
         report_unused(source, unused, problem, faults);
     }
 }
@@ -219,7 +221,7 @@ fn check_jwt(source: &Source, faults: &mut Vec<ConfigFault>) {
 }
 
 /// Adds a fault for each of these settings that is given, since it would have no effect.
-fn report_unused<const N: usize>(
+pub(super) fn report_unused<const N: usize>(
     source: &Source,
     unused: [(&Setting, bool); N],
     problem: &str,

@@ -94,9 +94,13 @@ impl Config {
             }
         }
         let mut put = |name: String, value| effective.insert(name, value);
-        put(setting::tls_cert.flag(), certificate(&self.tunnel_tls));
-        if let Some(identity) = &self.public_tls {
-            put(setting::public_tls_cert.flag(), certificate(identity));
+        for (setting, identity) in [
+            (&setting::tls_cert, &self.tunnel_tls),
+            (&setting::public_tls_cert, &self.public_tls),
+        ] {
+            if let Some(identity) = identity {
+                put(setting.flag(), certificate(identity));
+            }
         }
         let mut tokens: HashMap<&RuntimeLabel, Vec<String>> = HashMap::new();
         for (runtime, token) in self.runtimes.tokens() {

@@ -14,13 +14,16 @@ use tunnel_ops::config_value::{
     SizeFrom, SizeText,
 };
 use tunnel_ops::settings;
+use tunnel_ops::telemetry::tracer::{CollectorUrl, Ratio};
 use tunnel_ops::telemetry::{AccessLogTarget, LogFilter, LogFormat};
 use tunnel_proto::session::DEFAULT_PING_INTERVAL;
 
+use super::acme::{AcmeChallenge, AcmeContact, AcmeDirectory, AcmeName};
 use super::credentials::{HttpUrl, JwksSource};
 use super::nodes::{EtcdUrl, KeyPrefix};
 use super::origin::Origin;
 use crate::directory::{NodeName, OnConflict, WithoutDirectory};
+use crate::events::EventKind;
 use crate::runtimes::HostName;
 
 /// The path of the configuration file, and the settings of flags and environment.
@@ -33,17 +36,32 @@ settings! {
     /// The value of every setting. A time of zero means "at once", where it is allowed.
     settings Settings;
     file_only {}
+    common {
+        domain, runtimes, tls_cert, tls_key, tunnel_listen, public_listen, public_tls_cert, public_tls_key, admin_listen, log_level
+    }
 
     "Listeners" {
-        /// Where tunnel clients connect, over TLS
+        /// Where tunnel clients connect; with --tunnel-host it can be the address of --public-listen
         tunnel_listen: ListenAddress = local(8443), "ADDRESS", Restart;
+        /// Name by which tunnel clients connect to the public listener, too
+        ///
+        /// Such a connection or request is a tunnel client's. If a runtime has the name as its host, only GET /connect with
+        /// the tunnel's WebSocket subprotocol is
+        tunnel_host: Vec<HostName> = Vec::new(), "HOST", Restart;
         /// Certificate chain of the tunnel listener, PEM
-        tls_cert: PathBuf, given "required", "FILE", AtOnce;
+        ///
+        /// A changed certificate takes effect at once; adding or removing it, after a restart
+        tls_cert: PathBuf, given "required unless --acme-directory is given, or --tunnel-tls is false", "FILE", Depends(is_added_or_removed);
         /// Key of the tunnel listener, PEM
-        tls_key: PathBuf, given "required", "FILE", AtOnce;
+        tls_key: PathBuf, given "required with --tls-cert", "FILE", AtOnce;
+        /// Serve tunnel clients over TLS; false takes them in plain HTTP, from --trusted-proxies and this machine only
+        ///
+        /// For load balancers that terminate TLS. A connection that was not encrypted by what the proxy says in
+        /// X-Forwarded-Proto is refused
+        tunnel_tls: bool = true, "BOOL", Restart;
         /// Where platform clients connect
         public_listen: ListenAddress = local(8080), "ADDRESS", Restart;
-        /// Certificate chain of the public listener, PEM; without it the listener is plain
+        /// Certificate chain of the public listener, PEM; without it, and without --acme-directory, the listener is plain, or with --tunnel-host has that of --tls-cert
         ///
         /// A changed certificate takes effect at once; adding or removing it, after a restart
         public_tls_cert: PathBuf, given "", "FILE", Depends(is_added_or_removed);
@@ -55,14 +73,42 @@ settings! {
         admin_token_file: PathBuf, else "", "FILE", AtOnce;
         /// Host name that requests to the admin listener may use, beside localhost and IP addresses
         admin_host: Vec<HostName> = Vec::new(), "HOST", Restart;
-        /// Networks whose X-Forwarded-*, X-Real-IP, Forwarded and PROXY headers are trusted
+        /// Networks whose X-Forwarded-*, X-Real-IP, Forwarded and PROXY headers are trusted, at both listeners
         ///
-        /// Those of other peers are removed
+        /// Those of other peers are removed, and name no tunnel client
         trusted_proxies: Vec<Network> = Vec::new(), "CIDR", AtOnce;
-        /// Expect a PROXY header, version 1 or 2, from the trusted proxies
+        /// Expect a PROXY header, version 1 or 2, from the trusted proxies at the public listener
         proxy_protocol: bool = false, "BOOL", AtOnce;
+        /// Expect a PROXY header, version 1 or 2, from the trusted proxies at the tunnel listener
+        tunnel_proxy_protocol: bool = false, "BOOL", AtOnce;
         /// Export for each runtime of --runtimes whether it is online, to alert on a single one
         runtime_metrics: bool = false, "BOOL", AtOnce;
+    }
+    "Certificates by ACME" {
+        /// ACME server that gives certificates to listeners without --tls-cert or --public-tls-cert: letsencrypt, letsencrypt-staging, or its directory's URL
+        ///
+        /// Its terms of service are agreed to. The public listener speaks TLS then
+        acme_directory: AcmeDirectory, else "certificates come from files", "URL", Restart;
+        /// Email address for messages of the ACME server
+        acme_contact: Vec<AcmeContact> = Vec::new(), "EMAIL", Restart;
+        /// Name that gets a certificate: a host, or a wildcard such as *.tunnels.example.com; without it the wildcard of --domain
+        acme_name: Vec<AcmeName> = Vec::new(), "NAME", AtOnce;
+        /// How a name that is no wildcard is proven: tls-alpn-01, at its port 443, or dns-01
+        acme_challenge: AcmeChallenge = AcmeChallenge::TlsAlpn, "CHALLENGE", AtOnce;
+        /// Program that sets and removes records in DNS, called as PROGRAM present|cleanup NAME VALUE
+        ///
+        /// It has five minutes. Its output is in the log when it fails
+        acme_dns_hook: PathBuf, else "required for wildcards and dns-01", "PROGRAM", AtOnce;
+        /// Time from the end of --acme-dns-hook until all name servers have the record
+        acme_dns_wait: DurationText = Duration::from_secs(30), "TIME", AtOnce;
+        /// Folder for the account's key and the certificates with their keys
+        acme_dir: PathBuf, else "required without --etcd, where the nodes share them", "DIR", Restart;
+        /// CA certificates, PEM, beside the system's, for --acme-directory
+        acme_ca_file: PathBuf, else "", "FILE", Restart;
+        /// Identifier of the external account that the ACME server requires (EAB)
+        acme_eab_kid: String, else "", "ID", Restart;
+        /// File with the key of --acme-eab-kid, in base64url
+        acme_eab_key_file: PathBuf, else "required with --acme-eab-kid", "FILE", Restart;
     }
     "Runtimes and credentials" {
         /// Each runtime is reached at ACCOUNT-RUNTIME under this domain
@@ -91,7 +137,7 @@ settings! {
         ///
         /// Another token takes effect at once; removing the setting, after a restart
         auth_token_file: PathBuf, else "", "FILE", Depends(is_gone);
-        /// CA certificates, PEM, beside the system's, for --auth-url and a --jwks URL
+        /// CA certificates, PEM, beside the system's, for --auth-url, --webhook-url and a --jwks URL
         auth_ca_file: PathBuf, else "", "FILE", Restart;
         /// Time for an answer of the platform, or of a --jwks URL
         auth_timeout: PositiveDuration = Duration::from_secs(5), "TIME", Restart;
@@ -107,6 +153,14 @@ settings! {
         client_crl: PathBuf, else "", "FILE", AtOnce;
         /// How long a session stays open after its credential has expired
         expiry_grace: DurationText = Duration::from_secs(30), "TIME", Restart;
+    }
+    "Webhook" {
+        /// URL of the platform that takes each event, as a signed POST
+        webhook_url: HttpUrl, else "", "URL", Restart;
+        /// File with the secret that the POSTs are signed with, `whsec_` and base64 (Standard Webhooks)
+        webhook_secret_file: PathBuf, else "required with --webhook-url", "FILE", AtOnce;
+        /// Kinds of events that are sent
+        webhook_events: Vec<EventKind> = vec![EventKind::Online, EventKind::Offline, EventKind::Refused, EventKind::Contested, EventKind::Revoked, EventKind::Expired], "KIND", Restart;
     }
     "Tunnels" {
         /// What happens when a second instance connects for a runtime: supersede the older, or reject the newer
@@ -244,6 +298,20 @@ settings! {
         // 5 s less than Kubernetes' default.
         /// How long exchanges may take to end when the server stops
         grace_period: DurationText = Duration::from_secs(25), "TIME", AtOnce;
+    }
+    "Traces" {
+        /// OpenTelemetry collector to which traces are sent, by OTLP over HTTP: http://collector:4318
+        ///
+        /// `/v1/traces` is added. Without it and the variable nothing is traced. With a collector, the variables
+        /// `OTEL_EXPORTER_OTLP_HEADERS`, `OTEL_SERVICE_NAME`, `OTEL_RESOURCE_ATTRIBUTES`, `OTEL_TRACES_SAMPLER` with
+        /// `OTEL_TRACES_SAMPLER_ARG`, and `OTEL_SDK_DISABLED` count as OpenTelemetry defines them
+        otlp_endpoint: CollectorUrl, else "OTEL_EXPORTER_OTLP_ENDPOINT unless set", "URL", Restart;
+        /// File with headers for the collector, such as its credentials, one `Name: value` a line
+        otlp_headers_file: PathBuf, else "", "FILE", Restart;
+        /// CA certificates, PEM, beside the system's, for an https --otlp-endpoint
+        otlp_ca_file: PathBuf, else "", "FILE", Restart;
+        /// Part of the exchanges that is traced, of those whose request names no trace; one that does is traced if its sender traces it
+        trace_ratio: Ratio, else "0.01, or as OTEL_TRACES_SAMPLER says", "NUMBER", Restart;
     }
     "Process and log" {
         /// Threads that carry traffic; 0 means one for each core

@@ -186,7 +186,7 @@ fn listeners_need_ports_of_their_own() {
     assert_eq!(
         folder.faults(&["--public-listen=0.0.0.0:8443", "--admin-listen=[::]:8443"]),
         [
-            "--public-listen: 0.0.0.0:8443 overlaps with 127.0.0.1:8443 of the default of --tunnel-listen: give each listener its own port",
+            "--public-listen: 0.0.0.0:8443 overlaps with 127.0.0.1:8443 of the default of --tunnel-listen: give each listener its own port, or give both the same address and name the host of tunnel clients in --tunnel-host",
             "--admin-listen: [::]:8443 overlaps with 127.0.0.1:8443 of the default of --tunnel-listen: give each listener its own port",
             "--admin-listen: [::]:8443 overlaps with 0.0.0.0:8443 of --public-listen: give each listener its own port",
         ]
@@ -226,6 +226,58 @@ fn a_conflict_of_two_settings_names_both() {
 }
 
 #[test]
+fn one_address_for_both_listeners_needs_the_name_of_tunnel_clients() {
+    let folder = Folder::new();
+    let both = ["--tunnel-listen=0.0.0.0:443", "--public-listen=0.0.0.0:443"];
+    let faults = folder.faults(&both);
+    assert_eq!(
+        faults,
+        [
+            "--public-listen: 0.0.0.0:443 overlaps with 0.0.0.0:443 of --tunnel-listen: give each listener its own port, \
+             or give both the same address and name the host of tunnel clients in --tunnel-host"
+        ]
+    );
+    let named = [&both[..], &["--tunnel-host=register.example.com"]].concat();
+    let config = folder.check(&named).unwrap();
+    assert!(config.is_one_listener());
+    // One certificate is enough.
+    assert_eq!(config.public_tls, config.tunnel_tls);
+    let wider = [
+        "--tunnel-listen=127.0.0.1:443",
+        both[1],
+        "--tunnel-host=a.example",
+    ];
+    assert_eq!(folder.faults(&wider).len(), 1);
+    let admin = [&named[..], &["--admin-listen=127.0.0.1:443"]].concat();
+    assert_eq!(folder.faults(&admin).len(), 2);
+}
+
+#[test]
+fn plain_http_for_tunnel_clients_stays_where_nobody_can_read_it() {
+    let folder = Folder::new();
+    let check = |flags: &[&str]| {
+        let flags = [&["--tunnel-tls=false"][..], flags].concat();
+        folder.check(&flags).map(|config| config.tunnel_tls)
+    };
+    assert_eq!(check(&[]).unwrap(), None, "on loopback");
+    let open = check(&["--tunnel-listen=0.0.0.0:8443"]).unwrap_err();
+    assert!(open.to_string().contains("--trusted-proxies"), "{open}");
+    let host = ["--tunnel-host=a.example", "--public-listen=0.0.0.0:80"];
+    assert!(check(&host).is_err());
+    let proxied = [
+        "--tunnel-listen=0.0.0.0:8443",
+        "--trusted-proxies=10.0.0.0/8",
+    ];
+    assert_eq!(check(&proxied).unwrap(), None);
+    let ca = folder.write("ca.pem", "").display().to_string();
+    let certificates = check(&[&format!("--client-ca={ca}")]).unwrap_err();
+    assert!(
+        certificates.to_string().contains("need TLS"),
+        "{certificates}"
+    );
+}
+
+#[test]
 fn a_proxy_protocol_needs_proxies() {
     let folder = Folder::new();
     let fault =
@@ -237,6 +289,20 @@ fn a_proxy_protocol_needs_proxies() {
             .check(&["--proxy-protocol", "--trusted-proxies=10.0.0.0/8"])
             .is_ok()
     );
+}
+
+#[test]
+fn traces_need_a_collector() {
+    let folder = Folder::new();
+    let fault =
+        "--trace-ratio: it has no effect without --otlp-endpoint, or OTEL_EXPORTER_OTLP_ENDPOINT";
+    assert_eq!(folder.faults(&["--trace-ratio=0.5"]), [fault]);
+    let collector = "--otlp-endpoint=http://collector:4318";
+    let config = folder.check(&[collector, "--trace-ratio=0.5"]).unwrap();
+    assert_eq!(config.tracer.unwrap().sampler().ratio, 0.5);
+    assert!(folder.check(&[]).unwrap().tracer.is_none());
+    let missing = folder.faults(&[collector, "--otlp-headers-file=/nowhere"]);
+    assert!(missing[0].starts_with("/nowhere: the headers cannot be read"));
 }
 
 #[test]
@@ -273,7 +339,7 @@ fn a_public_certificate_needs_its_key() {
 }
 
 /// Every setting that names no file, each other than by default.
-const FULL: [&str; 59] = [
+const FULL: [&str; 61] = [
     "--tunnel-listen=127.0.0.1:1",
     "--public-listen=127.0.0.1:2",
     "--admin-listen=127.0.0.1:3",
@@ -329,6 +395,8 @@ const FULL: [&str; 59] = [
     "--limit-head-size=7KiB",
     "--limit-waiting=7",
     "--limit-waiting-size=7MiB",
+    "--otlp-endpoint=http://collector:4318",
+    "--trace-ratio=0.5",
     "--shards=7",
     "--access-log=off",
     "--log-format=json",

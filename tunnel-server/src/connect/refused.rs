@@ -1,6 +1,6 @@
 //! A tunnel client that is refused: the response that it gets, and what the operator sees of it.
 
-use std::{net::SocketAddr, time::Duration};
+use std::time::Duration;
 
 use bytes::Bytes;
 use http::{HeaderValue, Request, Response, StatusCode, header};
@@ -15,6 +15,7 @@ use tunnel_proto::{
 use super::TunnelListener;
 use crate::{
     auth::{AuthRefusal, Authenticator, CredentialId, CredentialKind, Grant, bearer},
+    client_address::ClientAddress,
     directory::ClaimRefusal,
     events::{Event, EventKind},
     history::RefusedDial,
@@ -29,6 +30,9 @@ const HELD_RETRY: Duration = Duration::from_secs(10);
 /// `Retry-After` while the shared directory cannot be written: longer than an election of etcd.
 const DIRECTORY_RETRY: Duration = Duration::from_secs(2);
 
+/// `Retry-After` of a client for which there is no permit for a connection.
+const CONNECTIONS_RETRY: Duration = Duration::from_secs(30);
+
 /// Why a request is refused, and when the client may try again, if that is known.
 pub(super) struct Refusal {
     reason: RefusalReason,
@@ -39,7 +43,7 @@ pub(super) struct Refusal {
 }
 
 /// A tunnel client that is refused, as far as it has said who it is.
-pub(super) struct RefusedClient {
+pub(crate) struct RefusedClient {
     refusal: Refusal,
     greeting: Option<Greeting>,
     bearer: Option<SecretString>,
@@ -61,6 +65,12 @@ impl Refusal {
             retry_after: Some(after),
             ..Self::new(reason, detail)
         }
+    }
+
+    /// A refusal of a client for which there is no permit for a connection.
+    pub(super) fn too_many_connections() -> Self {
+        let detail = "this server, or the address of the tunnel client, has too many connections: dial again later";
+        Self::for_now(RefusalReason::HandshakeQueue, detail, CONNECTIONS_RETRY)
     }
 
     /// A refusal of a client that was authenticated.
@@ -143,10 +153,10 @@ impl RefusedClient {
     }
 
     /// Logs the refusal, and keeps it for the runtime whose client this is, if that is known.
-    pub(super) fn report(
+    pub(crate) fn report(
         self,
         shared: &TunnelListener,
-        peer: SocketAddr,
+        peer: ClientAddress,
         certificates: &[CertificateDer<'static>],
     ) {
         let (refusal, reason) = (&self.refusal, self.refusal.reason.name());

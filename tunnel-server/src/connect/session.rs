@@ -10,12 +10,15 @@ mod check;
 mod credential;
 mod leave;
 
-use std::{net::SocketAddr, pin::pin, time::Duration, time::SystemTime};
+use std::{pin::pin, time::Duration, time::SystemTime};
 
 use bytes::Bytes;
 use ipnet::IpNet;
 use parking_lot::Mutex;
-use tokio::time::timeout;
+use tokio::{
+    io::{AsyncRead, AsyncWrite},
+    time::timeout,
+};
 use tokio_util::task::task_tracker::TaskTrackerToken;
 use tunnel_ops::task::Owned;
 use tunnel_proto::{
@@ -26,9 +29,10 @@ use tunnel_proto::{
 };
 
 use self::credential::Credential;
-use super::{Admitted, TunnelListener, TunnelStream, checks::CheckPermit};
+use super::{TunnelListener, checks::CheckPermit, request::Admitted};
 use crate::{
     allowance::Allowance,
+    client_address::ClientAddress,
     config::Config,
     directory::{ClaimRefusal, OnConflict},
     events::{Event, EventKind},
@@ -56,7 +60,7 @@ pub(super) struct LiveSession {
     credential: Credential,
     greeting: Greeting,
     allow_from: Option<Vec<IpNet>>,
-    peer: SocketAddr,
+    peer: ClientAddress,
     /// The permit of a session that only checks the path.
     check: Option<CheckPermit>,
 }
@@ -73,13 +77,10 @@ impl TunnelListener {
 
 impl LiveSession {
     /// Begins a session on an accepted connection.
-    pub(super) fn begin(
-        config: &Config,
-        admitted: Admitted,
-        io: TunnelStream,
-        leftover: Bytes,
-        peer: SocketAddr,
-    ) -> Self {
+    pub(super) fn begin<IO>(config: &Config, admitted: Admitted, io: IO, leftover: Bytes) -> Self
+    where
+        IO: AsyncRead + AsyncWrite + Unpin + Send + 'static,
+    {
         let settings = SessionSettings {
             ping_interval: match admitted.check {
                 Some(_) => check::MAX_LIFE,
@@ -96,7 +97,7 @@ impl LiveSession {
             credential: Credential::new(admitted.grant, admitted.changed),
             greeting: admitted.greeting,
             allow_from: admitted.allow_from,
-            peer,
+            peer: admitted.client,
             check: admitted.check,
         }
     }
@@ -348,7 +349,7 @@ impl LiveSession {
 }
 
 /// Logs that a session has become silent or is heard again.
-fn log_silence(is_silent: bool, left_out: u64, (greeting, peer): (&Greeting, SocketAddr)) {
+fn log_silence(is_silent: bool, left_out: u64, (greeting, peer): (&Greeting, ClientAddress)) {
     let (instance, number) = (greeting.instance.id(), greeting.session_number);
     if is_silent {
         tracing::warn!(%instance, number, %peer, left_out, "a session is silent: new requests go to other sessions");

@@ -9,9 +9,10 @@ use std::{
 };
 
 use bytes::Bytes;
-use http::{HeaderMap, Request, Response, StatusCode, header, request::Parts};
+use http::{HeaderMap, HeaderName, Request, Response, StatusCode, header, request::Parts};
 use http_body::{Body, Frame, SizeHint};
 use tokio_util::task::task_tracker::TaskTrackerToken;
+use tunnel_ops::telemetry::{TRACE_PARENT, TRACE_STATE, TraceParent};
 use tunnel_proto::{
     exchange::{
         AsProblem, BodyError, EncodedHead, ExchangeError, ForwardNote, HeadEncoder, Informational,
@@ -21,7 +22,7 @@ use tunnel_proto::{
     session::{OpenError, Session},
 };
 
-use super::{HELD, PeerListener, ask, note::Note};
+use super::{HELD, PeerListener, ask, note::Note, traced_relay::TracedRelay};
 use crate::{
     budget::{Permit, pace::Paced, sources},
     registry::Slot,
@@ -37,6 +38,8 @@ pub(super) struct RelayedBody {
     body: Paced<RecvBody>,
     /// The runtime's permit, and what the end of the server waits for; held by the response.
     _held: Option<(Permit, TaskTrackerToken)>,
+    /// Of the response to a request that is traced.
+    traced: Option<Box<TracedRelay>>,
 }
 
 /// The content of a response to another node.
@@ -81,6 +84,35 @@ async fn serve(
             "the note of the forwarding node is unreadable",
         )
     })?;
+    let traced = TracedRelay::begin(&shared.tracer, &parts, &note);
+    let received = (parts, content, note);
+    match carry(shared, received, informational, token, traced.as_deref()).await {
+        Ok(mut response) => {
+            let status = response.status();
+            let body = response.body_mut();
+            body.traced = traced;
+            if let Some(traced) = &mut body.traced {
+                traced.record.on_status(status);
+            }
+            Ok(response)
+        }
+        Err(problem) => {
+            if let Some(mut traced) = traced {
+                traced.record.on_problem(&problem);
+            }
+            Err(problem)
+        }
+    }
+}
+
+/// Sends a request through a session of this node, and receives the head of its response.
+async fn carry(
+    shared: &PeerListener,
+    (parts, content, note): (Parts, RecvBody, Note),
+    informational: Informational,
+    token: TaskTrackerToken,
+    traced: Option<&TracedRelay>,
+) -> Result<Response<RelayedBody>, Problem> {
     let (slot, tunnel, session) = holder(shared, &note).await?;
     if let Some(networks) = tunnel.allow_from() {
         sources::admit(networks, note.address)?;
@@ -95,10 +127,11 @@ async fn serve(
         // The forwarding node sends the content only now: nothing of it is lost if this node had not held the runtime.
         let _ = informational.push(held(), HeaderMap::new());
     }
-    let head = encode(&parts);
+    let head = encode(&parts, traced.and_then(TracedRelay::on_sent));
     let content = RelayedBody {
         body: Paced::new(content, Some(permit.upload().clone())),
         _held: None,
+        traced: None,
     };
     let on_informational = move |status: StatusCode, headers: HeaderMap| {
         if status != held() {
@@ -116,6 +149,7 @@ async fn serve(
     Ok(response.map(|body| RelayedBody {
         body: Paced::new(body, Some(download)),
         _held: Some((permit, token)),
+        traced: None,
     }))
 }
 
@@ -174,8 +208,8 @@ fn failed(error: ExchangeError<RelayError>) -> Problem {
     }
 }
 
-/// The head for the tunnel client, as the forwarding node has sent it.
-fn encode(parts: &Parts) -> EncodedHead {
+/// The head for the tunnel client, as the forwarding node has sent it, but for the fields of a trace.
+fn encode(parts: &Parts, trace: Option<(TraceParent, bool)>) -> EncodedHead {
     let authority = parts.headers.get(header::HOST);
     let authority = authority.and_then(|host| host.to_str().ok());
     let path = parts.uri.path_and_query().map_or("/", |path| path.as_str());
@@ -187,10 +221,18 @@ fn encode(parts: &Parts) -> EncodedHead {
         path,
         protocol,
     );
+    let is_replaced = |name: &HeaderName| {
+        trace.is_some_and(|(_, keeps_state)| {
+            *name == TRACE_PARENT || *name == TRACE_STATE && !keeps_state
+        })
+    };
     for (name, value) in &parts.headers {
-        if *name != header::HOST {
+        if *name != header::HOST && !is_replaced(name) {
             head.field(name, value.as_bytes());
         }
+    }
+    if let Some((parent, _)) = trace {
+        head.field(&TRACE_PARENT, parent.as_str().as_bytes());
     }
     head.finish()
 }
@@ -212,7 +254,19 @@ impl Body for RelayedBody {
         cx: &mut Context<'_>,
     ) -> Poll<Option<Result<Frame<Bytes>, RelayError>>> {
         let frame = Pin::new(&mut self.body).poll_frame(cx);
-        frame.map_err(|error: BodyError| RelayError(error.problem(Hop::Server)))
+        let frame = frame.map_err(|error: BodyError| RelayError(error.problem(Hop::Server)));
+        if let Some(traced) = &mut self.traced {
+            match &frame {
+                Poll::Ready(Some(Ok(frame))) => {
+                    let data = frame.data_ref();
+                    traced.record.on_bytes(data.map_or(0, Bytes::len));
+                }
+                Poll::Ready(Some(Err(RelayError(problem)))) => traced.record.on_problem(problem),
+                Poll::Ready(None) => traced.record.on_whole(),
+                Poll::Pending => {}
+            }
+        }
+        frame
     }
 
     fn is_end_stream(&self) -> bool {
@@ -221,6 +275,16 @@ impl Body for RelayedBody {
 
     fn size_hint(&self) -> SizeHint {
         self.body.size_hint()
+    }
+}
+
+impl Drop for RelayedBody {
+    fn drop(&mut self) {
+        if let Some(traced) = &mut self.traced
+            && self.body.is_end_stream()
+        {
+            traced.record.on_whole();
+        }
     }
 }
 

@@ -7,6 +7,7 @@ use tunnel_http::{
     check::{CheckedRequest, Checker},
     outgoing::{ForwardedClient, ViaName, write_fields},
 };
+use tunnel_ops::telemetry::tracer::Trace;
 use tunnel_proto::{
     exchange::{EncodedHead, HeadEncoder},
     problem::{Hop, Problem},
@@ -18,7 +19,7 @@ pub const CHECKER: Checker = Checker {
     needs_host: true,
 };
 
-/// The head to forward, and the id of the request in all logs.
+/// The head to forward, and the id of the request in all logs. `trace` is that of an exchange that is traced.
 ///
 /// # Errors
 /// When the request has been forwarded by this server before.
@@ -27,6 +28,7 @@ pub fn forwarded_head(
     client: &ForwardedClient,
     via: &ViaName,
     sends_via: bool,
+    trace: Option<&Trace>,
 ) -> Result<(EncodedHead, HeaderValue), Problem> {
     let mut head = HeadEncoder::new(
         &checked.method,
@@ -35,6 +37,6 @@ pub fn forwarded_head(
         &checked.path,
         checked.upgrade,
     );
-    let id = write_fields(checked, client, via, sends_via, &mut head)?;
+    let id = write_fields(checked, client, via, sends_via, trace, &mut head)?;
     Ok((head.finish(), id))
 }

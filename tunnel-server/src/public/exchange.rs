@@ -93,7 +93,7 @@ pub(super) async fn forward(
     }
     loop {
         let weight = || waiting_weight(connection, head, content.incoming.as_ref());
-        let usage = connection.peer.as_ref();
+        let usage = connection.peer.usage.as_ref();
         let peers = connection.gateway.peers.as_ref();
         let other = |label: &RuntimeLabel| peers?.choose(label, &tried);
         let next_hop = (routed.route).next_hop(&mut waits_until, usage, weight, other);

@@ -74,7 +74,7 @@ pub(super) async fn send(
         upload,
         mut informational,
     } = content.prepare(connection, routed, &runtime, observation);
-    observation.on_forwarded(runtime);
+    observation.on_forwarded(runtime, &node);
     let (body, waiting, mut gate) = GatedBody::new(body, is_received);
     let mut is_passed_on = false;
     let on_informational = |status: StatusCode, mut headers: HeaderMap| {

@@ -1,4 +1,4 @@
-//! One exchange under observation: metrics as it goes, and one line of the access log at its end.
+//! One exchange under observation: metrics as it goes, and one line of the access log, and its spans, at its end.
 
 use std::sync::{
     Arc,
@@ -8,6 +8,7 @@ use std::sync::{
 use http::StatusCode;
 use prometheus::IntCounter;
 use tunnel_http::access_log::{AccessLog, ExchangeRecord, Forwarded, LoggedRequest, Observer};
+use tunnel_ops::telemetry::tracer::{AttemptTarget, Trace};
 use tunnel_proto::{
     exchange::BodyError,
     problem::{Fault, Hop, Problem},
@@ -15,6 +16,7 @@ use tunnel_proto::{
 
 use crate::{
     budget::{Permit, shaper::Shaper},
+    directory::NodeName,
     metrics::{Metrics, RuntimeMetrics},
     tunnel::Tunnel,
 };
@@ -76,9 +78,14 @@ impl Observation {
         }
     }
 
-    /// Has a line written at the end.
-    pub(super) fn log(&mut self, log: &AccessLog, request: &LoggedRequest<'_>) {
-        self.record.log(log, request);
+    /// Has a line written, and spans made, at the end; see [`ExchangeRecord::log`].
+    pub(super) fn log(
+        &mut self,
+        log: &AccessLog,
+        trace: Option<Trace>,
+        request: &LoggedRequest<'_>,
+    ) {
+        self.record.log(log, trace, request);
     }
 
     /// Whether a line is written at the end.
@@ -117,7 +124,7 @@ impl Observation {
 
     /// The exchange is about to be sent through this tunnel.
     pub(super) fn on_routed(&mut self, tunnel: Arc<Tunnel>) {
-        self.on_carrier(ObservedCarrier::Tunnel(tunnel));
+        self.on_carrier(ObservedCarrier::Tunnel(tunnel), AttemptTarget::Tunnel);
     }
 
     /// The tunnel through which it was sent last.
@@ -128,14 +135,25 @@ impl Observation {
         }
     }
 
-    /// The exchange is about to be sent to another node that holds the runtime with these series.
-    pub(super) fn on_forwarded(&mut self, runtime: Arc<RuntimeMetrics>) {
-        self.on_carrier(ObservedCarrier::Node(runtime));
+    /// The exchange is about to be sent to another node, of this name, that holds the runtime with these series.
+    pub(super) fn on_forwarded(&mut self, runtime: Arc<RuntimeMetrics>, node: &NodeName) {
+        let target = AttemptTarget::Node(node.as_str());
+        self.on_carrier(ObservedCarrier::Node(runtime), target);
     }
 
-    fn on_carrier(&mut self, carrier: ObservedCarrier) {
+    fn on_carrier(&mut self, carrier: ObservedCarrier, target: AttemptTarget<'_>) {
         carrier.runtime().traffic().open.inc();
-        match self.carrier.replace(carrier) {
+        let before = self.carrier.replace(carrier);
+        if let Some(trace) = self.record.trace() {
+            match &before {
+                // The head that is sent names the first attempt.
+                Some(_) => trace.on_repeated(target),
+                None => {
+                    trace.on_attempt(target);
+                }
+            }
+        }
+        match before {
             // Sent once more.
             Some(before) => before.runtime().traffic().open.dec(),
             None => {

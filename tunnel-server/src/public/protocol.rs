@@ -1,5 +1,4 @@
-//! Serves a platform client's socket: the PROXY header, and the permit of the connection. The rest is
-//! [`tunnel_http::gateway`].
+//! Serves a platform client's socket, and holds the permit of its connection. The rest is [`tunnel_http::gateway`].
 
 use std::{
     convert::Infallible,
@@ -9,116 +8,70 @@ use std::{
     time::Duration,
 };
 
-use bytes::Bytes;
+use futures_util::future::Either;
 use http::{Request, Response};
-use tokio::{
-    io::{AsyncRead, AsyncWrite},
-    net::TcpStream,
-    time::Instant,
-};
+use parking_lot::Mutex;
+use tokio::io::{AsyncRead, AsyncWrite};
 use tokio_rustls::TlsAcceptor;
 use tunnel_http::{
-    connection::Bounds,
+    connection::{Bounds, Transport},
     gateway::{self, Gateway, NoRequest},
     http1::InFlight,
     outgoing::ForwardedClient,
-    permits::{Exhausted, Permit},
-    prefixed::Prefixed,
-    proxy_protocol,
     received::ReceivedBody,
 };
 use tunnel_ops::signals::Shutdown;
 use tunnel_proto::problem::{Hop, Problem};
 
 use super::{
-    Connection, PublicListener, STREAM_WINDOW_BYTES,
+    Connection, Place, PublicListener, STREAM_WINDOW_BYTES,
     answer::ResponseBody,
-    exhausted_cause,
+    dial,
     serve::serve,
     upgraded::{GrantedUpgrade, join},
 };
-use crate::budget::usage::Usage;
+use crate::{arrival::Arrival, budget::usage::Usage};
 
 /// Serves a platform client until its connection ends.
 pub(super) async fn run(
     listener: Arc<PublicListener>,
-    socket: TcpStream,
-    peer: SocketAddr,
+    arrival: Arrival,
     tls: Option<TlsAcceptor>,
-    mut permit: Permit<Usage>,
+    place: Place,
 ) {
-    if let Err(cause) = begin(&listener, socket, peer.ip(), tls, &mut permit).await {
-        listener
-            .metrics
-            .connections_refused
-            .with_label_values(&["public", cause.name()])
-            .inc();
-        tracing::debug!(%peer, %cause, "a public connection ended before a request");
+    let address = arrival.client;
+    let client = ForwardedClient::new(address.ip(), arrival.is_trusted, tls.is_some());
+    let peer = PublicPeer {
+        usage: place.permit.state(),
+        is_private: arrival.is_private(),
+        address,
+        place: Mutex::new(Some(place)),
+    };
+    let served = gateway::serve(&listener, client, peer, arrival.into_io(), tls);
+    if let Err(cause) = served.await {
+        listener.on_refused(match &cause {
+            NoRequest::Tls(_) => "tls",
+            NoRequest::FirstByte(_) => "first_byte",
+            _ => "stopping",
+        });
+        tracing::debug!(peer = %address, %cause, "a public connection ended before a request");
     }
 }
 
-/// Why a connection ended before its first request.
-#[derive(Debug, thiserror::Error)]
-enum NotServed {
-    #[error("the PROXY header is missing or wrong")]
-    Proxy,
-    #[error("no permit for a connection: {0}")]
-    Exhausted(Exhausted),
-    #[error(transparent)]
-    NoRequest(#[from] NoRequest),
-}
-
-impl NotServed {
-    fn name(&self) -> &'static str {
-        match self {
-            Self::Proxy => "proxy_protocol",
-            Self::Exhausted(exhausted) => exhausted_cause(*exhausted),
-            Self::NoRequest(NoRequest::Tls(_)) => "tls",
-            Self::NoRequest(NoRequest::FirstByte(_)) => "first_byte",
-            Self::NoRequest(_) => "stopping",
-        }
-    }
-}
-
-async fn begin(
-    listener: &Arc<PublicListener>,
-    mut socket: TcpStream,
-    mut peer: IpAddr,
-    tls: Option<TlsAcceptor>,
-    permit: &mut Permit<Usage>,
-) -> Result<(), NotServed> {
-    let mut is_trusted = listener.config.is_trusted(peer);
-    let mut front = Bytes::new();
-    if listener.config().settings.proxy_protocol && is_trusted {
-        let deadline = Instant::now() + listener.config().settings.first_byte_timeout;
-        let (header, rest) = tokio::select! {
-            read = proxy_protocol::read(&mut socket, deadline) => read.map_err(|_| NotServed::Proxy)?,
-            () = listener.lifecycle.silent_grace_over() => return Err(NoRequest::Stopping.into()),
-        };
-        is_trusted = match header {
-            proxy_protocol::Header::Local => true,
-            // The permit is for the address that the proxy names, not for one in the client's fields.
-            proxy_protocol::Header::Proxied { source, .. } => {
-                peer = source.ip();
-                listener.config.is_trusted(peer)
-            }
-            proxy_protocol::Header::Unknown => false,
-        };
-        if !is_trusted {
-            let counted = permit.count_for(peer.to_canonical());
-            counted.map_err(NotServed::Exhausted)?;
-        }
-        front = rest;
-    }
-    let client = ForwardedClient::new(peer, is_trusted, tls.is_some());
-    let socket = Prefixed::new(front, socket);
-    gateway::serve(listener, client, permit.state(), socket, tls).await?;
-    Ok(())
+/// What is kept of the peer of a connection.
+pub(crate) struct PublicPeer {
+    /// The usage of its address; `None` for a trusted proxy, which forwards for many clients.
+    pub(super) usage: Option<Arc<Usage>>,
+    /// The address of the client, as the connection says.
+    pub(super) address: SocketAddr,
+    /// Whether what is sent on it in plain HTTP is read by nobody else.
+    pub(super) is_private: bool,
+    /// Given back early if the connection becomes a session.
+    pub(super) place: Mutex<Option<Place>>,
 }
 
 impl Gateway for PublicListener {
-    /// The usage of its address; `None` for a trusted proxy, which forwards for many clients.
-    type Peer = Option<Arc<Usage>>;
+    type Peer = PublicPeer;
     type Upgrade = GrantedUpgrade;
     type Body = ResponseBody;
 
@@ -150,7 +103,17 @@ impl Gateway for PublicListener {
         request: Request<ReceivedBody>,
         in_flight: Option<InFlight>,
     ) -> impl Future<Output = Result<Response<ResponseBody>, Infallible>> + Send + use<> {
-        serve(connection, request, in_flight)
+        // A request without it is of HTTP/2.
+        let Some(in_flight) = in_flight else {
+            return Either::Left(serve(connection, request, None));
+        };
+        match connection.gateway.dialled(&request) {
+            Some(tunnel) => {
+                let served = dial::serve(connection.clone(), tunnel, request, in_flight);
+                Either::Right(Box::pin(served))
+            }
+            None => Either::Left(serve(connection, request, Some(in_flight))),
+        }
     }
 
     async fn join<IO>(
@@ -161,7 +124,20 @@ impl Gateway for PublicListener {
     ) where
         IO: AsyncRead + AsyncWrite + Unpin + Send + 'static,
     {
-        join(io, upgrade, self, write_timeout).await;
+        // A session is granted to a whole connection only.
+        if let GrantedUpgrade::Exchange(upgrade) = upgrade {
+            join(io, upgrade, self, write_timeout).await;
+        }
+    }
+
+    async fn join_connection<IO>(self: &Arc<Self>, io: IO, upgrade: GrantedUpgrade)
+    where
+        IO: AsyncRead + AsyncWrite + Transport + Unpin + Send + 'static,
+    {
+        match upgrade {
+            GrantedUpgrade::Exchange(upgrade) => join(io, upgrade, self, None).await,
+            GrantedUpgrade::Session(session) => Box::pin(session.run(io)).await,
+        }
     }
 
     fn on_unread(&self, peer: IpAddr, problem: &Problem) {

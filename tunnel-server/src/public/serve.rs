@@ -18,6 +18,7 @@ use tunnel_http::{
     received::ReceivedBody,
     upgraded::UpgradeSender,
 };
+use tunnel_ops::telemetry::tracer::Trace;
 use tunnel_proto::fields::X_REQUEST_ID;
 use tunnel_proto::{
     exchange::{EncodedHead, RecvBody},
@@ -33,7 +34,7 @@ use super::{
     cookies, exchange,
     observe::Observation,
     session_carrier::SessionCarrier,
-    upgraded::GrantedUpgrade,
+    upgraded::{ExchangeUpgrade, GrantedUpgrade},
 };
 use crate::budget::pace::Paced;
 
@@ -101,13 +102,13 @@ pub(super) fn serve(
             }) => {
                 let (upload, download, session) = *upgrade;
                 observation.on_status(response.status());
-                let granted = GrantedUpgrade {
+                let granted = ExchangeUpgrade {
                     upload,
                     download: Paced::new(download, observation.download_shaper()),
                     carrier: SessionCarrier(session),
                     observer: observation,
                 };
-                connection.upgrade(granted, on_upgrade);
+                connection.upgrade(GrantedUpgrade::Exchange(granted), on_upgrade);
                 response.body_mut().observe(None, in_flight);
                 return Ok(response);
             }
@@ -143,31 +144,35 @@ fn accept(
         connection.not_upgraded();
     }
     let listener = &connection.gateway;
+    let trace = listener.tracer.trace(|| access_log::trace(parts));
     let (head, id) = forwarded_head(
         &checked,
         &connection.client,
         &listener.via,
         listener.config().settings.via,
+        trace.as_ref(),
     )?;
     let id = request_id.insert(id);
-    if listener.access_log.is_on() {
+    if listener.access_log.is_on() || trace.is_some() {
+        let own = trace.as_ref().map(Trace::context);
         let request = LoggedRequest {
             method: parts.method.as_str(),
+            scheme: Some(connection.client.scheme()),
             host: Some(&checked.host),
             path: &checked.path,
             is_upgrade: checked.upgrade.is_some(),
             request_id: Some(id),
-            trace: access_log::trace(parts),
+            trace: own.or_else(|| access_log::trace(parts)),
             peer: Some(connection.client.address_text()),
         };
-        observation.log(&listener.access_log, &request);
+        observation.log(&listener.access_log, trace, &request);
     }
     let route = listener
         .router
         .route(&checked.host, listener.config().settings.offline_wait);
     if let Some(budget) = route.budget() {
         budget.admit(connection.client.address)?;
-        let usage = connection.peer.as_ref();
+        let usage = connection.peer.usage.as_ref();
         let permit = budget.enter(checked.upgrade.is_some(), usage, || head_bytes(parts))?;
         observation.on_permitted(permit);
     }

@@ -6,16 +6,22 @@
 use std::sync::Arc;
 
 use arc_swap::{ArcSwap, ArcSwapOption};
+use parking_lot::Mutex;
 use std::time::Duration;
+use tokio::sync::oneshot;
 use tunnel_http::{access_log::AccessLog, outgoing::ViaName, permits::Permits};
 use tunnel_ops::{
     admin::{BearerFileError, BearerGuard},
     descriptors,
+    task::Owned,
     telemetry::RequestId,
+    telemetry::tracer::{Exporter, Tracer},
+    tls_files::TlsFilesError,
 };
 
 use super::{BindError, moving, shard::Listeners, tls::ListenerTls};
 use crate::{
+    acme::Acme,
     admin::{
         self,
         api::{Api, Reach},
@@ -23,9 +29,9 @@ use crate::{
     allowance::Allowance,
     auth::Authenticator,
     budget::usage::Usage,
-    config::{Config, effective::Effective, live::LiveConfig},
+    config::{Config, Settings, effective::Effective, live::LiveConfig},
     connect::{TunnelListener, checks::Checks, gate::Gate},
-    directory::{Directory, Node},
+    directory::{Directory, Node, NodeName},
     events::Events,
     gauges::{Gauges, Threads},
     lifecycle::Lifecycle,
@@ -34,6 +40,7 @@ use crate::{
     public::{PublicListener, answer::Cors},
     registry::Registry,
     router::Router,
+    webhook::Webhook,
 };
 
 /// Log lines about refused tunnel clients: the first 20 at once, then one per second.
@@ -48,15 +55,22 @@ pub(crate) struct Parts {
     pub(super) router: Arc<Router>,
     pub(super) metrics: Arc<Metrics>,
     pub(super) access_log: AccessLog,
+    pub(super) tracer: Tracer,
+    /// Sends the spans of the tracer; `None` if that is off, or once it was started.
+    pub(super) exporter: Mutex<Option<Exporter>>,
     pub(super) events: Arc<Events>,
     pub(super) lifecycle: Arc<Lifecycle>,
     pub(super) tls: ListenerTls,
+    /// `None` if all certificates come from files.
+    pub(super) acme: Option<Arc<Acme>>,
     pub(super) public_permits: Arc<Permits<Usage>>,
     pub(super) tunnel_permits: Arc<Permits>,
+    pub(super) unknown_permits: Arc<Permits>,
     pub(super) gate: Arc<Gate>,
     pub(super) checks: Arc<Checks>,
     pub(super) cors: Arc<ArcSwap<Cors>>,
     pub(super) admin_guard: Arc<ArcSwapOption<BearerGuard>>,
+    pub(super) webhook: Option<Arc<Webhook>>,
     pub(super) threads: Threads,
 }
 
@@ -68,16 +82,22 @@ impl Parts {
     pub(super) fn new(config: Config, access_log: AccessLog) -> Result<Self, BindError> {
         let metrics = Metrics::new()?;
         access_log.count_lost(metrics.access_log_lost.clone());
+        let (tracer, exporter) = tracer(&config, &metrics)?;
         let events = Events::new(&RequestId::new().as_str()[..8]);
-        let directory = directory(&config, &metrics);
+        let etcd = config.shared_directory.as_ref();
+        let etcd = etcd.map(|shared| tunnel_etcd::Client::new(shared.etcd.clone()));
+        let directory = directory(&config, etcd.clone(), &metrics);
         let registry = Registry::with(directory, metrics.clone(), events.clone());
         let settings = &config.settings;
         let router = Router::new(&config.runtimes, &settings.domain, &registry)?;
         registry.set_limits(&config);
         let authenticator = Authenticator::new(&config)?;
         metrics.register_credentials(&authenticator)?;
-        let tls = ListenerTls::new(&config, authenticator.client_auth())?;
+        let acme = Acme::new(&config, etcd, metrics.clone(), events.clone())?;
+        let shown = acme.as_ref().map(|acme| acme.certificate());
+        let tls = ListenerTls::new(&config, authenticator.client_auth(), shown)?;
         tls.show(&metrics);
+        let webhook = Webhook::new(&config, &metrics)?;
         let all = connection_limit(&config);
         let (handshakes, queue) = (settings.max_handshakes, settings.handshake_queue);
         Ok(Self {
@@ -86,15 +106,20 @@ impl Parts {
             authenticator,
             metrics,
             access_log,
+            tracer,
+            exporter: Mutex::new(exporter),
             events,
             lifecycle: Arc::new(Lifecycle::new()),
             tls,
+            acme,
             public_permits: Permits::new(all, settings.max_connections_per_address as usize),
             tunnel_permits: Permits::new(all, settings.max_tunnel_connections_per_address as usize),
+            unknown_permits: Permits::new(all, unknown_each(settings)),
             gate: Gate::new(handshakes as usize, queue as usize),
             checks: Arc::default(),
             cors: Arc::new(ArcSwap::from_pointee(Cors::of(&settings.cors_origin))),
             admin_guard: Arc::new(ArcSwapOption::from_pointee(admin_guard(&config)?)),
+            webhook,
             threads: Threads::default(),
             config: Arc::new(LiveConfig::new(config)),
         })
@@ -120,13 +145,14 @@ impl Parts {
                 metrics: self.metrics.clone(),
                 lifecycle: self.lifecycle.clone(),
                 tls: links.listener.clone(),
+                tracer: self.tracer.clone(),
                 api: admin::router(self.admin_api(Reach::Nodes, None)),
             })
         });
         let more = (1..shards).map(|_| self.links(false));
         let listeners = std::iter::once(links).chain(more).map(|links| Listeners {
             tunnel: tunnel.clone(),
-            public: self.public_listener(via.clone(), links),
+            public: self.public_listener(via.clone(), links, &tunnel),
             peer: peer.clone(),
         });
         listeners.collect()
@@ -142,13 +168,22 @@ impl Parts {
     }
 
     /// The parts that the connections of the public listener use.
-    fn public_listener(&self, via: ViaName, peers: Option<Arc<Peers>>) -> Arc<PublicListener> {
+    fn public_listener(
+        &self,
+        via: ViaName,
+        peers: Option<Arc<Peers>>,
+        tunnel: &Arc<TunnelListener>,
+    ) -> Arc<PublicListener> {
+        let takes_tunnels = !tunnel.hosts.is_empty();
         Arc::new(PublicListener {
+            tunnel: takes_tunnels.then(|| tunnel.clone()),
+            unknown: self.unknown_permits.clone(),
             config: self.config.clone(),
             router: self.router.clone(),
             peers,
             metrics: self.metrics.clone(),
             access_log: self.access_log.clone(),
+            tracer: self.tracer.clone(),
             lifecycle: self.lifecycle.clone(),
             permits: self.public_permits.clone(),
             tls: self.tls.public.clone(),
@@ -168,11 +203,21 @@ impl Parts {
             lifecycle: self.lifecycle.clone(),
             permits: self.tunnel_permits.clone(),
             tls: self.tls.tunnel.clone(),
+            hosts: self.config.load().settings.tunnel_host.clone(),
             gate: self.gate.clone(),
             checks: self.checks.clone(),
             public_port,
             refusal_lines: Allowance::new(REFUSAL_LINES, REFUSAL_LINE_EACH),
         })
+    }
+
+    /// Sends events to the platform from now on, if it wants them: until the sender is dropped and all are sent.
+    pub(super) fn start_webhook(&self) -> Option<(oneshot::Sender<()>, Owned<()>)> {
+        let webhook = self.webhook.clone()?;
+        let (running, is_running) = oneshot::channel();
+        let (events, reader) = (self.events.clone(), self.events.read());
+        let task = webhook.send_all(events, reader, is_running);
+        Some((running, Owned::spawn("webhook", task)))
     }
 
     /// Moves sessions to other nodes, where that is needed.
@@ -194,6 +239,7 @@ impl Parts {
             metrics: self.metrics.clone(),
             events: self.events.clone(),
             lifecycle: self.lifecycle.clone(),
+            acme: self.acme.clone(),
             guard: self.admin_guard.clone(),
             reach,
             peers,
@@ -223,6 +269,7 @@ impl Parts {
                 ("streams", self.registry.streams()),
                 ("public_addresses", self.public_permits.addresses()),
                 ("tunnel_addresses", self.tunnel_permits.addresses()),
+                ("unknown_addresses", self.unknown_permits.addresses()),
                 ("gate_addresses", self.gate.addresses()),
                 ("checks", self.checks.len()),
                 ("event_readers", self.events.readers()),
@@ -236,12 +283,24 @@ impl Parts {
     }
 }
 
+/// The tracer, and what sends its spans. A node of several is known to the collector by its name.
+fn tracer(config: &Config, metrics: &Metrics) -> Result<(Tracer, Option<Exporter>), TlsFilesError> {
+    let node = config.settings.node.as_ref().map(NodeName::as_str);
+    let instance = RequestId::new();
+    let mut attributes = vec![
+        ("service.name", "tunnel-server"),
+        ("service.version", env!("CARGO_PKG_VERSION")),
+        ("service.instance.id", node.unwrap_or(instance.as_str())),
+    ];
+    attributes.extend(node.map(|node| ("tunnel.node", node)));
+    Tracer::with_exporter(config.tracer.as_ref(), &attributes, &metrics.spans)
+}
+
 /// The claims: in memory, or shared with other nodes.
-fn directory(config: &Config, metrics: &Metrics) -> Directory {
-    let Some(shared) = &config.shared_directory else {
+fn directory(config: &Config, etcd: Option<tunnel_etcd::Client>, metrics: &Metrics) -> Directory {
+    let (Some(shared), Some(client)) = (&config.shared_directory, etcd) else {
         return Directory::default();
     };
-    let client = tunnel_etcd::Client::new(shared.etcd.clone());
     let mut random = [0; 8];
     // As for request ids: a system without random numbers has none for TLS either.
     let _ = getrandom::fill(&mut random);
@@ -254,6 +313,15 @@ fn directory(config: &Config, metrics: &Metrics) -> Directory {
         without_directory: config.settings.without_directory,
     };
     Directory::on_etcd(client, prefix, node, random, metrics.directory.clone())
+}
+
+/// Connections of one address of which it is not known yet whose they are.
+pub(crate) fn unknown_each(settings: &Settings) -> usize {
+    let (public, tunnel) = (
+        settings.max_connections_per_address,
+        settings.max_tunnel_connections_per_address,
+    );
+    public.max(tunnel) as usize
 }
 
 /// Fewest connections that a listener may have, however few files the process may have open.

@@ -12,7 +12,7 @@ use tunnel_ops::telemetry::{AccessLogError, Telemetry};
 use tunnel_ops::tls_files::TlsFilesError;
 use tunnel_ops::watch::{Change, FileWatch, WatchError};
 
-use super::parts::{Parts, admin_guard, connection_limit};
+use super::parts::{Parts, admin_guard, connection_limit, unknown_each};
 use crate::{
     auth::{AuthSetupError, PreparedCredentials},
     config::{
@@ -167,6 +167,9 @@ impl Parts {
             directory.set_etcd_credentials(tls, user);
         }
         self.tls.show(&self.metrics);
+        if let (Some(acme), Some(settings)) = (&self.acme, &config.acme) {
+            acme.set(settings);
+        }
         self.router.commit(hosts);
         self.registry.set_limits(&config);
         let (all, settings) = (connection_limit(&config), &config.settings);
@@ -174,8 +177,12 @@ impl Parts {
         self.public_permits.set(all, public_each);
         let tunnel_each = settings.max_tunnel_connections_per_address as usize;
         self.tunnel_permits.set(all, tunnel_each);
+        self.unknown_permits.set(all, unknown_each(settings));
         self.cors.store(Arc::new(Cors::of(&settings.cors_origin)));
         self.admin_guard.store(admin_guard.map(Arc::new));
+        if let Some((webhook, secret)) = self.webhook.as_ref().zip(config.webhook_secret.clone()) {
+            webhook.set_secret(secret);
+        }
         self.config.replace(config);
         // Last, since it makes the sessions check their grants.
         self.authenticator.replace(credentials);

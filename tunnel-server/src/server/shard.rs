@@ -24,7 +24,8 @@ const LOOKUP_TIMEOUT: Duration = Duration::from_millis(100);
 
 /// The listeners' sockets of a shard.
 pub(super) struct Sockets {
-    pub(super) tunnel: std::net::TcpListener,
+    /// `None` if tunnel clients connect to the public listener alone.
+    pub(super) tunnel: Option<std::net::TcpListener>,
     pub(super) public: std::net::TcpListener,
     /// `None` if no other node connects.
     pub(super) peer: Option<std::net::TcpListener>,
@@ -107,8 +108,8 @@ async fn serve(listeners: Listeners, sockets: Sockets) {
         peer,
     } = listeners;
     let links = public.peers.clone();
-    let registered = TcpListener::from_std(sockets.tunnel).and_then(|socket| {
-        let public = TcpListener::from_std(sockets.public)?;
+    let registered = TcpListener::from_std(sockets.public).and_then(|public| {
+        let socket = sockets.tunnel.map(TcpListener::from_std).transpose()?;
         let peer_socket = sockets.peer.map(TcpListener::from_std).transpose()?;
         Ok((socket, public, peer.zip(peer_socket)))
     });
@@ -119,10 +120,12 @@ async fn serve(listeners: Listeners, sockets: Sockets) {
         }
     };
     let clients = async {
-        tokio::join!(
-            connect::serve_all(tunnel, tunnel_socket),
-            public::serve_all(public, public_socket),
-        );
+        let tunnels = async {
+            if let Some(socket) = tunnel_socket {
+                connect::serve_all(tunnel, socket).await;
+            }
+        };
+        tokio::join!(tunnels, public::serve_all(public, public_socket));
     };
     // Other nodes are served, and forwarded to, as long as there are clients. Then their links are drained: requests that
     // they forward in this moment go to other nodes.

@@ -3,9 +3,12 @@
 use std::sync::Arc;
 
 use arc_swap::ArcSwap;
-use tunnel_ops::tls_files::{ClientAuth, LiveServerConfig, NextServerConfig, TlsFilesError};
+use tunnel_ops::tls_files::{
+    ClientAuth, Identity, LiveServerConfig, NextServerConfig, ServerCertificate, TlsFilesError,
+};
 
 use crate::{
+    acme,
     config::{Config, PeerLinks},
     metrics::Metrics,
     peer_tls::{ALPN, PeerTls},
@@ -13,11 +16,14 @@ use crate::{
 
 /// The listeners' certificates, and how client certificates are checked.
 pub(super) struct ListenerTls {
-    pub(super) tunnel: Arc<LiveServerConfig>,
+    /// `None` when tunnel clients come in plain HTTP.
+    pub(super) tunnel: Option<Arc<LiveServerConfig>>,
     /// `None` when the public listener is plain.
     pub(super) public: Option<Arc<LiveServerConfig>>,
     /// `None` when there are no links to other nodes.
     pub(super) links: Option<LinkTls>,
+    /// For listeners without certificates in files.
+    acme: Option<ServerCertificate>,
 }
 
 /// The certificate of this node for others, and how theirs are checked.
@@ -30,24 +36,37 @@ pub(super) struct LinkTls {
 
 /// A prepared configuration for [`ListenerTls::commit`].
 pub(super) struct NextListenerTls {
-    tunnel: NextServerConfig,
+    tunnel: Option<NextServerConfig>,
     public: Option<NextServerConfig>,
     links: Option<(NextServerConfig, PeerTls)>,
 }
 
 impl ListenerTls {
+    /// `acme` is for the listeners that have no certificate in files.
+    ///
+    /// # Errors
+    /// When a certificate or list cannot be used, or the tunnel listener has none.
     pub(super) fn new(
         config: &Config,
         client_auth: Option<ClientAuth>,
+        acme: Option<ServerCertificate>,
     ) -> Result<Self, TlsFilesError> {
-        let public = |identity| LiveServerConfig::new(identity, &[b"h2", b"http/1.1"], None);
-        let public = config.public_tls.clone().map(public).transpose()?;
-        let identity = config.tunnel_tls.clone();
-        let tunnel = LiveServerConfig::new(identity, &[b"http/1.1"], client_auth)?;
+        let live = |certificate, alpn: &[&'static [u8]], client_auth| {
+            let mut alpn = alpn.to_vec();
+            if matches!(certificate, ServerCertificate::Resolved(_)) {
+                alpn.push(acme::ALPN);
+            }
+            LiveServerConfig::new(certificate, &alpn, client_auth).map(Arc::new)
+        };
+        let public = certificate(&config.public_tls, &acme);
+        let public = public.map(|public| live(public, &[b"h2", b"http/1.1"], None));
+        let tunnel = tunnel_certificate(config, &acme)?;
+        let tunnel = tunnel.map(|tunnel| live(tunnel, &[b"http/1.1"], client_auth));
         Ok(Self {
-            tunnel: Arc::new(tunnel),
-            public: public.map(Arc::new),
+            tunnel: tunnel.transpose()?,
+            public: public.transpose()?,
             links: links(config).map(LinkTls::new).transpose()?,
+            acme,
         })
     }
 
@@ -57,19 +76,27 @@ impl ListenerTls {
         config: &Config,
         client_auth: Option<ClientAuth>,
     ) -> Result<NextListenerTls, TlsFilesError> {
-        let public = self.public.as_ref().zip(config.public_tls.clone());
-        let public = public.map(|(public, identity)| public.prepare(identity, None));
+        let tunnel = self
+            .tunnel
+            .as_ref()
+            .zip(tunnel_certificate(config, &self.acme)?);
+        let tunnel = tunnel.map(|(tunnel, certificate)| tunnel.prepare(certificate, client_auth));
+        let public = certificate(&config.public_tls, &self.acme);
+        let public = self.public.as_ref().zip(public);
+        let public = public.map(|(public, certificate)| public.prepare(certificate, None));
         let links = self.links.as_ref().zip(links(config));
         let links = links.map(|(current, next)| current.prepare(next));
         Ok(NextListenerTls {
             links: links.transpose()?,
-            tunnel: (self.tunnel).prepare(config.tunnel_tls.clone(), client_auth)?,
+            tunnel: tunnel.transpose()?,
             public: public.transpose()?,
         })
     }
 
     pub(super) fn commit(&self, next: NextListenerTls) {
-        self.tunnel.commit(next.tunnel);
+        if let (Some(tunnel), Some(next)) = (&self.tunnel, next.tunnel) {
+            tunnel.commit(next);
+        }
         if let (Some(public), Some(next)) = (&self.public, next.public) {
             public.commit(next);
         }
@@ -78,13 +105,36 @@ impl ListenerTls {
         }
     }
 
-    /// Updates the metrics of the certificates' expiry.
+    /// Updates the metrics of the expiry of certificates in files.
     pub(super) fn show(&self, metrics: &Metrics) {
-        metrics.set_certificate_expiry("tunnel", self.tunnel.not_after());
-        if let Some(public) = &self.public {
-            metrics.set_certificate_expiry("public", public.not_after());
+        let listeners = [("tunnel", &self.tunnel), ("public", &self.public)];
+        for (listener, live) in listeners {
+            let not_after = live.as_ref().and_then(|live| live.not_after());
+            if let Some(not_after) = not_after {
+                metrics.set_certificate_expiry(listener, not_after);
+            }
         }
     }
+}
+
+/// What a listener shows: the certificate in its files, else those by ACME.
+fn certificate(
+    in_files: &Option<Identity>,
+    acme: &Option<ServerCertificate>,
+) -> Option<ServerCertificate> {
+    in_files.clone().map(Into::into).or_else(|| acme.clone())
+}
+
+/// What the tunnel listener shows; `None` if it is plain.
+fn tunnel_certificate(
+    config: &Config,
+    acme: &Option<ServerCertificate>,
+) -> Result<Option<ServerCertificate>, TlsFilesError> {
+    if !config.settings.tunnel_tls {
+        return Ok(None);
+    }
+    let certificate = certificate(&config.tunnel_tls, acme);
+    certificate.ok_or(TlsFilesError::NoIdentity).map(Some)
 }
 
 /// How a node with these links dials others.

@@ -78,7 +78,7 @@ pub(crate) async fn show(authenticator: &Authenticator, token: &str) -> Result<G
         bearer: Some(token),
         certificates: &[],
         greeting: &greeting,
-        peer,
+        peer: peer.into(),
     };
     soon("an answer", authenticator.authenticate(&presented)).await
 }

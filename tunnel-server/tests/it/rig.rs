@@ -39,8 +39,10 @@ pub(crate) const DEV_HOST: &str = "globex-dev.tunnels.test";
 pub(crate) const DEV_OWN_HOST: &str = "api.globex.test";
 
 /// Made once: keys take their time in a debug build.
-static CERTIFICATES: LazyLock<Certificates> =
-    LazyLock::new(|| certs::generate(&["localhost".to_owned()], 1).unwrap());
+static CERTIFICATES: LazyLock<Certificates> = LazyLock::new(|| {
+    let names = ["localhost", "*.tunnels.test", DEV_OWN_HOST].map(str::to_owned);
+    certs::generate(&names, 1).unwrap()
+});
 
 /// A running server.
 pub(crate) struct Rig {
@@ -200,6 +202,16 @@ pub(crate) async fn metric_becomes_at(address: SocketAddr, series: &str, wanted:
     .await;
 }
 
+/// The CA of that certificate.
+pub(crate) fn roots() -> Roots {
+    Roots::from_pem(&CERTIFICATES.ca_pem).unwrap()
+}
+
+/// The CA of that certificate as PEM.
+pub(crate) fn ca_pem() -> &'static str {
+    &CERTIFICATES.ca_pem
+}
+
 /// Certificate and key for every listener.
 pub(crate) fn identity() -> Identity {
     Identity::from_pem(&CERTIFICATES.server_pem, &CERTIFICATES.server_key).unwrap()
@@ -224,9 +236,17 @@ pub(crate) async fn try_tls(
     socket: TcpStream,
     alpn: &[&[u8]],
 ) -> std::io::Result<TlsStream<TcpStream>> {
-    let roots = Roots::from_pem(&CERTIFICATES.ca_pem).unwrap();
-    let config = tls_files::client_config(&roots, None, alpn).unwrap();
-    let name = ServerName::try_from("localhost").unwrap();
+    try_tls_as(socket, "localhost", alpn).await
+}
+
+/// TLS over a connection, by this name of the server.
+pub(crate) async fn try_tls_as(
+    socket: TcpStream,
+    name: &'static str,
+    alpn: &[&[u8]],
+) -> std::io::Result<TlsStream<TcpStream>> {
+    let config = tls_files::client_config(&roots(), None, alpn).unwrap();
+    let name = ServerName::try_from(name).unwrap();
     soon(
         "a TLS handshake",
         TlsConnector::from(config).connect(name, socket),

@@ -4,7 +4,7 @@
 use std::{convert::Infallible, future::pending, sync::Arc, time::Duration};
 
 use bytes::Bytes;
-use http::{Request, Response, header};
+use http::{HeaderMap, Request, Response, header};
 use http_body_util::{BodyExt, Full};
 use hyper::{body::Incoming, server::conn::http1, service::service_fn};
 use hyper_util::rt::TokioIo;
@@ -35,6 +35,7 @@ pub(crate) enum Reply {
 pub(crate) struct Question {
     pub(crate) method: String,
     pub(crate) authorization: Option<String>,
+    pub(crate) headers: HeaderMap,
     pub(crate) body: String,
 }
 
@@ -131,6 +132,7 @@ async fn answer(
     state.questions.lock().push(Question {
         method: head.method.to_string(),
         authorization: authorization.map(|value| value.to_str().unwrap().to_owned()),
+        headers: head.headers,
         body: body.clone(),
     });
     let reply = state.reply.lock().clone();

@@ -3,6 +3,8 @@
 {{/* Keys of `config` that the chart sets, each with the value that sets it. */}}
 {{- define "tunnel-server.ownSettings" -}}
 tunnel_listen: tunnel.address and tunnel.port
+tunnel_host: tunnel.onPublicListener and tunnel.host
+tunnel_tls: tunnel.tls.enabled
 tls_cert: tunnel.tls.secretName
 tls_key: tunnel.tls.secretName
 public_listen: public.address and public.port
@@ -35,7 +37,7 @@ offline_wait: drain.offlineWait
 {{/* Settings that a running server does not take over: those with "restart" or "depends" in docs/reference/settings-server.md.
      `deploy/check-charts` compares the two. */}}
 {{- define "tunnel-server.restartSettings" -}}
-tunnel_listen public_listen public_tls_cert admin_listen admin_host domain jwks jwt_issuer jwt_audience jwt_account_claim
+tunnel_listen tunnel_host tunnel_tls public_listen public_tls_cert admin_listen admin_host domain jwks jwt_issuer jwt_audience jwt_account_claim
 jwt_runtime_claim jwt_leeway auth_url auth_token_file auth_ca_file auth_timeout auth_concurrency auth_cache auth_outage
 expiry_grace max_handshakes handshake_queue etcd etcd_prefix node without_directory zone peer_listen peer_advertise
 shards log_format
@@ -53,8 +55,6 @@ shards log_format
 {{- $inNamespace := printf "%s.%s" $name .Release.Namespace }}
 {{- $settings := dict
       "tunnel_listen" (printf "%s:%d" .Values.tunnel.address (int .Values.tunnel.port))
-      "tls_cert" "/etc/tunnel/tunnel-tls/tls.crt"
-      "tls_key" "/etc/tunnel/tunnel-tls/tls.key"
       "public_listen" (printf "%s:%d" .Values.public.address (int .Values.public.port))
       "admin_listen" (printf "%s:%d" .Values.admin.address (int .Values.admin.port))
       "admin_host" (concat (list $name $inNamespace (printf "%s.svc" $inNamespace)) .Values.admin.hosts)
@@ -62,6 +62,22 @@ shards log_format
       "drain_delay" .Values.drain.delay
       "drain_spread" .Values.drain.spread
       "offline_wait" .Values.drain.offlineWait }}
+{{- if .Values.tunnel.onPublicListener }}
+{{- $_ := set $settings "tunnel_listen" (printf "%s:%d" .Values.public.address (int .Values.public.port)) }}
+{{- $_ := set $settings "tunnel_host" (include "tunnel-server.tunnelHosts" (dict "root" . "given" list "use" "tunnel.onPublicListener") | fromJsonArray) }}
+{{- if ne .Values.tunnel.tls.enabled .Values.public.tls.enabled }}
+{{- fail "tunnel.onPublicListener: one listener has TLS or not: give tunnel.tls.enabled and public.tls.enabled the same value" }}
+{{- end }}
+{{- end }}
+{{- if .Values.tunnel.tls.enabled }}
+{{- $_ := set $settings "tls_cert" "/etc/tunnel/tunnel-tls/tls.crt" }}
+{{- $_ := set $settings "tls_key" "/etc/tunnel/tunnel-tls/tls.key" }}
+{{- else }}
+{{- $_ := set $settings "tunnel_tls" false }}
+{{- if not .Values.config.trusted_proxies }}
+{{- fail "tunnel.tls.enabled: false needs config.trusted_proxies: the networks of what terminates TLS" }}
+{{- end }}
+{{- end }}
 {{- if .Values.public.tls.enabled }}
 {{- $_ := set $settings "public_tls_cert" "/etc/tunnel/public-tls/tls.crt" }}
 {{- $_ := set $settings "public_tls_key" "/etc/tunnel/public-tls/tls.key" }}

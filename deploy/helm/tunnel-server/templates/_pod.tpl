@@ -80,8 +80,10 @@ spec:
         {{- toYaml . | nindent 8 }}
         {{- end }}
       ports:
+        {{- if not .Values.tunnel.onPublicListener }}
         - name: tunnel
           containerPort: {{ .Values.tunnel.port }}
+        {{- end }}
         - name: public
           containerPort: {{ .Values.public.port }}
         - name: admin
@@ -148,10 +150,12 @@ spec:
 - name: config
   configMap:
     name: {{ include "tunnel-server.fullname" . }}
+{{- if .Values.tunnel.tls.enabled }}
 - name: tunnel-tls
   secret:
     secretName: {{ .Values.tunnel.tls.secretName }}
     defaultMode: 0440
+{{- end }}
 {{- if .Values.public.tls.enabled }}
 - name: public-tls
   secret:

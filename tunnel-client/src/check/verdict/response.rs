@@ -280,6 +280,10 @@ fn by_server(evidence: &Evidence, response: &ResponseEvidence, refusal: &Refusal
             "request_changed" "the server says: {said}"
             "something on the way changes the request (its path, method or fields): the operator of the load balancer has \
              to pass it on unchanged"
+        Some(R::TlsRequired) =>
+            "tls_required" "the server says: {said}"
+            "the operator of the load balancer before the server has to take tunnel clients over TLS alone, and the \
+             server's --trusted-proxies has to name that balancer"
         Some(R::VersionUnsupported) =>
             "version_unsupported" "the server says: {said}"
             "the server is of another version, or too old for checks: install programs that match"

@@ -9,7 +9,8 @@ use super::*;
 const ID_BYTES: usize = CredentialId::ID_BYTES;
 use crate::{
     admin::view::{
-        ConfigView, LimitsView, ProblemView, RouteView, ServerState, ServerView, SessionView,
+        CertificateView, ConfigView, LimitsView, ProblemView, RouteView, ServerState, ServerView,
+        SessionView,
     },
     auth::CredentialView,
     events::{EventKind, EventView},
@@ -247,9 +248,8 @@ fn every_reference_resolves() {
     walk(&description, &description);
 }
 
-#[test]
-fn responses_are_as_described() {
-    let full = ServerView {
+fn server() -> ServerView {
+    ServerView {
         version: "1.2.3".into(),
         started: Timestamp::now(),
         uptime_seconds: 1,
@@ -271,7 +271,17 @@ fn responses_are_as_described() {
             peer: Some("10.0.0.7:7400".into()),
             zone: Some("a".into()),
         }],
-    };
+        certificates: vec![CertificateView {
+            name: "*.t.example".into(),
+            not_after: Some(Timestamp::now()),
+            problem: Some("refused".into()),
+        }],
+    }
+}
+
+#[test]
+fn responses_are_as_described() {
+    let full = server();
     let bare = ServerView {
         state: ServerState::Running,
         last_reload_ok: None,
@@ -279,6 +289,7 @@ fn responses_are_as_described() {
         last_reload_fault: None,
         waiting_for_restart: Vec::new(),
         nodes: Vec::new(),
+        certificates: Vec::new(),
         ..full.clone()
     };
     check_both("Server", &full, &bare);

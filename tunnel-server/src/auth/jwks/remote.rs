@@ -17,8 +17,8 @@ use tokio::time::{Instant, sleep_until, timeout};
 use tunnel_ops::task::Owned;
 
 use super::{Jwks, MOST_BYTES};
-use crate::auth::https::HttpsClient;
 use crate::config::HttpUrl;
+use tunnel_ops::https::HttpsClient;
 
 /// Time between two fetches without demand.
 const INTERVAL: Duration = Duration::from_secs(15 * 60);

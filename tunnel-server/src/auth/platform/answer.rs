@@ -13,9 +13,9 @@ use tunnel_ops::config_value::Network;
 use tunnel_ops::settings::SettingValue;
 
 use crate::auth::credential::printable;
-use crate::auth::https::RequestError;
 use crate::auth::labels::NamedRuntime;
 use crate::runtimes::RawLimits;
+use tunnel_ops::https::RequestError;
 
 /// Longest time that an answer may be valid.
 const MOST_SECONDS: u64 = 365 * 24 * 60 * 60;

@@ -34,7 +34,7 @@ fn query(token: &str) -> Arc<PlatformQuery> {
         stands_by: false,
         placement: None,
     };
-    let peer = "192.0.2.7:4000".parse().unwrap();
+    let peer = std::net::SocketAddr::from(([192, 0, 2, 7], 4000)).into();
     Arc::new(PlatformQuery::new(token, &greeting, peer))
 }
 

@@ -4,7 +4,6 @@
 //! expiry, and the reason to close the session when the credential is no longer valid.
 
 use std::{
-    net::SocketAddr,
     sync::Arc,
     time::{Duration, SystemTime},
 };
@@ -23,6 +22,7 @@ use tunnel_proto::{
 use crate::{
     allowance::Allowance,
     auth::{AuthRefusal, Authenticator, Grant, Presented},
+    client_address::ClientAddress,
     connect::TunnelListener,
     events::{Event, EventKind, Events},
     metrics::Metrics,
@@ -282,7 +282,7 @@ impl Credential {
         metrics: &Metrics,
         session: &Session,
         token: String,
-        (greeting, peer): (&Greeting, SocketAddr),
+        (greeting, peer): (&Greeting, ClientAddress),
     ) {
         if self.refreshes.take().is_none() {
             let detail = "too many newer tokens: wait, then send the last one again".to_owned();

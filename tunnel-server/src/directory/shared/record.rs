@@ -6,6 +6,7 @@
 //!   <prefix>challenge/<node>                       asks whether a node of that name lives; on the lease of who asks
 //!   <prefix>claim/<label>                          which instance holds the runtime; written at a takeover only
 //!   <prefix>held/<node>/<incarnation>/<label>      the node has sessions of that instance
+//!   <prefix>acme/…                                 certificates (`acme/store.rs`)
 //! ```
 //!
 //! The revision of a claim's last change is its epoch, so that nothing but a takeover may write it. A `held` record is

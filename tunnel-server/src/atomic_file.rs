@@ -7,7 +7,7 @@ use std::path::Path;
 
 /// What to do about an existing file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Existing {
+pub(crate) enum Existing {
     /// Keep it: writing fails.
     Keep,
     /// Replace it, with its mode and owner.
@@ -17,7 +17,7 @@ pub(super) enum Existing {
 }
 
 /// Writes `text` to a temporary file beside `path` and renames it. A new file gets `mode`.
-pub(super) fn write(path: &Path, text: &str, mode: u32, existing: Existing) -> io::Result<()> {
+pub(crate) fn write(path: &Path, text: &str, mode: u32, existing: Existing) -> io::Result<()> {
     let folder = match path.parent() {
         Some(parent) if !parent.as_os_str().is_empty() => parent,
         _ => Path::new("."),

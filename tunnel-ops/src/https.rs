@@ -1,4 +1,4 @@
-//! The HTTP client for requests to the platform and for the issuer's keys: one bounded answer within one deadline.
+//! The HTTP client for requests to configured URLs, such as the platform's: one bounded answer within one deadline.
 //!
 //! TLS is configured as for the listeners, with the system's roots and the configured CA file. Redirects are not followed,
 //! so that requests go only to the configured URLs.
@@ -7,14 +7,14 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
+use crate::tls_files::{self, Roots, TlsFilesError};
 use bytes::Bytes;
-use http::{Request, StatusCode};
+use http::{Request, Response, StatusCode};
 use http_body_util::{BodyExt, Full, LengthLimitError, Limited};
 use hyper_rustls::{HttpsConnector, HttpsConnectorBuilder};
 use hyper_util::client::legacy::{Client, connect::HttpConnector};
 use hyper_util::rt::{TokioExecutor, TokioTimer};
 use tokio::time::timeout;
-use tunnel_ops::tls_files::{self, Roots, TlsFilesError};
 
 /// Time after which an idle connection is closed.
 const IDLE: Duration = Duration::from_secs(30);
@@ -23,26 +23,38 @@ const IDLE: Duration = Duration::from_secs(30);
 const IDLE_CONNECTIONS: usize = 16;
 
 /// Sends requests over HTTP/1.1, with TLS for `https` URLs.
-#[derive(Clone)]
-pub(super) struct HttpsClient {
+#[derive(Debug, Clone)]
+pub struct HttpsClient {
     client: Client<HttpsConnector<HttpConnector>, Full<Bytes>>,
     deadline: Duration,
 }
 
 /// Why there is no answer.
 #[derive(Debug, thiserror::Error)]
-pub(super) enum RequestError {
+pub enum RequestError {
+    /// The deadline has passed.
     #[error("no complete answer before the deadline")]
     Deadline,
+    /// The connection, or the protocol on it, has failed.
     #[error("{0}")]
     Failed(String),
+    /// The answer is too large.
     #[error("the answer is larger than {most} bytes")]
-    TooLarge { status: StatusCode, most: usize },
+    TooLarge {
+        /// Its status.
+        status: StatusCode,
+        /// The allowed bytes.
+        most: usize,
+    },
 }
 
 impl HttpsClient {
-    /// `deadline` limits a request from the name's resolution to the answer's last byte.
-    pub(super) fn new(ca_file: Option<&Path>, deadline: Duration) -> Result<Self, TlsFilesError> {
+    /// Trusts the system's roots and those of the file. `deadline` limits a request from the name's resolution to the
+    /// answer's last byte.
+    ///
+    /// # Errors
+    /// When the file cannot be used.
+    pub fn new(ca_file: Option<&Path>, deadline: Duration) -> Result<Self, TlsFilesError> {
         let roots = Roots::load(ca_file)?;
         let tls = tls_files::client_config(&roots, None, &[])?;
         let mut tcp = HttpConnector::new();
@@ -62,26 +74,40 @@ impl HttpsClient {
         Ok(Self { client, deadline })
     }
 
-    pub(super) fn deadline(&self) -> Duration {
+    /// The time for one request and its answer.
+    pub fn deadline(&self) -> Duration {
         self.deadline
     }
 
-    /// Sends a request and returns its whole answer of at most `most` bytes.
+    /// Sends a request and returns the status of its answer, and its whole content of at most `most` bytes.
     ///
     /// # Errors
     /// When the answer is missing, late or too large.
-    pub(super) async fn send(
+    pub async fn send(
         &self,
         request: Request<Full<Bytes>>,
         most: usize,
     ) -> Result<(StatusCode, Bytes), RequestError> {
+        let (head, content) = self.exchange(request, most).await?.into_parts();
+        Ok((head.status, content))
+    }
+
+    /// As [`HttpsClient::send`], with the fields of the answer.
+    ///
+    /// # Errors
+    /// As those of `send`.
+    pub async fn exchange(
+        &self,
+        request: Request<Full<Bytes>>,
+        most: usize,
+    ) -> Result<Response<Bytes>, RequestError> {
         let exchange = async {
             let answer = self.client.request(request).await;
             let answer = answer.map_err(|error| RequestError::Failed(chain(&error)))?;
             let (head, body) = answer.into_parts();
             let body = Limited::new(body, most).collect().await;
             match body {
-                Ok(body) => Ok((head.status, body.to_bytes())),
+                Ok(body) => Ok(Response::from_parts(head, body.to_bytes())),
                 Err(error) if error.is::<LengthLimitError>() => Err(RequestError::TooLarge {
                     status: head.status,
                     most,

@@ -1,8 +1,7 @@
-//! Moments as the admin API writes them: RFC 3339 in UTC, to the millisecond.
+//! Moments as the admin APIs write them: RFC 3339 in UTC, to the millisecond, so that two events of one second are
+//! distinguished.
 //!
-//! Files and flags have [`Moment`](crate::runtimes::Moment) instead, which is a TOML value and counts in
-//! seconds; here two events of one second are distinguished. A moment outside the range of RFC 3339 is clamped to it, so
-//! that formatting cannot fail.
+//! A moment outside the range of RFC 3339 is clamped to it, so that formatting cannot fail.
 
 use std::fmt;
 use std::str::FromStr;
@@ -13,7 +12,7 @@ use serde::{Deserialize, Deserializer, Serialize, Serializer, de::Error};
 /// The last moment with a four-digit year, since 1970.
 const LAST: Duration = Duration::new(253_402_300_799, 999_000_000);
 
-/// A moment by the server's wall clock.
+/// A moment by the program's wall clock.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Timestamp(SystemTime);
 
@@ -27,6 +26,13 @@ impl Timestamp {
     #[must_use]
     pub fn now() -> Self {
         SystemTime::now().into()
+    }
+
+    /// Whole seconds since 1970.
+    #[must_use]
+    pub fn seconds(self) -> u64 {
+        let since = self.0.duration_since(SystemTime::UNIX_EPOCH);
+        since.unwrap_or_default().as_secs()
     }
 
     /// The time since then, by this machine's clock; zero if it is in the future.
