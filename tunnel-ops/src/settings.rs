@@ -155,7 +155,15 @@ pub trait GivenSettings: Args + Clone + Default + DeserializeOwned {
 }
 
 /// How the keys of settings end that name a file with a secret.
-const SECRET_ENDS: [&str; 4] = ["_key", "token_file", "password_file", "auth_file"];
+const SECRET_ENDS: [&str; 7] = [
+    "_key",
+    "_key_file",
+    "token_file",
+    "password_file",
+    "auth_file",
+    "secret_file",
+    "headers_file",
+];
 
 /// The bit of a file's mode by which all users may read it.
 const OTHERS_READ: u32 = 0o004;
