@@ -1,11 +1,11 @@
 //! The text form of log lines.
 //!
 //! ```text
-//!   2026-01-01T00:00:00.000000Z  INFO tunnel_server::server: listening address=0.0.0.0:443 tls=true error="two words"
+//!   2026-01-01T00:00:00.000000Z  INFO tunnel_server::server: listening listener="tunnel" address=0.0.0.0:443 error="two words"
 //! ```
 //!
-//! The message comes first, then the fields in the order of the code. A value with a space, a quote or an equals sign stands
-//! in quotes, so that a line can be taken apart. Spans are left out: the target says which part it is.
+//! The message comes first, then the fields in the order of the code. Strings stand in quotes, as in the access log, and so
+//! does any other value with a space, a quote or an equals sign, so that a line can be taken apart. Spans are left out: the target says which part it is.
 
 use std::fmt::{self, Debug, Write};
 
@@ -67,13 +67,13 @@ struct Fields<'a, 'b> {
 }
 
 impl Fields<'_, '_> {
-    fn write(&mut self, field: &Field, value: &str) {
+    fn write(&mut self, field: &Field, value: &str, is_string: bool) {
         if self.result.is_err() {
             return;
         }
         self.result = match field.name() {
             "message" => write!(self.writer, " {}", Visible(value)),
-            name if needs_quotes(value) => write!(self.writer, " {name}={value:?}"),
+            name if is_string || needs_quotes(value) => write!(self.writer, " {name}={value:?}"),
             name => write!(self.writer, " {name}={value}"),
         };
     }
@@ -81,12 +81,12 @@ impl Fields<'_, '_> {
 
 impl Visit for Fields<'_, '_> {
     fn record_str(&mut self, field: &Field, value: &str) {
-        self.write(field, value);
+        self.write(field, value, true);
     }
 
     /// Called for values of `%` and `?` too, whose text this is.
     fn record_debug(&mut self, field: &Field, value: &dyn Debug) {
-        self.write(field, &format!("{value:?}"));
+        self.write(field, &format!("{value:?}"), false);
     }
 }
 
@@ -160,6 +160,7 @@ mod tests {
             tracing::info!(
                 runtime = "acme-prod",
                 number = 2,
+                peer = %"127.0.0.1:1",
                 error = %"the token is unknown",
                 says = "a \"b\"\n",
                 "refused"
@@ -167,8 +168,8 @@ mod tests {
         });
         let text = String::from_utf8(lines.0.lock().unwrap().clone()).unwrap();
         let (_, line) = text.split_once("INFO ").unwrap();
-        let expected = "tunnel_ops::telemetry::text::tests: refused runtime=acme-prod number=2 \
-                        error=\"the token is unknown\" says=\"a \\\"b\\\"\\n\"\n";
+        let expected = "tunnel_ops::telemetry::text::tests: refused runtime=\"acme-prod\" number=2 \
+                        peer=127.0.0.1:1 error=\"the token is unknown\" says=\"a \\\"b\\\"\\n\"\n";
         assert_eq!(line, expected);
     }
 }

@@ -203,7 +203,8 @@ async fn one_runtime_is_shown() {
     let error = operator.fails(&["runtimes", "show", "acme-prodd"]).await;
     assert_eq!(
         error,
-        "error: no runtime has the label `acme-prodd` (runtime_unknown)\n"
+        "error: no runtime has the label `acme-prodd`: a label is ACCOUNT-RUNTIME, and `tunnel-server runtimes list` has \
+         all (runtime_unknown)\n"
     );
     rig.stop().await;
 }

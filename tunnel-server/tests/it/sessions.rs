@@ -461,7 +461,7 @@ async fn a_refreshed_token_must_be_of_the_same_runtime() {
                 panic!("{answer:?}")
             };
             assert!(
-                ["runtime_differs", "token_refused"].contains(&&*reason),
+                ["runtime_differs", "token_malformed"].contains(&&*reason),
                 "{reason}"
             );
         }

@@ -47,7 +47,9 @@ fn every_file_that_is_named_is_read_by_both_commands() {
             let ended = folder.run(all);
             assert_eq!(ended.code, Some(2), "{flags:?}: {}", ended.stderr);
             let told = ended.stderr.lines().last().unwrap();
-            let expected = format!("error: {fault}");
+            // The flag that names the file is the last one.
+            let (flag, _) = flags.last().unwrap().split_once('=').unwrap();
+            let expected = format!("error: {flag}: {fault}");
             assert!(told.starts_with(&expected), "{flags:?}: {told}");
         }
     }
