@@ -118,10 +118,7 @@ pub trait GivenSettings: Args + Clone + Default + DeserializeOwned {
     }
 
     /// A warning for each file with a secret that every user of the machine can read.
-    fn readable_secrets(&self) -> Vec<String>
-    where
-        Self: Clone,
-    {
+    fn readable_secrets(&self) -> Vec<String> {
         let mut warnings = Vec::new();
         self.clone().each_path(&mut |setting, path| {
             let Some(setting) = setting else { return };
@@ -139,10 +136,7 @@ pub trait GivenSettings: Args + Clone + Default + DeserializeOwned {
     }
 
     /// The origin of the setting that names the file with whose path this error begins.
-    fn origin_of_file(&self, error: &str) -> Option<SettingOrigin>
-    where
-        Self: Clone,
-    {
+    fn origin_of_file(&self, error: &str) -> Option<SettingOrigin> {
         let mut found = None;
         self.clone().each_path(&mut |setting, path| {
             let rest = error.strip_prefix(&*path.to_string_lossy());
