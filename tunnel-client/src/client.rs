@@ -116,7 +116,12 @@ impl Client {
             Arc::clone(&memory),
             config.settings.upstream_idle_pool as usize,
         ));
-        let routes = Routes::new(&config.all_routes(), shared, Arc::clone(metrics.routes()))?;
+        let routes = Routes::new(
+            &config.all_routes(),
+            shared,
+            config.settings.problem_detail,
+            Arc::clone(metrics.routes()),
+        )?;
         let routes = Arc::new(routes);
         let (own, counted) = (Arc::clone(&routes), Arc::clone(&metrics));
         let status = Arc::<TunnelStatus>::default();

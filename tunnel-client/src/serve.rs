@@ -25,6 +25,7 @@ use tokio::net::{TcpListener, TcpStream};
 use tokio::task::JoinSet;
 use tokio::time::{Instant, sleep, sleep_until, timeout_at};
 use tokio_rustls::TlsAcceptor;
+use tunnel_http::answer::{ProblemAnswers, ProblemPage};
 use tunnel_http::connection::Bounds;
 use tunnel_http::gateway::{self, Gateway};
 use tunnel_http::http1::InFlight;
@@ -90,6 +91,7 @@ struct FrontState {
     exchanges: Exchanges,
     metrics: Arc<Metrics>,
     settings: Settings,
+    problem_page: ProblemPage,
     via: ViaName,
     /// Permits for connections.
     connections: Arc<Permits>,
@@ -126,6 +128,14 @@ impl FrontState {
         let address = address.to_canonical();
         let mut networks = self.settings.trusted_proxies.iter();
         networks.any(|network| network.contains(&address))
+    }
+
+    /// How problems are answered.
+    fn problem_answers(&self) -> ProblemAnswers<'_> {
+        ProblemAnswers {
+            detail: self.settings.problem_detail,
+            page: &self.problem_page,
+        }
     }
 }
 
@@ -209,6 +219,7 @@ impl FrontListener {
     pub(crate) fn bind(
         settings: Settings,
         certificate: Option<CertificateFiles>,
+        problem_page: ProblemPage,
         exchanges: Exchanges,
         metrics: Arc<Metrics>,
         inherited: &mut Inherited,
@@ -236,6 +247,7 @@ impl FrontListener {
                 exchanges,
                 metrics,
                 settings,
+                problem_page,
                 via: ViaName::new(RequestId::new().as_str()),
                 connections,
                 exchange_permits,

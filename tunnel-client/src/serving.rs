@@ -116,7 +116,12 @@ impl Serving {
             memory,
             settings.upstream_idle_pool as usize,
         ));
-        let routes = Routes::new(&config.routes, shared, Arc::clone(metrics.routes()))?;
+        let routes = Routes::new(
+            &config.routes,
+            shared,
+            settings.problem_detail,
+            Arc::clone(metrics.routes()),
+        )?;
         let routes = Arc::new(routes);
         let (own, counted) = (Arc::clone(&routes), Arc::clone(&metrics));
         let api = admin::Api {
@@ -136,6 +141,7 @@ impl Serving {
         let front = FrontListener::bind(
             settings,
             config.certificate,
+            config.problem_page,
             exchanges,
             Arc::clone(&metrics),
             &mut inherited,

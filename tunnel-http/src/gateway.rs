@@ -29,7 +29,7 @@ use tokio_rustls::rustls::pki_types::CertificateDer;
 use tunnel_ops::signals::Shutdown;
 use tunnel_proto::problem::{Hop, Problem};
 
-use crate::answer::{http1_message, problem};
+use crate::answer::{ProblemAnswers, http1_message};
 use crate::connection::{self, Bounds, Http1, Transport, close, send_last};
 use crate::detect::{self, DetectError, Protocol};
 use crate::http1::{GuardHandle, InFlight, Refusal};
@@ -320,6 +320,7 @@ impl<G: Gateway> Connection<G> {
         let refused = Problem::new(G::HOP, refusal.reason(), refusal.detail());
         self.gateway.on_unread(self.client.address, &refused);
         let date = httpdate::fmt_http_date(SystemTime::now());
-        send_last(io, &http1_message(&problem(&refused, true), &date)).await;
+        let answer = ProblemAnswers::unread(&refused);
+        send_last(io, &http1_message(&answer, &date)).await;
     }
 }

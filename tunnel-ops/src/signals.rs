@@ -85,14 +85,14 @@ impl Shutdown {
         self.reached(ShutdownStage::Forced).await;
     }
 
-    /// Whether the program was forced to stop.
-    pub fn is_forced(&self) -> bool {
-        *self.stage.borrow() >= ShutdownStage::Forced
-    }
-
     /// Whether the shutdown has begun.
     pub fn is_requested(&self) -> bool {
         *self.stage.borrow() >= ShutdownStage::Requested
+    }
+
+    /// Whether the program was forced to stop.
+    pub fn is_forced(&self) -> bool {
+        *self.stage.borrow() >= ShutdownStage::Forced
     }
 
     async fn reached(&self, wanted: ShutdownStage) {

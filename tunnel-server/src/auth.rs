@@ -197,6 +197,11 @@ impl Authenticator {
         Some((named.label().ok()?, credential))
     }
 
+    /// The public id in a token of the form that the runtimes file lists. It may be made up: nothing is verified.
+    pub(crate) fn presented_id(bearer: Option<&str>) -> Option<TokenId> {
+        bearer.and_then(static_token::id_in)
+    }
+
     /// The grant of verified credentials.
     fn grant(&self, verified: Vec<Verified>, now: SystemTime) -> Result<Grant, AuthRefusal> {
         let mut all = verified.into_iter();

@@ -9,7 +9,7 @@ use std::time::{Duration, SystemTime};
 use clap::{Args, Parser, Subcommand};
 use tunnel_ops::{
     build,
-    config_value::PositiveDuration,
+    config_value::{DurationFrom, PositiveDuration, ValueError},
     shell::{CompletionsArgs, ManArgs},
 };
 use tunnel_proto::handshake;
@@ -277,9 +277,13 @@ pub struct StatusArgs {
     #[command(flatten)]
     pub admin: AdminArgs,
 
-    /// Show it again each second
+    /// Show it again and again
     #[arg(long)]
     pub watch: bool,
+
+    /// Time between two requests of --watch
+    #[arg(long, short = 'n', value_name = "TIME", default_value = "1s", value_parser = watch_interval)]
+    pub interval: Duration,
 
     /// Print JSON; with --watch, an object a line
     #[arg(long)]
@@ -428,6 +432,11 @@ pub struct RevokedArgs {
 /// Parses a label, which has the syntax of a name.
 fn label(text: &str) -> Result<String, NameError> {
     text.parse::<RuntimeName>().map(|name| name.to_string())
+}
+
+/// Parses the time between two requests: not so short that they would load the server.
+fn watch_interval(text: &str) -> Result<Duration, ValueError> {
+    text.parse::<DurationFrom<100>>().map(Duration::from)
 }
 
 /// Parses a moment in the future, given as such or as a time from now.

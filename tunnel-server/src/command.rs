@@ -21,10 +21,14 @@ use std::process::ExitCode;
 
 use tunnel_ops::{
     flags::EXIT_BAD_CONFIGURATION,
+    settings::GivenSettings,
     shell::{self, Shell},
+    signals::Shutdown,
+    telemetry::LogFormat,
 };
 
 use crate::cli::{Cli, Command, TokenCommand};
+use crate::config::Source;
 use crate::server::BindError;
 
 /// Why a command failed.
@@ -93,6 +97,27 @@ fn print(text: &str) -> Result<bool, Failure> {
 }
 
 impl Failure {
+    /// The failure without its text, if that is in the log already.
+    fn logged(self, format: LogFormat) -> Self {
+        match self {
+            Self::Configuration(text) if format.logs_fatal(&text) => {
+                Self::Configuration(String::new())
+            }
+            Self::Running(text) if format.logs_fatal(&text) => Self::Running(String::new()),
+            other => other,
+        }
+    }
+
+    /// A program that had to stop at once has not done what it should.
+    fn of_forced(shutdown: &Shutdown) -> Result<(), Self> {
+        match shutdown.is_forced() {
+            true => Err(Self::running(
+                "stopped at once by a second signal: what was open was cut",
+            )),
+            false => Ok(()),
+        }
+    }
+
     fn configuration(error: impl Display) -> Self {
         Self::Configuration(error.to_string())
     }
@@ -108,10 +133,15 @@ impl Failure {
         }
     }
 
-    fn binding(error: BindError) -> Self {
-        match error.is_of_configuration() {
-            true => Self::configuration(error),
-            false => Self::running(error),
+    /// The fault of a file is given with the setting of `source` that names the file.
+    fn binding(error: BindError, source: &Source) -> Self {
+        let text = error.to_string();
+        if !error.is_of_configuration() {
+            return Self::Running(text);
+        }
+        match source.origin_of_file(&text) {
+            Some(origin) => Self::Configuration(format!("{origin}: {text}")),
+            None => Self::Configuration(text),
         }
     }
 }

@@ -404,11 +404,18 @@ fn is_same_runtime(one: &RuntimeEntry, other: &RuntimeEntry) -> bool {
     (&one.account, &one.name) == (&other.account, &other.name)
 }
 
-/// The event of a runtime that has a new tunnel.
+/// The event of a runtime that has a new tunnel. One that was taken from another instance is logged: two clients of one
+/// runtime are mostly a mistake.
 fn tunnel_event(label: &RuntimeLabel, older: Option<&Tunnel>) -> Event {
     match older {
         Some(older) => {
             let claim = older.claim();
+            tracing::warn!(
+                runtime = %label,
+                from = %claim.instance,
+                "another instance has taken the runtime over: a runtime has one tunnel client, stop one of them unless it \
+                 was replaced on purpose"
+            );
             let detail = format!("instance {}", claim.instance);
             Event::of(EventKind::Superseded, label).detail(detail)
         }

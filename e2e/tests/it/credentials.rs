@@ -152,7 +152,7 @@ impl Stage {
             ("unknown-id", text(UNKNOWN[1]), "token_refused"),
             (
                 "wrong-secret",
-                Shown::Token(format!("{id}_{}", "WrongSecret".repeat(4))),
+                Shown::Token(format!("{id}_{}", &"WrongSecret".repeat(4)[..43])),
                 "token_refused",
             ),
             (

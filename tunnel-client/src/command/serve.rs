@@ -10,9 +10,7 @@ use crate::serving::{Serving, ServingError};
 pub(super) fn serve(given: Given) -> Result<(), Failure> {
     // While this is the only thread, since it changes the environment.
     let inherited = Inherited::from_environment().map_err(Failure::configuration)?;
-    let telemetry = program::begin(&given)?;
-    let access_log = AccessLog::new(telemetry.access_log());
-    program::block_on(run(given, access_log, inherited))
+    program::run(given, |given, access_log| run(given, access_log, inherited))
 }
 
 async fn run(given: Given, access_log: AccessLog, inherited: Inherited) -> Result<(), Failure> {
@@ -34,5 +32,5 @@ async fn run(given: Given, access_log: AccessLog, inherited: Inherited) -> Resul
     Box::pin(serving.run(shutdown.clone()))
         .await
         .map_err(Failure::running)?;
-    program::unless_forced(&shutdown)
+    Failure::of_forced(&shutdown)
 }

@@ -513,7 +513,8 @@ impl Api {
             return Err(ApiError::new(
                 StatusCode::FORBIDDEN,
                 "admin_token_unset",
-                "this needs the admin token, and the server was started without --admin-token-file",
+                "this needs the admin token, and the server has none: set admin_token_file (--admin-token-file, \
+                 TUNNEL_SERVER_ADMIN_TOKEN_FILE) to a file with a token that you choose, and give it to this command, too",
             ));
         };
         guard.check(headers).map_err(|error| ApiError {

@@ -63,6 +63,12 @@ pub struct ServerView {
     /// The upgrade that is under way or has failed; absent if there was none.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub upgrade: Option<UpgradeView>,
+    /// The first fault for which the last reload failed.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub last_reload_fault: Option<String>,
+    /// The changed settings that take effect only after a restart.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub waiting_for_restart: Vec<String>,
     /// The server nodes that share a directory, this one included; absent for a server that stands alone.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub nodes: Vec<NodeView>,
@@ -324,7 +330,9 @@ pub enum RevocationScope {
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum OperationError {
     /// There is no such runtime.
-    #[error("no runtime has the label `{0}`")]
+    #[error(
+        "no runtime has the label `{0}`: a label is ACCOUNT-RUNTIME, and `tunnel-server runtimes list` has all"
+    )]
     RuntimeUnknown(String),
     /// The runtime has no such credential.
     #[error(
@@ -378,8 +386,12 @@ pub(super) fn server_view(
         sessions: usize::try_from(metrics.sessions.get()).unwrap_or_default(),
         open_exchanges: members.map(|member| member.session.outstanding()).sum(),
         config_version: metrics.config_version(),
-        last_reload_ok: last_reload.map(|reload| reload.is_good),
-        last_reload: last_reload.map(|reload| reload.at.into()),
+        last_reload_ok: last_reload.as_ref().map(|reload| reload.result.is_ok()),
+        last_reload: last_reload.as_ref().map(|reload| reload.at.into()),
+        last_reload_fault: (last_reload.as_ref()).and_then(|reload| reload.result.clone().err()),
+        waiting_for_restart: last_reload
+            .and_then(|reload| reload.result.ok())
+            .unwrap_or_default(),
         upgrade: lifecycle.upgrades.view(),
         nodes: nodes::views(registry.directory()),
         certificates: acme.map(certificates).unwrap_or_default(),

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use tunnel_http::access_log::AccessLog;
 use tunnel_ops::inherited::Inherited;
 use tunnel_ops::signals::Shutdown;
-use tunnel_ops::telemetry::{self, Telemetry};
+use tunnel_ops::telemetry::{self, LogFormat, Telemetry};
 use tunnel_ops::{build, descriptors, task::Owned};
 
 use super::{Failure, block_on};
@@ -20,15 +20,35 @@ pub(super) fn run(given: Given) -> Result<(), Failure> {
     let predecessor = Predecessor::from_environment()
         .map_err(|error| Failure::running(format_args!("cannot take over: {error}")))?;
     let Some(predecessor) = predecessor else {
-        return run_after(None, given);
+        return run_after(None, given, |_| {});
     };
     let reporting = predecessor.try_clone().map_err(Failure::running)?;
-    run_after(Some(predecessor), given).inspect_err(|failure| {
+    run_after(Some(predecessor), given, |failure| {
         reporting.report_failure(failure.text());
     })
 }
 
-fn run_after(predecessor: Option<Predecessor>, given: Given) -> Result<(), Failure> {
+/// `report` is called with the failure, if there is one.
+fn run_after(
+    predecessor: Option<Predecessor>,
+    given: Given,
+    report: impl Fn(&Failure),
+) -> Result<(), Failure> {
+    let (inherited, format, telemetry) = begin(&given).inspect_err(&report)?;
+    // This thread runs the control tasks; the shards that carry traffic have their own.
+    let process = Process {
+        inherited,
+        predecessor,
+        can_be_upgraded: true,
+    };
+    // Kept until the failure is logged.
+    let telemetry = Arc::new(telemetry);
+    let result = block_on(serve(process, given, Arc::clone(&telemetry)));
+    let result = result.inspect_err(report);
+    result.map_err(|failure| failure.logged(format))
+}
+
+fn begin(given: &Given) -> Result<(Inherited, LogFormat, Telemetry), Failure> {
     // While this is the only thread, since it changes the environment.
     let inherited = Inherited::from_environment().map_err(Failure::configuration)?;
     let source = given.clone().merge().map_err(Failure::configuration)?;
@@ -37,13 +57,7 @@ fn run_after(predecessor: Option<Predecessor>, given: Given) -> Result<(), Failu
     let filter = source.log_level.clone().unwrap_or_default();
     let telemetry = telemetry::init(format, &filter).map_err(Failure::running)?;
     descriptors::raise_limit();
-    // This thread runs the control tasks; the shards that carry traffic have their own.
-    let process = Process {
-        inherited,
-        predecessor,
-        can_be_upgraded: true,
-    };
-    block_on(serve(process, given, Arc::new(telemetry)))
+    Ok((inherited, format, telemetry))
 }
 
 async fn serve(process: Process, given: Given, telemetry: Arc<Telemetry>) -> Result<(), Failure> {
@@ -80,7 +94,7 @@ async fn serve(process: Process, given: Given, telemetry: Arc<Telemetry>) -> Res
     telemetry.set_access_log(opened.map_err(Failure::running)?);
     let access_log = AccessLog::new(telemetry.access_log());
     let server = Server::bind_in(process, config, access_log).await;
-    let server = server.map_err(Failure::binding)?;
+    let server = server.map_err(|error| Failure::binding(error, &source))?;
     let _upgrading = Owned::spawn(
         "upgrade signal",
         handover::on_signal(server.parts()).map_err(Failure::running)?,
@@ -90,10 +104,5 @@ async fn serve(process: Process, given: Given, telemetry: Arc<Telemetry>) -> Res
         .run(shutdown.clone())
         .await
         .map_err(Failure::running)?;
-    match shutdown.is_forced() {
-        true => Err(Failure::running(
-            "stopped at once, as a second signal asked: what was open was cut",
-        )),
-        false => Ok(()),
-    }
+    Failure::of_forced(&shutdown)
 }

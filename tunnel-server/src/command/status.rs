@@ -1,4 +1,4 @@
-//! `tunnel-server status`: shows the state of a running server, once or every second.
+//! `tunnel-server status`: shows the state of a running server, once or again and again.
 
 use std::{
     io::{self, IsTerminal},
@@ -11,15 +11,12 @@ use super::{
     Failure,
     admin_client::{AdminClient, AdminRequestError},
     print,
-    table::{Table, age},
+    table::{Table, age, printable},
 };
 use crate::{
     admin::view::{CertificateView, ServerState, ServerView},
     cli::StatusArgs,
 };
-
-/// Time between two requests of `--watch`.
-const PERIOD: Duration = Duration::from_secs(1);
 
 /// Moves a terminal's cursor to the beginning and clears all after it.
 const CLEAR: &str = "\x1b[H\x1b[J";
@@ -29,7 +26,7 @@ pub(super) async fn status(args: &StatusArgs) -> Result<(), Failure> {
     // A failure of the first request is final, also with `--watch`.
     let first = fetch(&client).await?;
     if args.watch {
-        return watch(&client, first, args.json).await;
+        return watch(&client, first, args).await;
     }
     let text = match args.json {
         true => serde_json::to_string_pretty(&first).map_err(Failure::running)? + "\n",
@@ -43,9 +40,10 @@ async fn fetch(client: &AdminClient) -> Result<ServerView, AdminRequestError> {
 }
 
 /// Shows the state until the output is closed. A server that does not answer may come back.
-async fn watch(client: &AdminClient, first: ServerView, as_json: bool) -> Result<(), Failure> {
+async fn watch(client: &AdminClient, first: ServerView, args: &StatusArgs) -> Result<(), Failure> {
+    let as_json = args.json;
     let is_terminal = !as_json && io::stdout().is_terminal();
-    let mut ticks = interval(PERIOD);
+    let mut ticks = interval(args.interval);
     ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
     ticks.tick().await;
     let mut result = Ok(first);
@@ -93,17 +91,19 @@ fn block(client: &AdminClient, view: &ServerView) -> String {
     row("open exchanges", view.open_exchanges.to_string());
     let reload = match (view.last_reload_ok, view.last_reload) {
         (Some(is_good), Some(time)) => {
-            let word = if is_good {
-                "good"
-            } else {
-                "FAILED, see the log"
-            };
+            let word = if is_good { "good" } else { "FAILED" };
             format!(", last reload {} ago: {word}", age(time.age()))
         }
         _ => String::new(),
     };
     let version = view.config_version;
     row("configuration", format!("version {version}{reload}"));
+    if let Some(fault) = &view.last_reload_fault {
+        row("fault", printable(fault));
+    }
+    if !view.waiting_for_restart.is_empty() {
+        row("needs a restart", view.waiting_for_restart.join(", "));
+    }
     for node in &view.nodes {
         let zone = node.zone.as_ref().map(|zone| format!(", zone {zone}"));
         let zone = zone.unwrap_or_default();

@@ -4,6 +4,8 @@
 use std::fmt::Write;
 use std::time::SystemTime;
 
+use tunnel_ops::settings::GivenSettings;
+
 use super::admin_client::AdminClient;
 use super::table::printable;
 use super::{Failure, block_on, print};
@@ -15,7 +17,10 @@ use crate::server::Server;
 
 pub(super) fn validate(args: ValidateArgs) -> Result<(), Failure> {
     let ValidateArgs { given, against } = args;
-    let (config, effective) = check(given)?;
+    let (config, effective, warnings) = check(given)?;
+    for warning in warnings {
+        eprintln!("warning: {warning}");
+    }
     let (runtimes, tokens) = (config.runtimes.iter().len(), config.runtimes.token_count());
     let mut text = format!("ok: runtimes {runtimes}, tokens {tokens}\n");
     if let Some(url) = against {
@@ -27,12 +32,12 @@ pub(super) fn validate(args: ValidateArgs) -> Result<(), Failure> {
     print(&text).map(|_| ())
 }
 
-fn check(given: Given) -> Result<(Config, Effective), Failure> {
+fn check(given: Given) -> Result<(Config, Effective, Vec<String>), Failure> {
     let source = given.merge().map_err(Failure::configuration)?;
     let config = Config::check(&source).map_err(Failure::configuration)?;
-    let effective = Server::check(&config).map_err(Failure::binding)?;
+    let effective = Server::check(&config).map_err(|error| Failure::binding(error, &source))?;
     certificates(&config)?;
-    Ok((config, effective))
+    Ok((config, effective, source.readable_secrets()))
 }
 
 /// Refuses expired certificates. `run` serves an expired certificate, with a warning; this command is for finding that

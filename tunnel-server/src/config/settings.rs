@@ -8,6 +8,7 @@ use std::net::{Ipv4Addr, SocketAddr};
 use std::path::PathBuf;
 use std::time::Duration;
 
+use tunnel_http::answer::ProblemDetail;
 use tunnel_ops::config_value::{
     BoundedSize, Count, DurationFrom, DurationText, ListenAddress, Network, PositiveDuration,
     SizeFrom, SizeText,
@@ -222,6 +223,14 @@ settings! {
         via: bool = false, "BOOL", AtOnce;
         /// Origins whose pages may read the responses that the tunnel itself makes
         cors_origin: Vec<Origin> = Vec::new(), "ORIGIN", AtOnce;
+        /// What platform clients learn of a failure: its reason alone, or full details such as the addresses of upstreams
+        ///
+        /// The access log has the details of each failure, under the request id that the answer names
+        problem_detail: ProblemDetail = ProblemDetail::Reason, "DETAIL", AtOnce;
+        /// HTML page that browsers get for a failure instead of the built-in one
+        ///
+        /// A template with the placeholders `{{status}}`, `{{title}}`, `{{message}}`, `{{advice}}`, `{{reason}}`, `{{request_id}}` and `{{retry_after}}`
+        problem_page: PathBuf, else "", "FILE", AtOnce;
         /// Let upstreams set cookies for --domain and its parents, which browsers send to all runtimes
         allow_shared_cookies: bool = false, "BOOL", AtOnce;
         /// Time for the first byte of a connection

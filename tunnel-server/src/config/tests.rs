@@ -302,7 +302,8 @@ fn traces_need_a_collector() {
     assert_eq!(config.tracer.unwrap().sampler().ratio, 0.5);
     assert!(folder.check(&[]).unwrap().tracer.is_none());
     let missing = folder.faults(&[collector, "--otlp-headers-file=/nowhere"]);
-    assert!(missing[0].starts_with("/nowhere: the headers cannot be read"));
+    let fault = "--otlp-headers-file: /nowhere: the headers cannot be read";
+    assert!(missing[0].starts_with(fault), "{missing:?}");
 }
 
 #[test]

@@ -105,7 +105,7 @@ impl Reloader {
             "reading the configuration again"
         );
         let result = self.read_and_apply(parts, telemetry, change.is_requested);
-        parts.on_reload(result.is_ok());
+        parts.on_reload(&result);
         match result {
             Ok(differences) => log_differences(&differences),
             Err(error) => {
@@ -216,9 +216,19 @@ impl Parts {
         Ok(())
     }
 
-    fn on_reload(&self, is_good: bool) {
+    fn on_reload(&self, result: &Result<Vec<Difference>, ReloadError>) {
+        let is_good = result.is_ok();
         self.metrics.on_reload(is_good);
-        self.config.on_reload(is_good);
+        self.config.on_reload(match result {
+            Ok(differences) => {
+                let waiting = differences.iter().filter(|one| one.needs_restart());
+                Ok(waiting.map(|one| one.name.clone()).collect())
+            }
+            Err(error) => {
+                let text = error.to_string();
+                Err(text.lines().next().unwrap_or_default().to_owned())
+            }
+        });
         let reloaded = Event::new(EventKind::Reloaded);
         self.events.report(match is_good {
             true => reloaded,

@@ -203,7 +203,8 @@ async fn one_runtime_is_shown() {
     let error = operator.fails(&["runtimes", "show", "acme-prodd"]).await;
     assert_eq!(
         error,
-        "error: no runtime has the label `acme-prodd` (runtime_unknown)\n"
+        "error: no runtime has the label `acme-prodd`: a label is ACCOUNT-RUNTIME, and `tunnel-server runtimes list` has \
+         all (runtime_unknown)\n"
     );
     rig.stop().await;
 }
@@ -289,6 +290,9 @@ async fn an_offline_runtime_is_shown_with_why_and_with_what_it_has_carried() {
     });
     let refusal = refusal.await;
     assert_eq!(refusal["reason"], "token_refused");
+    // The operator learns what the client does not.
+    let detail = refusal["detail"].as_str().unwrap();
+    assert!(detail.contains("its secret is wrong"), "{detail}");
     assert_eq!(refusal["credential"]["id"], id["tnlrt_".len()..][..16]);
     assert_eq!(refusal["client_version"], "1.2.3");
     let list = operator.sees(&["runtimes", "list"]).await;

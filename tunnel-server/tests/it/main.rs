@@ -41,6 +41,7 @@ mod nodes;
 mod one_address;
 mod panics;
 mod peer_port;
+mod problem_answers;
 mod program;
 mod proxy;
 mod reload;

@@ -281,6 +281,8 @@ fn server() -> ServerView {
             state: UpgradeState::Failed,
             reason: Some("broken".into()),
         }),
+        last_reload_fault: Some("server.toml:1:1: unknown key".into()),
+        waiting_for_restart: vec!["shards".into()],
         nodes: vec![NodeView {
             name: "n1".into(),
             version: "1.2.3".into(),
@@ -305,6 +307,8 @@ fn responses_are_as_described() {
         last_reload_ok: None,
         last_reload: None,
         upgrade: None,
+        last_reload_fault: None,
+        waiting_for_restart: Vec::new(),
         nodes: Vec::new(),
         certificates: Vec::new(),
         ..full.clone()
