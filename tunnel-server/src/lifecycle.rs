@@ -47,6 +47,9 @@ pub(crate) struct Lifecycle {
     /// Sessions whose client has no session at another server yet.
     pub(crate) unmoved_sessions: TaskTracker,
     pub(crate) public_connections: TaskTracker,
+    /// What accepts and serves the clients of each shard. Other nodes are served until all of it has ended: what they
+    /// forward over one shard may be for a session of another.
+    pub(crate) serving_clients: TaskTracker,
 }
 
 struct Stage {
@@ -74,6 +77,7 @@ impl Lifecycle {
             upgrades: Upgrades::default(),
             unmoved_sessions: TaskTracker::new(),
             public_connections: TaskTracker::new(),
+            serving_clients: TaskTracker::new(),
         }
     }
 
@@ -173,6 +177,7 @@ impl Lifecycle {
     pub(crate) fn drain(&self, spread: Duration) {
         self.spread_ms.store(millis(spread), Ordering::Relaxed);
         self.unmoved_sessions.close();
+        self.serving_clients.close();
         self.draining.trigger.request();
     }
 

@@ -21,8 +21,11 @@ const HOST: &str = "demo-app.tunnels.localhost";
 
 const NODES: [&str; 3] = ["n1", "n2", "n3"];
 
-/// As an operator who rolls servers out gives them: load balancers see for a second that a node is not ready.
-const FLAGS: [&str; 8] = [
+/// As an operator who rolls servers out gives them: load balancers see for a second that a node is not ready. A node has
+/// more shards than sessions, so that links end at shards without clients.
+const FLAGS: [&str; 10] = [
+    "--shards",
+    "8",
     "--drain-delay",
     "1s",
     "--drain-spread",

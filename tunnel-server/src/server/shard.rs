@@ -7,7 +7,6 @@ use std::{io, sync::Arc, thread::JoinHandle, time::Duration};
 
 use futures_util::future::join_all;
 use tokio::{net::TcpListener, runtime, sync::oneshot};
-use tunnel_ops::signals::Shutdown;
 
 use crate::{
     connect::{self, TunnelListener},
@@ -118,25 +117,19 @@ async fn serve(listeners: Listeners, sockets: Sockets) {
             return tracing::error!(%error, "a shard cannot use its listeners");
         }
     };
-    let clients = async {
+    let lifecycle = public.lifecycle.clone();
+    let clients = lifecycle.serving_clients.track_future(async {
         let tunnels = tunnel_sockets.into_iter();
         let tunnels = tunnels.map(|socket| connect::serve_all(tunnel.clone(), socket));
         let publics = public_sockets.into_iter();
         let publics = publics.map(|socket| public::serve_all(public.clone(), socket));
         tokio::join!(join_all(tunnels), join_all(publics));
-    };
+    });
     // Other nodes are served, and forwarded to, as long as there are clients. Then their links are drained: requests that
     // they forward in this moment go to other nodes.
-    let (clients_end, have_ended) = Shutdown::manual();
     let served = async {
-        let clients = async {
-            clients.await;
-            clients_end.request();
-        };
         let nodes = peer_sockets.into_iter().zip(peer.into_iter().cycle());
-        let nodes = nodes.map(|(socket, listener)| {
-            peers::accept::serve_all(listener, socket, have_ended.clone())
-        });
+        let nodes = nodes.map(|(socket, listener)| peers::accept::serve_all(listener, socket));
         tokio::join!(clients, join_all(nodes));
     };
     tokio::select! {
