@@ -10,7 +10,7 @@ use anyhow::{Context, anyhow};
 use demo::SampleUpstream;
 use tempfile::TempDir;
 use tokio::sync::oneshot;
-use tunnel_client::{client::Client, config as client_config};
+use tunnel_client::{client::Client, config as client_config, upstream_advice::upstream_advice};
 use tunnel_http::access_log::AccessLog;
 use tunnel_ops::{
     config_file::TomlFile,
@@ -75,6 +75,11 @@ pub(crate) async fn run(cli: &Cli, display: &Display) -> anyhow::Result<()> {
             () = shutdown.requested() => return Ok(()),
         }
         display.welcome(&host, addresses.public, cli.upstream.as_deref());
+        if let Some(upstream) = &cli.upstream
+            && let Some(advice) = upstream_advice(&upstream.parse()?).await
+        {
+            display.say(&format!("{upstream}: {advice}"));
+        }
         anyhow::Ok(())
     };
     let (tunnel_ended, end) = oneshot::channel::<()>();

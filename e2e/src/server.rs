@@ -5,21 +5,26 @@
 
 use std::{
     fs,
-    net::SocketAddr,
+    net::{SocketAddr, TcpListener},
     path::{Path, PathBuf},
     process::Command,
+    sync::Arc,
 };
+
+use command_fds::{CommandFdExt, FdMapping};
 
 use http::{Request, header, request::Builder};
 use http_body_util::{BodyExt, Full};
+use rustix::process::{Pid, kill_process};
 use serde_json::Value;
+use tunnel_ops::inherited;
 
 use crate::{
     ca::{Ca, Certificate},
     deadline::{SOON, eventually},
     entry::Entry,
     platform::{Answer, Body, PlatformClient, empty},
-    program::{OutputLine, Program, built},
+    program::{Ended, OutputLine, Program, Signal, built, run},
     secrets,
 };
 
@@ -38,6 +43,8 @@ pub struct ServerOptions {
     pub tunnel_listen: Option<SocketAddr>,
     /// Where the public listener is to be; else a free port.
     pub public_listen: Option<SocketAddr>,
+    /// Sockets that it inherits, as from systemd.
+    pub sockets: Vec<Arc<TcpListener>>,
     /// The start of the command line, such as a program that runs it; may be empty.
     pub before: Vec<String>,
 }
@@ -51,6 +58,7 @@ impl Default for ServerOptions {
             flags: Vec::new(),
             tunnel_listen: None,
             public_listen: None,
+            sockets: Vec::new(),
             before: Vec::new(),
         }
     }
@@ -63,6 +71,30 @@ pub struct Server {
     tunnel: SocketAddr,
     public: SocketAddr,
     admin: SocketAddr,
+    successors: Vec<Process>,
+}
+
+/// A process that a server has started. Killed when this is dropped.
+#[derive(Debug)]
+pub struct Process(u32);
+
+impl Process {
+    /// Its number.
+    pub fn id(&self) -> u32 {
+        self.0
+    }
+
+    /// Sends it a signal; one that has ended is no matter.
+    pub fn signal(&self, signal: Signal) {
+        let id = i32::try_from(self.0).ok().and_then(Pid::from_raw);
+        let _ = kill_process(id.unwrap(), signal);
+    }
+}
+
+impl Drop for Process {
+    fn drop(&mut self) {
+        self.signal(Signal::KILL);
+    }
 }
 
 /// The files a server needs: certificate of the tunnel listener, and the runtimes.
@@ -141,6 +173,21 @@ impl Server {
     /// # Panics
     /// When it does not.
     pub async fn start(files: &ServerFiles, options: &ServerOptions) -> Self {
+        let program = Program::start("tunnel-server", &mut Self::command(files, options));
+        let tunnel = wait_listening(&program, "tunnel").await;
+        let public = wait_listening(&program, "public").await;
+        let admin = wait_listening(&program, "admin").await;
+        Self {
+            program,
+            tunnel,
+            public,
+            admin,
+            successors: Vec::new(),
+        }
+    }
+
+    /// The command that starts a server.
+    pub fn command(files: &ServerFiles, options: &ServerOptions) -> Command {
         let free: SocketAddr = "127.0.0.1:0".parse().unwrap();
         let mut command = match &options.before[..] {
             [] => Command::new(built("tunnel-server")),
@@ -179,16 +226,37 @@ impl Server {
             .arg("--runtimes")
             .arg(&files.runtimes)
             .args(&options.flags);
-        let program = Program::start("tunnel-server", &mut command);
-        let tunnel = wait_listening(&program, "tunnel").await;
-        let public = wait_listening(&program, "public").await;
-        let admin = wait_listening(&program, "admin").await;
-        Self {
-            program,
-            tunnel,
-            public,
-            admin,
+        pass(&options.sockets, &mut command);
+        command
+    }
+
+    /// Has a new process take over by `tunnel-server upgrade`. Returns what the command gives. The new process writes to the
+    /// same outputs as the old one, and is ended when the server is dropped.
+    pub async fn upgrade(&mut self, admin_token: &Path) -> Ended {
+        let mut command = Command::new(built("tunnel-server"));
+        command.args(["upgrade", "--admin", &format!("http://{}", self.admin)]);
+        command.arg("--admin-token-file").arg(admin_token);
+        let ended = run("tunnel-server upgrade", command, SOON).await;
+        self.find_successor().await;
+        ended
+    }
+
+    /// Takes note of the process that answers now, so that it is ended when the server is dropped.
+    pub async fn find_successor(&mut self) {
+        let status = self.admin().get("/api/v1/status").await;
+        let status: Value = serde_json::from_str(status.text()).unwrap();
+        let id = u32::try_from(status["pid"].as_u64().unwrap()).unwrap();
+        if id != self.program.id() {
+            self.successors.push(Process(id));
         }
+    }
+
+    /// The process that has taken over last.
+    ///
+    /// # Panics
+    /// When there is none.
+    pub fn successor(&self) -> &Process {
+        self.successors.last().expect("an upgrade")
     }
 
     /// The process.
@@ -312,6 +380,20 @@ impl Admin {
     async fn client(&self) -> PlatformClient {
         PlatformClient::http1(&Entry::direct(self.0)).await
     }
+}
+
+/// Has the program inherit sockets.
+fn pass(sockets: &[Arc<TcpListener>], command: &mut Command) {
+    if sockets.is_empty() {
+        return;
+    }
+    inherited::announce(command, sockets.iter().map(|_| "tunnel-server.socket"));
+    let mappings = sockets.iter().zip(inherited::FIRST_DESCRIPTOR..);
+    let mappings = mappings.map(|(socket, child_fd)| FdMapping {
+        parent_fd: socket.try_clone().unwrap().into(),
+        child_fd,
+    });
+    command.fd_mappings(mappings.collect()).unwrap();
 }
 
 /// Waits for the line in which a program says where its `listener` is.

@@ -5,8 +5,9 @@
 //! file and tokens lie in a directory that goes when the system goes.
 
 use std::{
-    net::SocketAddr,
+    net::{SocketAddr, TcpListener},
     path::{Path, PathBuf},
+    sync::Arc,
 };
 
 use tempfile::TempDir;
@@ -14,7 +15,9 @@ use tempfile::TempDir;
 use crate::{
     ca::Ca,
     client::{Client, ClientOptions},
+    deadline::SOON,
     entry::Entry,
+    program::{Ended, run},
     relay::Relay,
     secrets,
     server::{Server, ServerFiles, ServerOptions},
@@ -405,6 +408,16 @@ impl System {
             ..self.options.clone()
         };
         Server::start(&self.files, &options).await
+    }
+
+    /// What becomes of a server with the same files and flags that inherits these sockets, and is not to start.
+    pub async fn refused_server(&self, sockets: Vec<Arc<TcpListener>>) -> Ended {
+        let options = ServerOptions {
+            sockets,
+            ..self.options.clone()
+        };
+        let command = Server::command(&self.files, &options);
+        run("tunnel-server", command, SOON).await
     }
 
     /// Makes this server the system's; the one before is the test's.

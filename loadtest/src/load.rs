@@ -353,6 +353,9 @@ impl Outcome {
     }
 }
 
+/// What a note says whose load generator had to wait for a processor.
+pub(crate) const ALL_BUSY: &str = "all processors were busy";
+
 /// Whether the threads had time left, and processors to run on.
 fn note_on_threads(names: &str, is_bound: bool, threads: &[ThreadUse]) -> Option<Note> {
     let share = |of: fn(&ThreadUse) -> f64| {
@@ -370,7 +373,7 @@ fn note_on_threads(names: &str, is_bound: bool, threads: &[ThreadUse]) -> Option
     (waited >= WAITED * 100.0).then(|| Note {
         level: NoteLevel::Info,
         text: format!(
-            "{names}: all processors were busy: the load generator ran {ran:.0} % of the time and \
+            "{names}: {ALL_BUSY}: the load generator ran {ran:.0} % of the time and \
              waited {waited:.0} % for a processor, which is part of the latencies"
         ),
     })

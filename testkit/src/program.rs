@@ -231,6 +231,15 @@ impl Program {
         self.child.wait().unwrap()
     }
 
+    /// As [`Program::wait_exit`], of a program that has started another one, which writes to the same outputs.
+    ///
+    /// # Panics
+    /// When it is still there after `limit`.
+    pub async fn wait_exit_alone(&mut self, limit: Duration) -> ExitStatus {
+        let what = format!("{} to end", self.name);
+        eventually(limit, &what, async || self.child.try_wait().unwrap()).await
+    }
+
     /// Ends it as a crash would.
     pub fn kill(&mut self) {
         drop(self.child.kill());

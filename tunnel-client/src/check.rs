@@ -34,6 +34,7 @@ use std::time::{Duration, SystemTime};
 
 use rustls::{CertificateError, Error as TlsError};
 use tokio::time::Instant;
+use tunnel_ops::tls_files;
 use tunnel_proto::handshake::{Greeting, InstanceSecret};
 use tunnel_proto::refusal::RefusalReason;
 
@@ -83,6 +84,8 @@ pub async fn check(
     notify: &mut (dyn FnMut(Event<'_>) + Send),
 ) -> Report {
     let mut reporter = Reporter::new(notify);
+    // Before the step of TLS is timed.
+    tls_files::seed_random();
     let Some(read) = local::config(given, &mut reporter) else {
         reporter.path_ends();
         reporter.not_reached(&[Step::Clock, Step::Upstream]);

@@ -19,6 +19,7 @@ use ipnet::IpNet;
 use tokio::sync::watch;
 use tunnel_http::access_log::AccessLog;
 use tunnel_ops::admin::{AdminBindError, AdminListener, AdminRoutes, AdminSettings};
+use tunnel_ops::inherited::Inherited;
 use tunnel_ops::signals::Shutdown;
 use tunnel_ops::task::Owned;
 use tunnel_ops::telemetry::RequestId;
@@ -103,7 +104,9 @@ impl Client {
     pub fn new(config: Config, access_log: AccessLog) -> Result<Self, ClientError> {
         let metrics = Arc::new(Metrics::new()?);
         access_log.count_lost(metrics.access_log_lost.clone());
-        let admin = config.settings.admin_listen.map(bind_admin).transpose()?;
+        let admin = config.settings.admin_listen;
+        let admin = admin.map(|address| bind_admin(address, &mut Inherited::default()));
+        let admin = admin.transpose()?;
         let settings = AdminSettings {
             allowed_hosts: config.settings.admin_host.clone(),
         };
@@ -113,7 +116,12 @@ impl Client {
             Arc::clone(&memory),
             config.settings.upstream_idle_pool as usize,
         ));
-        let routes = Routes::new(&config.all_routes(), shared, Arc::clone(metrics.routes()))?;
+        let routes = Routes::new(
+            &config.all_routes(),
+            shared,
+            config.settings.problem_detail,
+            Arc::clone(metrics.routes()),
+        )?;
         let routes = Arc::new(routes);
         let (own, counted) = (Arc::clone(&routes), Arc::clone(&metrics));
         let status = Arc::<TunnelStatus>::default();
@@ -287,7 +295,14 @@ pub(crate) fn networks(allowed: &[IpNet]) -> Option<String> {
 ///
 /// # Errors
 /// When that cannot be.
-pub(crate) fn bind_admin(address: SocketAddr) -> Result<AdminListener, ClientError> {
+pub(crate) fn bind_admin(
+    address: SocketAddr,
+    inherited: &mut Inherited,
+) -> Result<AdminListener, ClientError> {
+    if let Some(socket) = inherited.take("admin", address).pop() {
+        tracing::info!(listener = "admin", %address, "listening");
+        return AdminListener::on(socket).map_err(|_| ClientError::AdminNotBound(address));
+    }
     // Only names would have to be waited for; an address is bound at once.
     let mut binding = pin!(AdminListener::bind(address));
     match binding

@@ -18,6 +18,8 @@ use std::process::ExitCode;
 
 use tunnel_ops::flags::EXIT_BAD_CONFIGURATION;
 use tunnel_ops::shell;
+use tunnel_ops::signals::Shutdown;
+use tunnel_ops::telemetry::LogFormat;
 
 use crate::cli::{Cli, Command, RoutesCommand};
 
@@ -62,6 +64,27 @@ pub fn execute(cli: Cli) -> ExitCode {
 }
 
 impl Failure {
+    /// The failure without its text, if that is in the log already.
+    fn logged(self, format: LogFormat) -> Self {
+        match self {
+            Self::Configuration(text) if format.logs_fatal(&text) => {
+                Self::Configuration(String::new())
+            }
+            Self::Running(text) if format.logs_fatal(&text) => Self::Running(String::new()),
+            other => other,
+        }
+    }
+
+    /// A program that had to stop at once has not done what it should.
+    fn of_forced(shutdown: &Shutdown) -> Result<(), Self> {
+        match shutdown.is_forced() {
+            true => Err(Self::running(
+                "stopped at once by a second signal: what was open was cut",
+            )),
+            false => Ok(()),
+        }
+    }
+
     fn configuration(error: impl Display) -> Self {
         Self::Configuration(error.to_string())
     }

@@ -204,7 +204,7 @@ impl Config {
     pub fn check(source: &Source) -> Result<Self, ConfigError> {
         match Self::checked(source, |name| std::env::var_os(name)) {
             (Some(config), faults) if faults.is_empty() => Ok(config),
-            (_, faults) => Err(ConfigError::new(faults)),
+            (_, faults) => Err(source.faults(faults)),
         }
     }
 
@@ -301,6 +301,22 @@ impl Source {
     /// The servers, if any were given.
     pub(crate) fn servers(&self) -> &[ServerUrl] {
         self.server.as_ref().map_or(&[], OneOrMore::as_slice)
+    }
+
+    /// These faults, those of files with the settings that name the files.
+    fn faults(&self, faults: Vec<ConfigFault>) -> ConfigError {
+        let faults = faults.into_iter().map(|fault| {
+            let problem = match &fault {
+                ConfigFault::Tls(error) => error.to_string(),
+                ConfigFault::Login(error) => error.to_string(),
+                _ => return fault,
+            };
+            match self.origin_of_file(&problem) {
+                Some(place) => ConfigFault::Value { place, problem },
+                None => fault,
+            }
+        });
+        ConfigError::new(faults.collect())
     }
 
     /// A fault of a setting, or of a combination of settings.

@@ -8,6 +8,7 @@ pub mod config;
 pub mod metrics;
 pub mod serving;
 pub mod token_file;
+pub mod upstream_advice;
 
 mod admin;
 mod credential;

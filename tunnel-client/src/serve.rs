@@ -25,6 +25,7 @@ use tokio::net::{TcpListener, TcpStream};
 use tokio::task::JoinSet;
 use tokio::time::{Instant, sleep, sleep_until, timeout_at};
 use tokio_rustls::TlsAcceptor;
+use tunnel_http::answer::{ProblemAnswers, ProblemPage};
 use tunnel_http::connection::Bounds;
 use tunnel_http::gateway::{self, Gateway};
 use tunnel_http::http1::InFlight;
@@ -35,6 +36,7 @@ use tunnel_http::prefixed::Prefixed;
 use tunnel_http::received::ReceivedBody;
 use tunnel_http::upgraded::{self, UpgradeBounds};
 use tunnel_ops::admin::Readiness;
+use tunnel_ops::inherited::Inherited;
 use tunnel_ops::signals::{Shutdown, Trigger};
 use tunnel_ops::socket::listen_advice;
 use tunnel_ops::task::Owned;
@@ -89,6 +91,7 @@ struct FrontState {
     exchanges: Exchanges,
     metrics: Arc<Metrics>,
     settings: Settings,
+    problem_page: ProblemPage,
     via: ViaName,
     /// Permits for connections.
     connections: Arc<Permits>,
@@ -125,6 +128,14 @@ impl FrontState {
         let address = address.to_canonical();
         let mut networks = self.settings.trusted_proxies.iter();
         networks.any(|network| network.contains(&address))
+    }
+
+    /// How problems are answered.
+    fn problem_answers(&self) -> ProblemAnswers<'_> {
+        ProblemAnswers {
+            detail: self.settings.problem_detail,
+            page: &self.problem_page,
+        }
     }
 }
 
@@ -208,14 +219,19 @@ impl FrontListener {
     pub(crate) fn bind(
         settings: Settings,
         certificate: Option<CertificateFiles>,
+        problem_page: ProblemPage,
         exchanges: Exchanges,
         metrics: Arc<Metrics>,
+        inherited: &mut Inherited,
     ) -> Result<Self, ListenError> {
         let address = settings.listen;
         let failed = |source| ListenError::Bind { address, source };
-        let bound = listen(address, 1).map_err(failed)?;
-        let socket = bound.sockets.into_iter().next();
-        let socket = socket.ok_or_else(|| failed(io::ErrorKind::AddrNotAvailable.into()))?;
+        let bound = listen("front", address, 1, inherited).map_err(failed)?;
+        let mut sockets = bound.shards.into_iter().flatten();
+        let (Some(socket), None) = (sockets.next(), sockets.next()) else {
+            let several = "several sockets were inherited for this address";
+            return Err(failed(io::Error::new(io::ErrorKind::InvalidInput, several)));
+        };
         let tls = certificate.map(ListenerTls::load).transpose()?;
         let (stop, stopping) = Shutdown::manual();
         let (end, ending) = Shutdown::manual();
@@ -231,6 +247,7 @@ impl FrontListener {
                 exchanges,
                 metrics,
                 settings,
+                problem_page,
                 via: ViaName::new(RequestId::new().as_str()),
                 connections,
                 exchange_permits,

@@ -15,6 +15,7 @@ use std::sync::Arc;
 
 use tunnel_http::access_log::AccessLog;
 use tunnel_ops::admin::{AdminListener, AdminRoutes, AdminSettings};
+use tunnel_ops::inherited::{Inherited, UnclaimedError};
 use tunnel_ops::signals::Shutdown;
 use tunnel_ops::task::Owned;
 use tunnel_ops::telemetry::tracer::{Exporter, Exporting};
@@ -68,6 +69,9 @@ pub enum ServingError {
     /// An upstream.
     #[error(transparent)]
     Upstream(#[from] UpstreamError),
+    /// Sockets that systemd has passed.
+    #[error(transparent)]
+    Unclaimed(#[from] UnclaimedError),
     /// The configuration's files.
     #[error(transparent)]
     Watch(#[from] WatchError),
@@ -85,10 +89,20 @@ impl Serving {
     /// # Errors
     /// See [`ServingError`].
     pub fn new(config: ServeConfig, access_log: AccessLog) -> Result<Self, ServingError> {
+        Self::bind(config, access_log, Inherited::default())
+    }
+
+    fn bind(
+        config: ServeConfig,
+        access_log: AccessLog,
+        mut inherited: Inherited,
+    ) -> Result<Self, ServingError> {
         let settings = config.settings;
         let metrics = Arc::new(Metrics::new()?);
         access_log.count_lost(metrics.access_log_lost.clone());
-        let admin = settings.admin_listen.map(bind_admin).transpose()?;
+        let admin = settings.admin_listen;
+        let admin = admin.map(|address| bind_admin(address, &mut inherited));
+        let admin = admin.transpose()?;
         let allowed = AdminSettings {
             allowed_hosts: settings.admin_host.clone(),
         };
@@ -102,7 +116,12 @@ impl Serving {
             memory,
             settings.upstream_idle_pool as usize,
         ));
-        let routes = Routes::new(&config.routes, shared, Arc::clone(metrics.routes()))?;
+        let routes = Routes::new(
+            &config.routes,
+            shared,
+            settings.problem_detail,
+            Arc::clone(metrics.routes()),
+        )?;
         let routes = Arc::new(routes);
         let (own, counted) = (Arc::clone(&routes), Arc::clone(&metrics));
         let api = admin::Api {
@@ -123,9 +142,12 @@ impl Serving {
         let front = FrontListener::bind(
             settings,
             config.certificate,
+            config.problem_page,
             exchanges,
             Arc::clone(&metrics),
+            &mut inherited,
         )?;
+        inherited.finish()?;
         Ok(Self {
             admin: admin.map(|listener| (listener, answers)),
             routes,
@@ -137,15 +159,20 @@ impl Serving {
         })
     }
 
-    /// As [`Self::new`], and reloads the routes when their files change, and on SIGHUP.
+    /// As [`Self::new`] with sockets that the process has inherited, and reloads the routes when their files change, and on
+    /// SIGHUP.
     ///
     /// # Errors
     /// See [`ServingError`].
-    pub fn with_reload(given: Given, access_log: AccessLog) -> Result<Self, ServingError> {
+    pub fn with_reload(
+        given: Given,
+        access_log: AccessLog,
+        inherited: Inherited,
+    ) -> Result<Self, ServingError> {
         // Before the files are read, so that no edit in between is missed.
         let reloader = Reloader::new(given.clone(), |source| ServeConfig::check(source).map(drop))?;
         let source = given.merge().map_err(ConfigError::from)?;
-        let mut serving = Self::new(ServeConfig::check(&source)?, access_log)?;
+        let mut serving = Self::bind(ServeConfig::check(&source)?, access_log, inherited)?;
         serving.reloader = Some(reloader);
         Ok(serving)
     }

@@ -23,7 +23,7 @@ pub enum TokenFileError {
     )]
     TokenItself,
     /// The file cannot be read.
-    #[error("the token file {} cannot be read: {source}", .path.display())]
+    #[error("the token file `{}` cannot be read: {source}", .path.display())]
     Unreadable {
         /// The file.
         path: PathBuf,
@@ -32,7 +32,7 @@ pub enum TokenFileError {
     },
     /// It is a pipe, a folder, or something else that cannot be read again at the next dial.
     #[error(
-        "the token file {} is not a regular file: put the token into one, which is read at each dial",
+        "the token file `{}` is not a regular file: put the token into one, which is read at each dial",
         .path.display()
     )]
     NotAFile {
@@ -40,13 +40,13 @@ pub enum TokenFileError {
         path: PathBuf,
     },
     /// The file is empty.
-    #[error("the token file {} is empty: put the token into it", .path.display())]
+    #[error("the token file `{}` is empty: put the token into it", .path.display())]
     Empty {
         /// The file.
         path: PathBuf,
     },
     /// The file does not hold a token.
-    #[error("the token file {} holds something else: put the token into it, on one line and alone", .path.display())]
+    #[error("the token file `{}` holds something else: put the token into it, on one line and alone", .path.display())]
     NotAToken {
         /// The file.
         path: PathBuf,
@@ -182,7 +182,7 @@ mod tests {
         }
         let missing = read(Path::new("/nowhere/token")).unwrap_err().to_string();
         assert!(
-            missing.starts_with("the token file /nowhere/token cannot be read"),
+            missing.starts_with("the token file `/nowhere/token` cannot be read"),
             "{missing}"
         );
     }

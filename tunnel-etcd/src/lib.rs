@@ -14,6 +14,7 @@
 
 mod client;
 mod error;
+mod follow;
 mod member;
 mod messages;
 mod watch;
@@ -21,6 +22,7 @@ mod watch;
 pub use self::{
     client::{Client, Lease, Settings, User},
     error::EtcdError,
+    follow::Followed,
     member::{BadMemberUrl, MemberUrl},
     messages::{
         Compare, CompareResult, CompareTarget, DeleteRangeRequest, DeleteRangeResponse, Event,
@@ -55,6 +57,14 @@ impl Compare {
             target: CompareTarget::ModRevision.into(),
             key: key.into(),
             operand: Some(Operand::ModRevision(revision)),
+        }
+    }
+
+    /// Holds if the key was not changed after this revision, or does not exist.
+    pub fn unchanged_since(key: impl Into<Bytes>, revision: i64) -> Self {
+        Self {
+            result: CompareResult::Less.into(),
+            ..Self::mod_revision(key, revision.saturating_add(1))
         }
     }
 

@@ -207,6 +207,8 @@ pub enum Operand {
 pub enum CompareResult {
     /// Both are equal.
     Equal = 0,
+    /// What the key has is less.
+    Less = 2,
 }
 
 /// What a [`Compare`] compares.

@@ -341,6 +341,13 @@ impl ExchangeRecord {
         }
     }
 
+    /// The program cuts the exchange in order to stop. Changes nothing if another end is known.
+    pub fn on_cut_by_stop(&mut self) {
+        if self.end == End::Cancelled {
+            self.end = End::CutByStop;
+        }
+    }
+
     /// The response was ended in order before it was whole.
     pub fn on_moved(&mut self) {
         self.end = End::Moved;

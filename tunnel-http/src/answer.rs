@@ -1,20 +1,20 @@
 //! Responses to platform clients: that of the upstream, or one of the program itself.
 //!
-//! This module makes the heads, and [`ResponseBody`] is the content.
+//! This module makes the heads, `problem` the responses to what failed, and [`ResponseBody`] is the content.
 
+mod accept;
 mod body;
+mod page;
+mod problem;
 
 use bytes::{BufMut, BytesMut};
-use http::{HeaderMap, HeaderName, HeaderValue, Method, StatusCode, header, response::Parts};
+use http::{HeaderMap, HeaderValue, Method, StatusCode, header, response::Parts};
 
-use tunnel_proto::{
-    fields,
-    problem::{Fault, Problem, Reason},
-};
+use tunnel_proto::fields;
 
 pub use self::body::ResponseBody;
-
-const PROXY_STATUS: HeaderName = HeaderName::from_static("proxy-status");
+pub use self::page::{BadPage, ProblemPage};
+pub use self::problem::{ProblemAnswers, ProblemDetail, ProblemRequest};
 
 /// A response of the program itself.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -112,71 +112,6 @@ pub fn switching_protocols(headers: &mut HeaderMap, is_http2: bool) -> StatusCod
     StatusCode::SWITCHING_PROTOCOLS
 }
 
-/// A problem as a response. After a malformed request the connection closes.
-#[must_use]
-pub fn problem(problem: &Problem, is_http1: bool) -> OwnResponse {
-    let mut headers = HeaderMap::new();
-    headers.insert(
-        header::CONTENT_TYPE,
-        HeaderValue::from_static("application/json"),
-    );
-    headers.insert(header::CACHE_CONTROL, HeaderValue::from_static("no-store"));
-    headers.insert(PROXY_STATUS, problem.proxy_status());
-    if let Some(after) = problem.retry_after_value() {
-        headers.insert(header::RETRY_AFTER, after);
-    }
-    if problem.reason() == Reason::MethodNotAllowed {
-        headers.insert(
-            header::ALLOW,
-            HeaderValue::from_static("GET, HEAD, POST, PUT, DELETE, OPTIONS, PATCH"),
-        );
-    }
-    let is_unusable = problem.reason().fault() == Fault::PlatformClient
-        && problem.reason() != Reason::RuntimeUnknown;
-    if is_http1 && is_unusable {
-        headers.insert(header::CONNECTION, HeaderValue::from_static("close"));
-    }
-    OwnResponse {
-        status: problem.status(),
-        headers,
-        content: problem.json(),
-    }
-}
-
-/// A problem as a response without messages ("Trailers-Only" of the gRPC protocol). The code is the one that the gRPC
-/// protocol assigns to the HTTP status of the problem.
-#[must_use]
-pub fn grpc_problem(problem: &Problem) -> OwnResponse {
-    let code = match problem.status().as_u16() {
-        400 => "13",
-        403 => "7",
-        404 => "12",
-        429 | 502..=504 => "14",
-        _ => "2",
-    };
-    let mut headers = HeaderMap::new();
-    headers.insert(
-        header::CONTENT_TYPE,
-        HeaderValue::from_static("application/grpc"),
-    );
-    headers.insert("grpc-status", HeaderValue::from_static(code));
-    headers.insert(PROXY_STATUS, problem.proxy_status());
-    // The field is percent-encoded; details contain no percent sign.
-    let message = format!(
-        "{}: {}",
-        problem.reason().name(),
-        problem.detail().replace('%', "")
-    );
-    if let Ok(message) = HeaderValue::from_str(&message) {
-        headers.insert("grpc-message", message);
-    }
-    OwnResponse {
-        status: StatusCode::OK,
-        headers,
-        content: String::new(),
-    }
-}
-
 /// A response of the program itself as bytes of HTTP/1.1, after which the connection closes.
 #[must_use]
 pub fn http1_message(answer: &OwnResponse, date: &str) -> BytesMut {
@@ -211,41 +146,7 @@ pub fn http1_head(status: StatusCode, headers: &HeaderMap) -> BytesMut {
 
 #[cfg(test)]
 mod tests {
-    use tunnel_proto::problem::Hop;
-
     use super::*;
-
-    #[test]
-    fn a_problem_names_itself() {
-        let offline = Problem::new(Hop::Server, Reason::RuntimeOffline, "gone")
-            .retry_after(std::time::Duration::from_secs(5));
-        let answer = problem(&offline, true);
-        assert_eq!(answer.status, StatusCode::SERVICE_UNAVAILABLE);
-        assert_eq!(answer.headers["retry-after"], "5");
-        let status = "tunnel-server; error=destination_unavailable; details=\"gone\"";
-        assert_eq!(answer.headers["proxy-status"], status);
-        assert!(!answer.headers.contains_key("connection"));
-    }
-
-    #[test]
-    fn after_a_malformed_request_an_http1_connection_ends() {
-        let malformed = Problem::new(Hop::Client, Reason::RequestMalformed, "no host field");
-        assert_eq!(problem(&malformed, true).headers["connection"], "close");
-        assert!(
-            !problem(&malformed, false)
-                .headers
-                .contains_key("connection")
-        );
-    }
-
-    #[test]
-    fn a_grpc_client_is_told_in_its_own_words() {
-        let refused = Problem::new(Hop::Client, Reason::ConnectionRefused, "100% refused");
-        let answer = grpc_problem(&refused);
-        assert_eq!(answer.headers["grpc-status"], "14");
-        let message = "connection_refused: 100 refused";
-        assert_eq!(answer.headers["grpc-message"], message);
-    }
 
     #[test]
     fn some_responses_have_no_content_whatever_follows() {

@@ -23,13 +23,13 @@ use hyper_util::rt::TokioIo;
 use parking_lot::Mutex;
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::TcpStream;
-use tokio::time::timeout;
+use tokio::time::{sleep, timeout};
 use tokio_rustls::TlsAcceptor;
 use tokio_rustls::rustls::pki_types::CertificateDer;
 use tunnel_ops::signals::Shutdown;
 use tunnel_proto::problem::{Hop, Problem};
 
-use crate::answer::{http1_message, problem};
+use crate::answer::{ProblemAnswers, http1_message};
 use crate::connection::{self, Bounds, Http1, Transport, close, send_last};
 use crate::detect::{self, DetectError, Protocol};
 use crate::http1::{GuardHandle, InFlight, Refusal};
@@ -37,6 +37,9 @@ use crate::outgoing::ForwardedClient;
 use crate::prefixed::Prefixed;
 use crate::received::ReceivedBody;
 use crate::tasks::Tasks;
+
+/// Time for a peer to close its end once the program stops: longer than a round trip, so that it has its last response.
+const CLOSE_STOPPING: Duration = Duration::from_millis(500);
 
 /// A program that answers requests of platform clients and forwards them (RFC 9110, section 3.7).
 pub trait Gateway: Sized + Send + Sync + 'static {
@@ -300,8 +303,16 @@ impl<G: Gateway> Connection<G> {
         } else if let Some(refusal) = self.guard.as_ref().and_then(GuardHandle::refusal) {
             self.refuse(refusal, io).await;
         } else {
-            close(io).await;
+            tokio::select! {
+                () = close(io) => {}
+                () = self.stopping_for(CLOSE_STOPPING) => {}
+            }
         }
+    }
+
+    async fn stopping_for(&self, time: Duration) {
+        self.gateway.stopping().requested().await;
+        sleep(time).await;
     }
 
     /// Writes the answer to a request that the guard has refused.
@@ -309,6 +320,7 @@ impl<G: Gateway> Connection<G> {
         let refused = Problem::new(G::HOP, refusal.reason(), refusal.detail());
         self.gateway.on_unread(self.client.address, &refused);
         let date = httpdate::fmt_http_date(SystemTime::now());
-        send_last(io, &http1_message(&problem(&refused, true), &date)).await;
+        let answer = ProblemAnswers::unread(&refused);
+        send_last(io, &http1_message(&answer, &date)).await;
     }
 }

@@ -17,7 +17,7 @@
 //! - [`proxy_protocol`], [`forwarded`]: what a trusted proxy says of its client.
 //! - [`received`], [`content`], [`trailers`], [`listener_body`]: content as hyper gives it, with its time-outs; a cut
 //!   is never an end.
-//! - [`answer`]: the head and content of a response or of a problem.
+//! - [`answer`]: the head and content of a response or of a problem, in the format and detail that its reader gets.
 //! - [`upgraded`], [`long_streams`]: upgraded connections, and how long streams end in order.
 //! - [`access_log`]: the record of an exchange, and its line; [`tail`]: the same for who is watching.
 //!

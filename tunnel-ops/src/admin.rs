@@ -21,6 +21,7 @@ use std::convert::Infallible;
 use std::future::Future;
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::os::fd::AsFd;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -223,14 +224,33 @@ impl AdminListener {
         Ok(Self { listener, address })
     }
 
+    /// Listens on a socket that is bound already.
+    ///
+    /// # Errors
+    /// When it cannot be used.
+    pub fn on(socket: std::net::TcpListener) -> io::Result<Self> {
+        let address = socket.local_addr()?;
+        let listener = TcpListener::from_std(socket)?;
+        Ok(Self { listener, address })
+    }
+
+    /// The socket once more, to hand it to another process. Connections are refused only when it is closed as well.
+    ///
+    /// # Errors
+    /// When the process has too many files open.
+    pub fn socket(&self) -> io::Result<std::net::TcpListener> {
+        let socket = self.listener.as_fd().try_clone_to_owned()?;
+        Ok(socket.into())
+    }
+
     /// The address bound.
     pub fn local_addr(&self) -> SocketAddr {
         self.address
     }
 
-    /// Serves until `shutdown` returns, then ends the connections that are left, streams included.
-    /// Accept errors do not end it.
-    pub async fn serve(self, routes: AdminRoutes, shutdown: impl Future<Output = ()>) {
+    /// Accepts connections until `closing` returns, then serves those that are left; streams go on for as long as this is
+    /// not dropped. Accept errors do not end it.
+    pub async fn serve(self, routes: AdminRoutes, closing: impl Future<Output = ()>) {
         let permits = ConnectionPermits::default();
         let streams = Arc::new(Semaphore::new(MAX_STREAMS));
         let mut connections = JoinSet::new();
@@ -256,9 +276,11 @@ impl AdminListener {
             }
         };
         tokio::select! {
-            () = shutdown => {}
+            () = closing => {}
             () = accept_all => {}
         }
+        drop(self.listener);
+        while connections.join_next().await.is_some() {}
     }
 }
 

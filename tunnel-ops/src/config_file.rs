@@ -158,6 +158,11 @@ impl ConfigFileError {
     pub fn key(&self) -> Option<&str> {
         self.key.as_deref()
     }
+
+    /// The fault, without its place.
+    pub fn problem(&self) -> &str {
+        &self.problem
+    }
 }
 
 impl fmt::Display for ConfigFileError {
@@ -211,9 +216,23 @@ fn value_keys_at(value: &DeValue<'_>, offset: usize) -> Option<Vec<String>> {
     }
 }
 
+/// Most known keys that an error lists: with more of them nobody finds the one.
+const LISTED_KEYS: usize = 12;
+
 fn unknown_key(key: &str, known: &[&str]) -> String {
+    let in_file = format!("{key}_file");
+    if known.contains(&&*in_file) {
+        return format!(
+            "unknown key `{key}`: put the value into a file of its own, and name that as `{in_file}`"
+        );
+    }
     match closest(key, known) {
         Some(name) => format!("unknown key `{key}`, did you mean `{name}`?"),
+        None if known.len() > LISTED_KEYS => {
+            format!(
+                "unknown key `{key}`: `--help` lists the settings, whose names here have `_` in place of `-`"
+            )
+        }
         None => format!("unknown key `{key}`, expected one of {}", known.join(", ")),
     }
 }

@@ -17,6 +17,7 @@ pub mod evicting;
 pub mod faults;
 pub mod flags;
 pub mod https;
+pub mod inherited;
 pub mod metrics;
 pub mod read_ahead;
 pub mod settings;

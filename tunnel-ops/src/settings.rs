@@ -11,6 +11,8 @@ mod page;
 mod value;
 
 use std::fmt;
+use std::fs;
+use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 
 use clap::{Arg, ArgMatches, Args, Command, FromArgMatches};
@@ -90,8 +92,9 @@ pub trait GivenSettings: Args + Clone + Default + DeserializeOwned {
     #[must_use]
     fn or(self, other: Self) -> Self;
 
-    /// Calls `each` with every file and folder that the settings name.
-    fn each_path(&mut self, each: &mut dyn FnMut(Reload, &mut PathBuf));
+    /// Calls `each` with every file and folder that the settings name, and the setting; without one for those of file-only
+    /// values, which a reload applies.
+    fn each_path(&mut self, each: &mut dyn FnMut(Option<&'static Setting>, &mut PathBuf));
 
     /// Reads the settings from a file. Its paths are relative to the file, and do not depend on the working
     /// directory.
@@ -113,7 +116,51 @@ pub trait GivenSettings: Args + Clone + Default + DeserializeOwned {
     fn origin(&self, setting: &Setting) -> SettingOrigin {
         self.origins().origin(setting)
     }
+
+    /// A warning for each file with a secret that every user of the machine can read.
+    fn readable_secrets(&self) -> Vec<String> {
+        let mut warnings = Vec::new();
+        self.clone().each_path(&mut |setting, path| {
+            let Some(setting) = setting else { return };
+            let is_secret = SECRET_ENDS.iter().any(|end| setting.key.ends_with(end));
+            let mode = fs::metadata(&*path).map_or(0, |metadata| metadata.permissions().mode());
+            if is_secret && mode & OTHERS_READ != 0 {
+                let origin = self.origin(setting);
+                let path = path.display();
+                warnings.push(format!(
+                    "{origin}: {path} can be read by every user of this machine: chmod o-r {path}"
+                ));
+            }
+        });
+        warnings
+    }
+
+    /// The origin of the setting that names the file with whose path this error begins.
+    fn origin_of_file(&self, error: &str) -> Option<SettingOrigin> {
+        let mut found = None;
+        self.clone().each_path(&mut |setting, path| {
+            let rest = error.strip_prefix(&*path.to_string_lossy());
+            if rest.is_some_and(|rest| rest.starts_with(": ")) {
+                found = found.or(setting);
+            }
+        });
+        found.map(|setting| self.origin(setting))
+    }
 }
+
+/// How the keys of settings end that name a file with a secret.
+const SECRET_ENDS: [&str; 7] = [
+    "_key",
+    "_key_file",
+    "token_file",
+    "password_file",
+    "auth_file",
+    "secret_file",
+    "headers_file",
+];
+
+/// The bit of a file's mode by which all users may read it.
+const OTHERS_READ: u32 = 0o004;
 
 /// A file-only value, which has no flag because it is structured.
 pub trait FileOnly {
@@ -159,8 +206,8 @@ impl<S: GivenSettings> Given<S> {
     pub fn watched(&self) -> Vec<PathBuf> {
         let mut paths: Vec<_> = self.config.iter().cloned().collect();
         if let Ok(mut given) = self.clone().merge() {
-            given.each_path(&mut |reload, path| {
-                if !matches!(reload, Reload::Restart) {
+            given.each_path(&mut |setting, path| {
+                if !setting.is_some_and(|setting| matches!(setting.reload, Reload::Restart)) {
                     paths.push(path.clone());
                 }
             });
@@ -477,15 +524,18 @@ macro_rules! settings {
 
             fn each_path(
                 &mut self,
-                each: &mut dyn FnMut($crate::settings::Reload, &mut ::std::path::PathBuf),
+                each: &mut dyn FnMut(
+                    Option<&'static $crate::settings::Setting>,
+                    &mut ::std::path::PathBuf,
+                ),
             ) {
                 use $crate::settings::SettingValue;
                 $(for path in $crate::settings::FileOnly::paths(&mut self.$only) {
-                    each($crate::settings::Reload::AtOnce, path);
+                    each(None, path);
                 })*
                 $($(
                     for path in self.$name.iter_mut().flat_map(SettingValue::paths) {
-                        each(setting::$name.reload, path);
+                        each(Some(&setting::$name), path);
                     }
                 )+)+
             }

@@ -90,6 +90,11 @@ impl Shutdown {
         *self.stage.borrow() >= ShutdownStage::Requested
     }
 
+    /// Whether the program was forced to stop.
+    pub fn is_forced(&self) -> bool {
+        *self.stage.borrow() >= ShutdownStage::Forced
+    }
+
     async fn reached(&self, wanted: ShutdownStage) {
         let mut stage = self.stage.clone();
         if stage.wait_for(|stage| *stage >= wanted).await.is_err() {

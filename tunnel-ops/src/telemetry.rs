@@ -10,6 +10,7 @@ mod line_sink;
 mod line_writer;
 mod live_filter;
 mod request_id;
+mod text;
 mod trace_parent;
 pub mod tracer;
 
@@ -125,7 +126,9 @@ pub enum TelemetryError {
 
 /// Starts the process's log on standard error.
 pub fn init(format: LogFormat, filter: &LogFilter) -> Result<Telemetry, TelemetryError> {
-    let terminal = io::stderr().is_terminal();
+    // https://no-color.org: any value but an empty one.
+    let may_colour = std::env::var_os("NO_COLOR").is_none_or(|value| value.is_empty());
+    let is_coloured = may_colour && io::stderr().is_terminal();
     let stderr = LineWriter::start(io::stderr(), report_lost)?;
     let queue = stderr.queue().clone();
     let make_lines = move || queue.clone();
@@ -136,7 +139,8 @@ pub fn init(format: LogFormat, filter: &LogFilter) -> Result<Telemetry, Telemetr
             registry
                 .with(
                     tracing_subscriber::fmt::layer()
-                        .with_ansi(terminal)
+                        .event_format(text::TextLines)
+                        .with_ansi(is_coloured)
                         .with_writer(make_lines),
                 )
                 .try_init()?;
@@ -154,6 +158,21 @@ pub fn init(format: LogFormat, filter: &LogFilter) -> Result<Telemetry, Telemetr
         stderr,
         filter,
     })
+}
+
+impl LogFormat {
+    /// Logs why the program cannot go on, if its lines are read by a machine, for which a line in another form is lost.
+    /// Returns whether it did.
+    #[must_use]
+    pub fn logs_fatal(self, error: &str) -> bool {
+        let is_json = self == Self::Json;
+        if is_json {
+            for error in error.lines() {
+                tracing::error!(error, "the program ends");
+            }
+        }
+        is_json
+    }
 }
 
 /// Reports lines that standard error did not take in time. Its own failure cannot be reported anywhere.

@@ -421,6 +421,13 @@ fn fingerprint<'a>(parts: impl IntoIterator<Item = &'a [u8]>) -> String {
     digits.collect()
 }
 
+/// Seeds the random numbers of TLS, which the first handshake of a process else does: some 60 ms of CPU time, which are not
+/// the network's. For programs that time a handshake.
+pub fn seed_random() {
+    // Without random numbers the handshake fails, and says so.
+    let _ = provider().secure_random.fill(&mut [0]);
+}
+
 fn provider() -> Arc<CryptoProvider> {
     Arc::new(aws_lc_rs::default_provider())
 }

@@ -48,6 +48,12 @@ pub enum AfterClose {
 }
 
 impl CloseReason {
+    /// Whether an end planned it: for a stop, a move or a renewal.
+    #[must_use]
+    pub fn is_planned(self) -> bool {
+        matches!(self, Self::Left | Self::Drained)
+    }
+
     /// The connection broke without a close frame.
     pub const CONNECTION_LOST: Self = Self::Other(ABNORMAL);
 

@@ -152,6 +152,12 @@ impl Reason {
             .copied()
             .find(|reason| reason.name().as_bytes() == name)
     }
+
+    /// Whether a detail may be shown to strangers: one about the request tells only what its sender knows, and that of a
+    /// `deny` route was written for the sender.
+    fn is_detail_public(self) -> bool {
+        self.fault() == Fault::PlatformClient || self == Self::RouteDenied
+    }
 }
 
 /// One failure: its reason, where it happened, and a detail for a person.
@@ -263,19 +269,33 @@ impl Problem {
         HeaderValue::from_str(&text).unwrap_or(HeaderValue::from_static("tunnel-server"))
     }
 
-    /// Body of the answer: a JSON object with `reason`, `hop` and `detail`.
+    /// What a stranger may learn of the problem: the fixed sentence of the reason in place of a detail that tells of the
+    /// inside, and no name of a server node. A detail that tells only of the request stays.
     #[must_use]
-    pub fn json(&self) -> String {
+    pub fn without_inside(mut self) -> Self {
+        if !self.reason.is_detail_public() {
+            self.detail = self.reason.when().into();
+        }
+        self.next_hop = None;
+        self
+    }
+
+    /// Body of the answer: a JSON object with `reason`, `hop` and `detail`, and the id of the request if it has one.
+    #[must_use]
+    pub fn json(&self, request_id: Option<&str>) -> String {
         #[derive(Serialize)]
         struct Body<'a> {
             reason: &'a str,
             hop: Hop,
             detail: &'a str,
+            #[serde(skip_serializing_if = "Option::is_none")]
+            request_id: Option<&'a str>,
         }
         let body = Body {
             reason: self.reason.name(),
             hop: self.hop,
             detail: &self.detail,
+            request_id,
         };
         // Serialising strings into memory cannot fail.
         let mut text = serde_json::to_string(&body).unwrap_or_default();
@@ -351,6 +371,24 @@ mod tests {
             problem.proxy_status(),
             r#"tunnel-client; error=dns_error, tunnel-server; next-hop="n2""#
         );
+    }
+
+    #[test]
+    fn a_stranger_learns_nothing_of_the_inside() {
+        let inside = "http://10.0.0.7:80: connection refused";
+        for &reason in Reason::ALL {
+            let shown = Problem::new(Hop::Client, reason, inside)
+                .through("n2")
+                .without_inside();
+            let is_own_fault = reason.fault() == Fault::PlatformClient;
+            let expected = match is_own_fault || reason == Reason::RouteDenied {
+                true => inside,
+                false => reason.when(),
+            };
+            assert_eq!(shown.detail(), expected);
+            let status = shown.proxy_status();
+            assert!(!status.to_str().unwrap().contains("n2"), "{status:?}");
+        }
     }
 
     #[test]

@@ -91,7 +91,7 @@ refusal_reasons! {
     TokenNotYetValid = "token_not_yet_valid", UNAUTHORIZED, Passing, "the token is not valid yet; the detail has the start of its validity and the server's clock";
     TokenAudience = "token_audience", UNAUTHORIZED, Final, "a JSON Web Token for another audience";
     TokenIssuer = "token_issuer", UNAUTHORIZED, Final, "a JSON Web Token of another issuer";
-    TokenMalformed = "token_malformed", UNAUTHORIZED, Final, "a JSON Web Token that cannot be read, or lacks a claim";
+    TokenMalformed = "token_malformed", UNAUTHORIZED, Final, "the token has none of the forms that the server accepts, or is a JSON Web Token that lacks a claim";
     TokenAlgorithm = "token_algorithm", UNAUTHORIZED, Final, "a JSON Web Token signed by an algorithm that is not accepted";
     TokenSignature = "token_signature", UNAUTHORIZED, Final, "a JSON Web Token whose signature is wrong";
     TokenKeyUnknown = "token_key_unknown", UNAUTHORIZED, Passing, "a JSON Web Token signed by a key that is not published";

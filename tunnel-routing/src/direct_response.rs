@@ -18,7 +18,7 @@ use http::request::Parts;
 use http::{HeaderMap, HeaderValue, Method, Response, StatusCode};
 use http_body::{Body, Frame};
 
-use tunnel_http::answer;
+use tunnel_http::answer::{ProblemAnswers, ProblemDetail};
 use tunnel_proto::problem::Problem;
 
 use crate::upstream::UpstreamBody;
@@ -93,17 +93,18 @@ impl CorsPolicy {
 }
 
 impl CorsRequest<'_> {
-    /// The response for a problem; a preflight is granted.
+    /// The response for a problem, with this detail; a preflight is granted.
     pub(crate) fn problem_response(
         &self,
         problem: &Problem,
+        detail: ProblemDetail,
         method: &Method,
     ) -> Response<RoutedBody> {
         if self.is_preflight {
             return self.grant();
         }
         // Whether the connection ends is up to the front door.
-        let page = answer::problem(problem, false);
+        let page = ProblemAnswers::for_page(problem, detail);
         let mut answer = own(page.status, page.content.into(), method);
         let headers = answer.headers_mut();
         headers.extend(page.headers);
@@ -233,10 +234,11 @@ mod tests {
     fn a_page_reads_what_went_wrong() {
         let (policy, head) = (policy(), request(Method::POST, "https://g.test"));
         let problem = Problem::new(Hop::Client, Reason::ConnectionRefused, "it is starting");
-        let answer = policy
-            .page(&head)
-            .unwrap()
-            .problem_response(&problem, &head.method);
+        let answer = policy.page(&head).unwrap().problem_response(
+            &problem,
+            ProblemDetail::Reason,
+            &head.method,
+        );
         assert_eq!(answer.status(), StatusCode::BAD_GATEWAY);
         assert_eq!(
             text(&answer, "access-control-allow-origin"),
@@ -257,10 +259,11 @@ mod tests {
     fn a_preflight_is_granted_so_that_the_page_sees_the_reason() {
         let (policy, head) = (policy(), request(Method::OPTIONS, "https://g.test"));
         let problem = Problem::new(Hop::Client, Reason::ConnectionRefused, "it is starting");
-        let answer = policy
-            .page(&head)
-            .unwrap()
-            .problem_response(&problem, &head.method);
+        let answer = policy.page(&head).unwrap().problem_response(
+            &problem,
+            ProblemDetail::Reason,
+            &head.method,
+        );
         assert_eq!(answer.status(), StatusCode::NO_CONTENT);
         assert_eq!(text(&answer, "access-control-allow-methods"), "GET, POST");
         assert_eq!(
@@ -278,10 +281,11 @@ mod tests {
         let mut head = request(Method::OPTIONS, "https://g.test");
         head.headers.remove("access-control-request-method");
         let problem = Problem::new(Hop::Client, Reason::ConnectionRefused, "it is starting");
-        let answer = policy
-            .page(&head)
-            .unwrap()
-            .problem_response(&problem, &head.method);
+        let answer = policy.page(&head).unwrap().problem_response(
+            &problem,
+            ProblemDetail::Reason,
+            &head.method,
+        );
         assert_eq!(answer.status(), StatusCode::BAD_GATEWAY);
         let fixed = own(StatusCode::OK, Bytes::from_static(b"ok"), &head.method);
         let answer = policy.page(&head).unwrap().allow_response(fixed);

@@ -12,6 +12,7 @@ use std::sync::Arc;
 
 use http::request::Parts;
 use http::{Method, Response};
+use tunnel_http::answer::ProblemDetail;
 use tunnel_ops::task::Owned;
 use tunnel_proto::control::{RouteState, RouteSummary};
 use tunnel_proto::problem::{Hop, Problem, Reason};
@@ -33,6 +34,8 @@ pub struct Route {
     target: Target,
     /// Whether requests and responses pass without a check or change, as most do.
     is_plain: bool,
+    /// What a page learns of a problem.
+    problem_detail: ProblemDetail,
     metrics: Arc<RouteMetrics>,
 }
 
@@ -185,6 +188,7 @@ impl TableEntry {
         config: RouteConfig,
         previous: &mut Previous<'_>,
         shared: &Arc<UpstreamShared>,
+        problem_detail: ProblemDetail,
         metrics: Arc<RouteMetrics>,
     ) -> Result<Self, UpstreamError> {
         let (target, supervision) = match &config.action {
@@ -214,6 +218,7 @@ impl TableEntry {
         let route = Route {
             is_plain,
             target,
+            problem_detail,
             metrics,
             config,
         };
@@ -321,7 +326,7 @@ impl Route {
             (Err(problem), Some(page)) => (problem, page),
             (result, _) => return result,
         };
-        let response = page.problem_response(&problem, &method);
+        let response = page.problem_response(&problem, self.problem_detail, &method);
         *reported = Some(problem);
         Ok(response)
     }

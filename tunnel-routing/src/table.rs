@@ -13,6 +13,7 @@ use arc_swap::ArcSwap;
 use http::header::HOST;
 use http::request::Parts;
 use http::{HeaderValue, Method};
+use tunnel_http::answer::ProblemDetail;
 use tunnel_http::check::Checker;
 use tunnel_proto::control::RoutesSummary;
 use tunnel_proto::exchange::Protocol;
@@ -36,6 +37,7 @@ pub const CHECKER: Checker = Checker {
 pub struct Routes {
     table: ArcSwap<Table>,
     shared: Arc<UpstreamShared>,
+    problem_detail: ProblemDetail,
     metrics: Arc<RoutingMetrics>,
 }
 
@@ -46,13 +48,15 @@ struct Table {
 }
 
 impl Routes {
-    /// A table of these routes. Must be called within a runtime.
+    /// A table of these routes. A page that may read the response to a problem learns `problem_detail`. Must be called
+    /// within a runtime.
     ///
     /// # Errors
     /// When upstreams cannot be made as configured.
     pub fn new(
         list: &RouteList,
         shared: Arc<UpstreamShared>,
+        problem_detail: ProblemDetail,
         metrics: Arc<RoutingMetrics>,
     ) -> Result<Self, UpstreamError> {
         let none = Table {
@@ -62,6 +66,7 @@ impl Routes {
         let routes = Self {
             table: ArcSwap::from_pointee(none),
             shared,
+            problem_detail,
             metrics,
         };
         routes.replace(list)?;
@@ -81,7 +86,13 @@ impl Routes {
         let mut routes = Vec::with_capacity(list.len());
         for config in list {
             let metrics = self.metrics.route(&config.name);
-            let route = TableEntry::new(config.clone(), &mut previous, &self.shared, metrics)?;
+            let route = TableEntry::new(
+                config.clone(),
+                &mut previous,
+                &self.shared,
+                self.problem_detail,
+                metrics,
+            )?;
             routes.push(route);
         }
         // Those that overlap are refused when the configuration is checked.
@@ -180,7 +191,13 @@ mod tests {
             ("http://{x}.one", "h2c://{x}.one"),
         ] {
             let first = list("/a/{x}", one);
-            let routes = Routes::new(&first, Arc::clone(&shared), Arc::clone(&metrics)).unwrap();
+            let routes = Routes::new(
+                &first,
+                Arc::clone(&shared),
+                ProblemDetail::Reason,
+                Arc::clone(&metrics),
+            )
+            .unwrap();
             let supervision = routes.table.load().routes[0].supervision.clone();
             let supervision = Arc::downgrade(&supervision.unwrap());
             let (head, ()) = Request::get("/a/b").body(()).unwrap().into_parts();

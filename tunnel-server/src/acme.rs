@@ -381,8 +381,7 @@ async fn follow(acme: Arc<Acme>) {
         Change::Challenge(host, None) => acme.resolver.remove_challenge(&host),
     };
     while let Some(etcd) = acme.store.etcd() {
-        let read = |changes: Vec<Change>| changes.into_iter().for_each(apply);
-        if let Err(error) = etcd.follow(read, apply).await {
+        if let Err(error) = etcd.follow(apply).await {
             tracing::debug!(%error, "cannot follow the certificates in etcd");
         }
         sleep(FOLLOW_PAUSE).await;

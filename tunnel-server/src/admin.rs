@@ -14,10 +14,12 @@
 
 pub mod api;
 mod event_stream;
+pub mod managed;
 mod merge;
 pub mod nodes;
 mod other_tails;
 mod page;
+mod refusal;
 pub mod usage;
 pub mod view;
 
@@ -37,7 +39,7 @@ pub const DESCRIPTION: &str = include_str!("admin/openapi.json");
 /// directory and has its certificates.
 pub(crate) fn routes(api: Api, shutdown: Shutdown) -> AdminRoutes {
     let (registry, lifecycle) = (api.registry.clone(), api.lifecycle.clone());
-    let acme = api.acme.clone();
+    let (acme, managed) = (api.acme.clone(), api.managed.clone());
     let ready = move || {
         let directory = registry.directory().shared();
         if shutdown.is_requested() || lifecycle.is_leaving() {
@@ -48,6 +50,8 @@ pub(crate) fn routes(api: Api, shutdown: Shutdown) -> AdminRoutes {
             Readiness::NotReady("the server is cut off from etcd".into())
         } else if directory.is_some_and(|directory| !directory.is_linked()) {
             Readiness::NotReady("the server waits for its links to other nodes".into())
+        } else if managed.as_ref().is_some_and(|it| !it.is_ready()) {
+            Readiness::NotReady("the server waits for its managed runtimes".into())
         } else if let Some(name) = acme.as_ref().and_then(|acme| acme.missing()) {
             Readiness::NotReady(format!(
                 "the server waits for the certificate of {name} by ACME"

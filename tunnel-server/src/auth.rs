@@ -197,6 +197,11 @@ impl Authenticator {
         Some((named.label().ok()?, credential))
     }
 
+    /// The public id in a token of the form that the runtimes file lists. It may be made up: nothing is verified.
+    pub(crate) fn presented_id(bearer: Option<&str>) -> Option<TokenId> {
+        bearer.and_then(static_token::id_in)
+    }
+
     /// The grant of verified credentials.
     fn grant(&self, verified: Vec<Verified>, now: SystemTime) -> Result<Grant, AuthRefusal> {
         let mut all = verified.into_iter();
@@ -295,9 +300,14 @@ impl Authenticator {
     }
 
     /// Replaces the runtimes and tokens of the runtimes file.
-    pub fn replace_runtimes(&self, runtimes: Runtimes) {
-        self.runtimes.store(Arc::new(runtimes));
+    pub fn replace_runtimes(&self, runtimes: impl Into<Arc<Runtimes>>) {
+        self.runtimes.store(runtimes.into());
         self.changed_now();
+    }
+
+    /// The runtimes in force, with their tokens.
+    pub(crate) fn runtimes(&self) -> Arc<Runtimes> {
+        self.runtimes.load_full()
     }
 
     /// Replaces the revocations of the file. Those that the operator has made stay.

@@ -11,7 +11,7 @@ use tunnel_http::tail::watch::TailFlags;
 use tunnel_ops::{
     admin::AdminUrl,
     build,
-    config_value::PositiveDuration,
+    config_value::{DurationFrom, PositiveDuration, ValueError},
     shell::{CompletionsArgs, ManArgs},
 };
 use tunnel_proto::handshake;
@@ -27,6 +27,12 @@ Exit codes:
   0  done, or stopped when asked
   1  failed while running
   2  bad usage or configuration";
+
+const UPGRADE_EXIT_CODES: &str = "\
+Exit codes:
+  0  the new process serves
+  1  it could not take over, and the running one continues; or no server was reached
+  2  bad usage or configuration of this command";
 
 const DRAIN_EXIT_CODES: &str = "\
 Exit codes:
@@ -69,6 +75,9 @@ pub enum Command {
     /// Stop a running server without loss, and wait until it has ended
     #[command(after_help = DRAIN_EXIT_CODES)]
     Drain(DrainArgs),
+    /// Replace a running server's process by a new one of the program that is installed now, without loss
+    #[command(after_help = UPGRADE_EXIT_CODES)]
+    Upgrade(UpgradeArgs),
     /// Show what happens at a running server, as it happens
     #[command(after_help = EXIT_CODES)]
     Events(EventsArgs),
@@ -286,16 +295,16 @@ pub struct StatusArgs {
 /// How often something is shown again.
 #[derive(Debug, Args)]
 pub struct WatchArgs {
-    /// Show it again each second, or each so many seconds
+    /// Show it again each second, or each TIME
     #[arg(
         long = "watch",
-        value_name = "SECONDS",
+        value_name = "TIME",
         num_args = 0..=1,
         require_equals = true,
-        default_missing_value = "1",
-        value_parser = clap::value_parser!(u32).range(1..=3_600)
+        default_missing_value = "1s",
+        value_parser = watch_interval
     )]
-    pub seconds: Option<u32>,
+    pub interval: Option<Duration>,
 }
 
 /// Flags of `events`.
@@ -341,6 +350,18 @@ pub struct DrainArgs {
     ///
     /// Longer than its --grace-period; in a Kubernetes preStop hook, shorter than terminationGracePeriodSeconds
     #[arg(long, value_name = "TIME", default_value = "30s")]
+    pub timeout: PositiveDuration,
+}
+
+/// Flags of `upgrade`.
+#[derive(Debug, Args)]
+pub struct UpgradeArgs {
+    /// The admin listener.
+    #[command(flatten)]
+    pub admin: AdminArgs,
+
+    /// How long to wait until the new process serves
+    #[arg(long, value_name = "TIME", default_value = "40s")]
     pub timeout: PositiveDuration,
 }
 
@@ -461,6 +482,11 @@ pub struct RevokedArgs {
 /// Parses a label, which has the syntax of a name.
 fn label(text: &str) -> Result<String, NameError> {
     text.parse::<RuntimeName>().map(|name| name.to_string())
+}
+
+/// Parses the time between two requests: not so short that they would load the server.
+fn watch_interval(text: &str) -> Result<Duration, ValueError> {
+    text.parse::<DurationFrom<100>>().map(Duration::from)
 }
 
 /// Parses a moment in the future, given as such or as a time from now.

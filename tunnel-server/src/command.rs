@@ -12,6 +12,7 @@ mod status;
 mod table;
 mod tail;
 mod token;
+mod upgrade;
 mod validate;
 mod watch;
 
@@ -22,11 +23,15 @@ use std::process::ExitCode;
 use tunnel_ops::{
     admin::{AdminClient, AdminRequestError, AdminTarget, AdminUrl},
     flags::EXIT_BAD_CONFIGURATION,
+    settings::GivenSettings,
     shell::{self, Shell},
+    signals::Shutdown,
+    telemetry::LogFormat,
     terminal,
 };
 
 use crate::cli::{AdminArgs, Cli, Command, TokenCommand};
+use crate::config::Source;
 use crate::server::BindError;
 
 /// Why a command failed.
@@ -48,6 +53,7 @@ pub fn execute(cli: Cli) -> ExitCode {
         Command::Token(TokenCommand::List(args)) => token::list(&args),
         Command::Status(args) => block_on(status::status(&args)),
         Command::Drain(args) => block_on(drain::drain(&args)),
+        Command::Upgrade(args) => block_on(upgrade::upgrade(&args)),
         Command::Events(args) => block_on(events::events(&args)),
         Command::Tail(args) => block_on(tail::tail(&args)),
         Command::Runtimes(command) => block_on(runtimes::runtimes(&command)),
@@ -115,6 +121,27 @@ impl From<AdminRequestError> for Failure {
 }
 
 impl Failure {
+    /// The failure without its text, if that is in the log already.
+    fn logged(self, format: LogFormat) -> Self {
+        match self {
+            Self::Configuration(text) if format.logs_fatal(&text) => {
+                Self::Configuration(String::new())
+            }
+            Self::Running(text) if format.logs_fatal(&text) => Self::Running(String::new()),
+            other => other,
+        }
+    }
+
+    /// A program that had to stop at once has not done what it should.
+    fn of_forced(shutdown: &Shutdown) -> Result<(), Self> {
+        match shutdown.is_forced() {
+            true => Err(Self::running(
+                "stopped at once by a second signal: what was open was cut",
+            )),
+            false => Ok(()),
+        }
+    }
+
     fn configuration(error: impl Display) -> Self {
         Self::Configuration(error.to_string())
     }
@@ -123,10 +150,22 @@ impl Failure {
         Self::Running(error.to_string())
     }
 
-    fn binding(error: BindError) -> Self {
-        match error.is_of_configuration() {
-            true => Self::configuration(error),
-            false => Self::running(error),
+    /// Why, one fault a line.
+    fn text(&self) -> &str {
+        match self {
+            Self::Configuration(text) | Self::Running(text) => text,
+        }
+    }
+
+    /// The fault of a file is given with the setting of `source` that names the file.
+    fn binding(error: BindError, source: &Source) -> Self {
+        let text = error.to_string();
+        if !error.is_of_configuration() {
+            return Self::Running(text);
+        }
+        match source.origin_of_file(&text) {
+            Some(origin) => Self::Configuration(format!("{origin}: {text}")),
+            None => Self::Configuration(text),
         }
     }
 }

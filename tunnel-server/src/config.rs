@@ -9,6 +9,7 @@ mod credentials;
 pub mod effective;
 mod listeners;
 pub(crate) mod live;
+mod managed;
 mod nodes;
 mod origin;
 mod settings;
@@ -17,6 +18,7 @@ mod webhook;
 
 use std::path::PathBuf;
 
+use tunnel_http::answer::ProblemPage;
 use tunnel_ops::admin::{BearerFileError, BearerGuard};
 use tunnel_ops::config_file::ConfigFileError;
 use tunnel_ops::faults::Faults;
@@ -31,6 +33,7 @@ pub use self::acme::{
 pub use self::credentials::{
     CertificateSettings, Credentials, HttpUrl, JwksSource, JwtSettings, PlatformSettings,
 };
+pub use self::managed::ManagedPlace;
 pub use self::nodes::{BadKeyPrefix, EtcdUrl, KeyPrefix, PeerLinks, SharedDirectory};
 pub use self::origin::Origin;
 pub use self::settings::{Given, Settings, Source, setting};
@@ -52,9 +55,11 @@ pub struct Config {
     pub tunnel_tls: Option<Identity>,
     /// Certificate and key of the public listener; `None` means plain HTTP, or those of `acme`. Default `None`.
     pub public_tls: Option<Identity>,
+    /// The page that browsers get for a problem. Default: the built-in one.
+    pub problem_page: ProblemPage,
     /// How certificates are got for listeners that have none; `None` if they are not. Default `None`.
     pub acme: Option<AcmeSettings>,
-    /// The runtimes that may connect, and the hosts of each.
+    /// The runtimes of the runtimes file. Managed ones are in force beside them.
     pub runtimes: Runtimes,
     /// The secret that events for the platform are signed with. Default `None`.
     pub webhook_secret: Option<WebhookSecret>,
@@ -126,6 +131,7 @@ impl Config {
             },
             tunnel_tls: tunnel_tls.into(),
             public_tls: None,
+            problem_page: ProblemPage::default(),
             acme: None,
             runtimes,
             webhook_secret: None,
@@ -175,12 +181,14 @@ impl Config {
             public_tls.clone_from(&tunnel_tls);
         }
         credentials::check(source, &mut faults);
+        managed::check(source, &settings, &mut faults);
         let runtimes = runtimes(&settings, &mut faults);
         if let Some(path) = &settings.admin_token_file {
             or_fault(&mut faults, BearerGuard::load(path));
         }
         let webhook_secret = webhook::check(source, &mut faults);
         let shared_directory = nodes::check(source, &settings, &mut faults);
+        let problem_page = problem_page(source, &settings, &mut faults);
         let tracer = traces::check(
             source,
             &settings,
@@ -189,10 +197,11 @@ impl Config {
         );
         listeners::check(source, &settings, &mut faults);
         check_grace(source, &settings, &mut faults);
-        match runtimes {
-            Some(runtimes) if faults.is_empty() => Ok(Self {
+        match (runtimes, problem_page) {
+            (Some(runtimes), Some(problem_page)) if faults.is_empty() => Ok(Self {
                 tunnel_tls,
                 public_tls,
+                problem_page,
                 acme,
                 runtimes,
                 webhook_secret,
@@ -201,7 +210,10 @@ impl Config {
                 settings,
                 leaving_per_second: LEAVING_PER_SECOND,
             }),
-            _ => Err(ConfigError::new(faults)),
+            _ => {
+                let faults = faults.into_iter().map(|fault| source.with_setting(fault));
+                Err(ConfigError::new(faults.collect()))
+            }
         }
     }
 
@@ -258,6 +270,20 @@ impl Config {
 }
 
 impl Source {
+    /// The fault of a file, with the setting that names the file.
+    fn with_setting(&self, fault: ConfigFault) -> ConfigFault {
+        let problem = match &fault {
+            ConfigFault::Missing { .. } | ConfigFault::Value { .. } | ConfigFault::File(_) => {
+                return fault;
+            }
+            of_file => of_file.to_string(),
+        };
+        match self.origin_of_file(&problem) {
+            Some(origin) => ConfigFault::Value { origin, problem },
+            None => fault,
+        }
+    }
+
     /// A fault of a setting, or of its combination with others.
     fn fault(&self, setting: &Setting, problem: impl Into<String>) -> ConfigFault {
         ConfigFault::Value {
@@ -300,12 +326,26 @@ fn public_identity(source: &Source, faults: &mut Vec<ConfigFault>) -> Option<Ide
     None
 }
 
+fn problem_page(
+    source: &Source,
+    settings: &Settings,
+    faults: &mut Vec<ConfigFault>,
+) -> Option<ProblemPage> {
+    let Some(path) = &settings.problem_page else {
+        return Some(ProblemPage::default());
+    };
+    let page = ProblemPage::load(path);
+    page.map_err(|error| faults.push(source.fault(&setting::problem_page, error.to_string())))
+        .ok()
+}
+
 fn runtimes(settings: &Settings, faults: &mut Vec<ConfigFault>) -> Option<Runtimes> {
     let path = settings.runtimes.as_ref();
-    if path.is_none() && Credentials::of(settings).is_any() {
+    let is_managed = settings.managed_runtimes.is_some();
+    if path.is_none() && (is_managed || Credentials::of(settings).is_any()) {
         return Some(Runtimes::default());
     }
-    let purpose = "without a runtimes file, --jwks, --auth-url or --client-ca no tunnel client can connect; \
+    let purpose = "without a runtimes file, --managed-runtimes, --jwks, --auth-url or --client-ca no tunnel client can connect; \
                    `tunnel-server token create` makes one";
     let path = required(faults, path, &setting::runtimes, purpose)?;
     or_fault(faults, Runtimes::load(path, &settings.domain))

@@ -107,9 +107,13 @@ pub(crate) struct SessionPlace {
     _open: OpenConnection,
 }
 
-/// Accepts tunnel clients until the server drains, then waits for their sessions to end.
+/// Accepts tunnel clients from when the server serves them until it drains, then waits for their sessions to end.
 pub(crate) async fn serve_all(shared: Arc<TunnelListener>, listener: TcpListener) {
     let mut connections = JoinSet::new();
+    tokio::select! {
+        () = shared.lifecycle.serving_tunnels() => {}
+        () = shared.lifecycle.draining() => {}
+    }
     loop {
         let (socket, peer) = tokio::select! {
             accepted = accept(&listener) => accepted,
@@ -122,7 +126,7 @@ pub(crate) async fn serve_all(shared: Arc<TunnelListener>, listener: TcpListener
             connections.spawn(serve_connection(shared.clone(), socket, peer, place));
         }
     }
-    // Clients that dial now are refused immediately and dial another server.
+    // Clients that dial now are refused immediately and dial another server, unless another process has the socket too.
     drop(listener);
     while connections.join_next().await.is_some() {}
 }

@@ -15,6 +15,7 @@
 
 mod claims;
 mod contention;
+mod handed;
 mod metrics;
 mod node;
 mod shared;
@@ -29,6 +30,7 @@ use tunnel_ops::task::Owned;
 use tunnel_proto::{handshake::InstanceId, refusal::RefusalReason};
 
 use self::claims::Claims;
+pub(crate) use self::handed::HandedClaim;
 pub use self::{
     metrics::DirectoryMetrics,
     node::{BadNodeName, NodeName},
@@ -242,6 +244,33 @@ impl Directory {
         match &self.store {
             ClaimStore::Memory(claims) => claims.lock().len(),
             ClaimStore::Shared(shared) => shared.len().0,
+        }
+    }
+
+    /// The claims in memory, for a process that takes this server's listeners over.
+    pub(crate) fn handed(&self) -> Vec<(RuntimeLabel, HandedClaim)> {
+        let ClaimStore::Memory(claims) = &self.store else {
+            return Vec::new();
+        };
+        let (standings, now) = (claims.lock().standings(), Instant::now());
+        let handed = standings.into_iter();
+        handed
+            .map(|(label, standing)| (label, HandedClaim::of(standing, now)))
+            .collect()
+    }
+
+    /// Takes over a claim of a process whose listeners this server takes over.
+    pub(crate) fn expect(&self, runtime: RuntimeLabel, claim: HandedClaim) {
+        if let ClaimStore::Memory(claims) = &self.store {
+            let now = Instant::now();
+            claims.lock().expect(runtime, claim.standing(now), now);
+        }
+    }
+
+    /// Forgets claims in memory whose instances have not come.
+    pub(crate) fn sweep(&self) {
+        if let ClaimStore::Memory(claims) = &self.store {
+            claims.lock().sweep(Instant::now());
         }
     }
 

@@ -28,6 +28,7 @@ mod gauges;
 pub mod history;
 mod lifecycle;
 mod lock;
+pub mod managed;
 pub mod metrics;
 pub mod peer_tls;
 pub mod peers;
@@ -38,6 +39,7 @@ pub mod runtimes;
 pub mod server;
 pub mod token;
 pub mod tunnel;
+pub mod upgrades;
 pub mod webhook;
 
 pub use tunnel_ops::timestamp;

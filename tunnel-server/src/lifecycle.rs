@@ -1,11 +1,12 @@
 //! The stages of the server's life, from serving to its end.
 //!
 //! ```text
-//!   serving ─▶ leaving ─▶ draining ─▶ stopping ─▶ ending ─▶ ended
+//!   starting ─▶ serving ─▶ leaving ─▶ draining ─▶ closing ─▶ stopping ─▶ ending ─▶ ended
 //! ```
 //!
 //! `server/drain.rs` moves it from stage to stage and defines each; the other parts check or await the stages that
-//! concern them. A stage that was reached stays reached.
+//! concern them. A stage that was reached stays reached. Serving begins for tunnel clients and for platform clients
+//! separately, since a server may take over from another process (`server/handover.rs`).
 
 use std::{
     sync::atomic::{AtomicBool, AtomicU64, Ordering},
@@ -17,6 +18,8 @@ use tokio_util::task::TaskTracker;
 use tunnel_ops::signals::{Shutdown, Trigger};
 use tunnel_proto::control::millis;
 
+use crate::upgrades::Upgrades;
+
 /// How long a stopping server waits for the first request of a connection. Without this limit, a connection that sends
 /// none would delay the end for the whole grace period.
 const SILENT_GRACE: Duration = Duration::from_secs(1);
@@ -24,19 +27,29 @@ const SILENT_GRACE: Duration = Duration::from_secs(1);
 /// The stages of a server's life, and what the end waits for.
 pub(crate) struct Lifecycle {
     started: SystemTime,
+    serving_tunnels: Stage,
+    serving_public: Stage,
     shutdown_requested: Stage,
     leaving: Stage,
-    /// Whether draining has begun; an atomic, because it is read for each request.
-    is_draining: AtomicBool,
+    /// Whether the public listener is closed; an atomic, because it is read for each request.
+    is_closing: AtomicBool,
+    /// Whether everything that is open is cut now.
+    is_cut: AtomicBool,
     /// Time over which the clients' dials are spread, in milliseconds; set when draining begins.
     spread_ms: AtomicU64,
     draining: Stage,
+    closing: Stage,
     stopping: Stage,
     ending: Stage,
     ended: Stage,
+    /// Replacing this process by a new one.
+    pub(crate) upgrades: Upgrades,
     /// Sessions whose client has no session at another server yet.
     pub(crate) unmoved_sessions: TaskTracker,
     pub(crate) public_connections: TaskTracker,
+    /// What accepts and serves the clients of each shard. Other nodes are served until all of it has ended: what they
+    /// forward over one shard may be for a session of another.
+    pub(crate) serving_clients: TaskTracker,
 }
 
 struct Stage {
@@ -49,16 +62,22 @@ impl Lifecycle {
     pub(crate) fn new() -> Self {
         Self {
             started: SystemTime::now(),
+            serving_tunnels: Stage::new(),
+            serving_public: Stage::new(),
             shutdown_requested: Stage::new(),
             leaving: Stage::new(),
-            is_draining: AtomicBool::new(false),
+            is_closing: AtomicBool::new(false),
+            is_cut: AtomicBool::new(false),
             spread_ms: AtomicU64::new(0),
             draining: Stage::new(),
+            closing: Stage::new(),
             stopping: Stage::new(),
             ending: Stage::new(),
             ended: Stage::new(),
+            upgrades: Upgrades::default(),
             unmoved_sessions: TaskTracker::new(),
             public_connections: TaskTracker::new(),
+            serving_clients: TaskTracker::new(),
         }
     }
 
@@ -82,14 +101,39 @@ impl Lifecycle {
         self.leaving.reached.is_requested()
     }
 
-    /// Resolves when the server begins to drain: it accepts nothing new, and its clients move to other servers.
+    /// Resolves when tunnel clients may be accepted.
+    pub(crate) async fn serving_tunnels(&self) {
+        self.serving_tunnels.reached.requested().await;
+    }
+
+    /// Resolves when platform clients may be accepted.
+    pub(crate) async fn serving_public(&self) {
+        self.serving_public.reached.requested().await;
+    }
+
+    /// Resolves when the server begins to drain: it accepts no tunnel clients, and those it has move to other servers.
     pub(crate) async fn draining(&self) {
         self.draining.reached.requested().await;
     }
 
-    /// Whether the server accepts nothing new.
+    /// Whether the server accepts no tunnel clients.
     pub(crate) fn is_draining(&self) -> bool {
-        self.is_draining.load(Ordering::Relaxed)
+        self.draining.reached.is_requested()
+    }
+
+    /// Resolves when the server accepts no platform clients any more.
+    pub(crate) async fn closing(&self) {
+        self.closing.reached.requested().await;
+    }
+
+    /// Whether the server accepts no platform clients any more.
+    pub(crate) fn is_closing(&self) -> bool {
+        self.is_closing.load(Ordering::Relaxed)
+    }
+
+    /// Whether what is still open is cut now: what ends without another cause ends by this.
+    pub(crate) fn is_cut(&self) -> bool {
+        self.is_cut.load(Ordering::Relaxed)
     }
 
     /// Time over which leaving clients spread their dials.
@@ -118,6 +162,14 @@ impl Lifecycle {
         self.ended.reached.requested().await;
     }
 
+    pub(crate) fn serve_tunnels(&self) {
+        self.serving_tunnels.trigger.request();
+    }
+
+    pub(crate) fn serve_public(&self) {
+        self.serving_public.trigger.request();
+    }
+
     pub(crate) fn leave(&self) {
         self.leaving.trigger.request();
     }
@@ -125,8 +177,13 @@ impl Lifecycle {
     pub(crate) fn drain(&self, spread: Duration) {
         self.spread_ms.store(millis(spread), Ordering::Relaxed);
         self.unmoved_sessions.close();
-        self.is_draining.store(true, Ordering::Relaxed);
+        self.serving_clients.close();
         self.draining.trigger.request();
+    }
+
+    pub(crate) fn close(&self) {
+        self.is_closing.store(true, Ordering::Relaxed);
+        self.closing.trigger.request();
     }
 
     pub(crate) fn stop(&self) {
@@ -138,8 +195,14 @@ impl Lifecycle {
         self.ending.trigger.request();
     }
 
-    pub(crate) fn cut(&self) {
+    /// Has the sessions close, which gives their clients the reason.
+    pub(crate) fn close_sessions(&self) {
         self.ended.trigger.request();
+    }
+
+    /// The caller is about to drop what is still open.
+    pub(crate) fn cut(&self) {
+        self.is_cut.store(true, Ordering::Relaxed);
     }
 }
 

@@ -144,13 +144,17 @@ pub(crate) struct Place {
     _token: TaskTrackerToken,
 }
 
-/// Accepts platform clients until the server drains, then waits for the open connections.
+/// Accepts platform clients from when the server serves them until it closes, then waits for the open connections.
 pub(crate) async fn serve_all(listener: Arc<PublicListener>, tcp_listener: TcpListener) {
     let mut connections = JoinSet::new();
+    tokio::select! {
+        () = listener.lifecycle.serving_public() => {}
+        () = listener.lifecycle.closing() => {}
+    }
     loop {
         let (socket, peer) = tokio::select! {
             accepted = accept(&tcp_listener) => accepted,
-            () = listener.lifecycle.draining() => break,
+            () = listener.lifecycle.closing() => break,
         };
         while connections.try_join_next().is_some() {}
         let address = peer.ip().to_canonical();
@@ -168,7 +172,7 @@ pub(crate) async fn serve_all(listener: Arc<PublicListener>, tcp_listener: TcpLi
             connections.spawn(one(listener.clone(), socket, peer, place));
         }
     }
-    // New connections are refused at once, instead of waiting to be accepted.
+    // New connections are refused at once, instead of waiting to be accepted, unless another process has the socket too.
     drop(tcp_listener);
     while connections.join_next().await.is_some() {}
 }

@@ -5,6 +5,7 @@
 //! under a lock.
 
 mod counts;
+mod handover;
 mod nodes;
 mod observer;
 
@@ -24,6 +25,7 @@ use tunnel_proto::{
     control::RoutesSummary, handshake::InstanceId, problem::Problem, session::Session,
 };
 
+pub(crate) use self::handover::HandedRuntime;
 use crate::{
     auth::Grant,
     budget::{Budget, NodeBudget, usage::Usage},
@@ -239,6 +241,7 @@ impl Registry {
     /// Removes runtimes that are not listed and have been offline for a while.
     pub fn sweep(&self) {
         let now = Instant::now();
+        self.directory.sweep();
         self.slots.write().retain(|_, slot| {
             let is_known = slot.listed.load().is_some();
             let is_forwarded = slot.has_forwarded_lately(now);
@@ -401,11 +404,18 @@ fn is_same_runtime(one: &RuntimeEntry, other: &RuntimeEntry) -> bool {
     (&one.account, &one.name) == (&other.account, &other.name)
 }
 
-/// The event of a runtime that has a new tunnel.
+/// The event of a runtime that has a new tunnel. One that was taken from another instance is logged: two clients of one
+/// runtime are mostly a mistake.
 fn tunnel_event(label: &RuntimeLabel, older: Option<&Tunnel>) -> Event {
     match older {
         Some(older) => {
             let claim = older.claim();
+            tracing::warn!(
+                runtime = %label,
+                from = %claim.instance,
+                "another instance has taken the runtime over: a runtime has one tunnel client, stop one of them unless it \
+                 was replaced on purpose"
+            );
             let detail = format!("instance {}", claim.instance);
             Event::of(EventKind::Superseded, label).detail(detail)
         }

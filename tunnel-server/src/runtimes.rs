@@ -1,7 +1,8 @@
 //! The runtimes file: the runtimes with their hosts, limits and tokens.
 //!
 //! In: a TOML file. Out: a [`Runtimes`] in which no two runtimes share a label, a host or a token, or all faults of the
-//! file with their lines. Whether a runtime has a tunnel is not known here.
+//! file with their lines. Managed runtimes are added to those of the file, each unless it conflicts. Whether a runtime has a
+//! tunnel is not known here.
 
 use std::collections::HashMap;
 use std::fmt;
@@ -14,11 +15,13 @@ use tunnel_ops::config_file::{ConfigFileError, TomlFile};
 
 use crate::token::{TokenHash, TokenId};
 
+mod add;
 pub mod edit;
 mod file;
 mod moment;
 mod name;
 
+pub use self::add::Conflict;
 pub(crate) use self::file::RawLimits;
 pub use self::moment::{Moment, NotAMoment};
 pub use self::name::{AccountName, HostName, NameError, RuntimeLabel, RuntimeName};
@@ -30,6 +33,7 @@ pub struct Runtimes {
     labels: HashMap<RuntimeLabel, usize>,
     tokens: Vec<(usize, ListedToken)>,
     token_ids: HashMap<TokenId, usize>,
+    hosts: HashMap<HostName, usize>,
     /// The labels directly below the domain that hosts of the runtimes lie at or below, with the
     /// runtime that has the host.
     host_labels: HashMap<Box<str>, usize>,
@@ -122,6 +126,17 @@ impl Runtimes {
     pub fn token(&self, id: TokenId) -> Option<(&Arc<RuntimeEntry>, &ListedToken)> {
         let (entry, token) = self.tokens.get(*self.token_ids.get(&id)?)?;
         Some((self.entries.get(*entry)?, token))
+    }
+
+    /// The tokens of the runtime with this label.
+    pub fn tokens_of<'a>(
+        &'a self,
+        label: &RuntimeLabel,
+    ) -> impl Iterator<Item = &'a ListedToken> + use<'a> {
+        let entry = self.labels.get(label).copied();
+        let own = self.tokens.iter();
+        own.filter(move |(of, _)| Some(*of) == entry)
+            .map(|(_, token)| token)
     }
 
     /// All tokens with their runtimes, in the order of the file.

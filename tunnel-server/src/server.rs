@@ -5,13 +5,21 @@
 //! reason where it stands.
 
 pub(crate) mod drain;
+pub mod handover;
+mod managing;
 mod moving;
 mod parts;
 pub(crate) mod reload;
 mod shard;
+mod supervisor;
 mod tls;
 
-use std::{io, net::SocketAddr, sync::Arc, time::Duration};
+use std::{
+    io,
+    net::{SocketAddr, TcpListener},
+    sync::Arc,
+    time::Duration,
+};
 
 use tokio::{
     runtime::Handle,
@@ -24,7 +32,8 @@ use tunnel_http::{
 use tunnel_ops::socket::listen_advice;
 use tunnel_ops::{
     admin::{AdminBindError, AdminListener, BearerFileError},
-    signals::Shutdown,
+    inherited::{Inherited, UnclaimedError},
+    signals::{Shutdown, Trigger},
     task::Owned,
     telemetry::tracer::{Exporter, Exporting},
     tls_files::TlsFilesError,
@@ -32,16 +41,22 @@ use tunnel_ops::{
 
 pub(crate) use self::parts::connection_limit;
 use self::{
+    handover::{Predecessor, Program, Successor, UpgradeError},
     parts::Parts,
     shard::{Shard, Sockets},
 };
 use crate::{
     acme::Acme,
-    admin::{self, api::Reach},
+    admin::{
+        self,
+        api::{Api, Reach},
+    },
     auth::AuthSetupError,
     config::{Config, effective::Effective},
     directory::DirectoryError,
     events::{Event, EventKind},
+    managed::ManagedStoreError,
+    peers::Peers,
     registry::Registry,
     runtimes::NameError,
 };
@@ -65,6 +80,12 @@ pub enum BindError {
         /// Why not.
         source: io::Error,
     },
+    /// Sockets were inherited that belong to no listener.
+    #[error(transparent)]
+    Unclaimed(#[from] UnclaimedError),
+    /// A socket cannot be prepared for a new process that takes over.
+    #[error("cannot keep the listeners' sockets for an upgrade: {0}")]
+    Sockets(#[source] io::Error),
     /// The admin listener's address cannot be bound.
     #[error(transparent)]
     Admin(#[from] AdminBindError),
@@ -97,6 +118,9 @@ pub enum RunError {
     /// The node cannot take part in the shared directory.
     #[error(transparent)]
     Directory(#[from] DirectoryError),
+    /// The managed runtimes cannot be read.
+    #[error(transparent)]
+    Managed(#[from] ManagedStoreError),
 }
 
 /// Where a server listens.
@@ -110,6 +134,17 @@ pub struct Addresses {
     pub admin: SocketAddr,
     /// For other server nodes, if there are any.
     pub peer: Option<SocketAddr>,
+}
+
+/// What a server has of its process, beside its configuration. The default is that of a server within another program.
+#[derive(Debug, Default)]
+pub struct Process {
+    /// The sockets that it was started with.
+    pub inherited: Inherited,
+    /// The process whose listeners it takes over.
+    pub predecessor: Option<Predecessor>,
+    /// Whether a new process of the running program can take over from it.
+    pub can_be_upgraded: bool,
 }
 
 impl Addresses {
@@ -133,6 +168,9 @@ pub struct Server {
     shards: Vec<Sockets>,
     admin: AdminListener,
     addresses: Addresses,
+    predecessor: Option<Predecessor>,
+    /// All sockets once more, with the names of their listeners, for a new process.
+    kept: Vec<(&'static str, TcpListener)>,
 }
 
 impl Server {
@@ -141,19 +179,45 @@ impl Server {
     /// # Errors
     /// When an address cannot be bound, or something in the configuration cannot be used.
     pub async fn bind(config: Config, access_log: AccessLog) -> Result<Self, BindError> {
+        Self::bind_in(Process::default(), config, access_log).await
+    }
+
+    /// As [`Server::bind`], with sockets that the process has inherited.
+    ///
+    /// # Errors
+    /// As [`Server::bind`]; also when systemd listens where no listener is configured.
+    pub async fn bind_in(
+        process: Process,
+        config: Config,
+        access_log: AccessLog,
+    ) -> Result<Self, BindError> {
+        let Process {
+            mut inherited,
+            predecessor,
+            can_be_upgraded,
+        } = process;
         let parts = Arc::new(Parts::new(config, access_log)?);
         let config = parts.config.load_full();
         let count = shard_count(config.settings.shards as usize);
+        let mut listen = |name, address| listen(name, address, count, &mut inherited);
         let tunnel = match config.is_one_listener() {
             true => None,
-            false => Some(listen("tunnel", config.settings.tunnel_listen, count)?),
+            false => Some(listen("tunnel", config.settings.tunnel_listen)?),
         };
-        let public = listen("public", config.settings.public_listen, count)?;
-        let admin = AdminListener::bind(config.settings.admin_listen).await?;
+        let public = listen("public", config.settings.public_listen)?;
         let peer = match (&config.shared_directory, config.settings.peer_listen) {
-            (Some(_), Some(address)) => Some(listen("peer", address, count)?),
+            (Some(_), Some(address)) => Some(listen("peer", address)?),
             _ => None,
         };
+        let admin = config.settings.admin_listen;
+        let admin = match inherited.take("admin", admin).pop() {
+            Some(socket) => AdminListener::on(socket).map_err(BindError::Sockets)?,
+            None => AdminListener::bind(admin).await?,
+        };
+        // Those of a predecessor whose listener is configured elsewhere now are closed with it.
+        if predecessor.is_none() {
+            inherited.finish()?;
+        }
         let peer_address = peer.as_ref().map(|peer| peer.address);
         let addresses = Addresses {
             tunnel: (tunnel.as_ref()).map_or(public.address, |tunnel| tunnel.address),
@@ -166,18 +230,23 @@ impl Server {
         {
             directory.set_peer_port(address.port());
         }
-        let mut peer_sockets = peer
-            .map(|peer| peer.sockets)
-            .unwrap_or_default()
-            .into_iter();
-        let tunnel_sockets = tunnel.map(|tunnel| tunnel.sockets);
-        let mut tunnel_sockets = tunnel_sockets.unwrap_or_default().into_iter();
-        let sockets = public.sockets.into_iter().map(|public| Sockets {
-            tunnel: tunnel_sockets.next(),
+        let tunnel = tunnel.map(|tunnel| (tunnel.shards, tunnel.kept));
+        let (tunnel_shards, tunnel_kept) = tunnel.unwrap_or_default();
+        let mut kept = Vec::new();
+        if can_be_upgraded {
+            parts.lifecycle.upgrades.enable();
+            kept.push(("admin", admin.socket().map_err(BindError::Sockets)?));
+            kept.extend(tunnel_kept.into_iter().map(|socket| ("tunnel", socket)));
+            kept.extend(public.kept.into_iter().map(|socket| ("public", socket)));
+        }
+        let mut tunnel_shards = tunnel_shards.into_iter();
+        let mut peer_shards = peer.map(|peer| peer.shards).unwrap_or_default().into_iter();
+        let shards = public.shards.into_iter().map(|public| Sockets {
+            tunnel: tunnel_shards.next().unwrap_or_default(),
             public,
-            peer: peer_sockets.next(),
+            peer: peer_shards.next().unwrap_or_default(),
         });
-        let shards = sockets.collect();
+        let shards = shards.collect();
         // Weak, since the parts hold the registry that the gauges are in.
         let weak = Arc::downgrade(&parts);
         let count = move || weak.upgrade().map(|parts| parts.gauges());
@@ -187,6 +256,8 @@ impl Server {
             shards,
             admin,
             addresses,
+            predecessor,
+            kept,
         })
     }
 
@@ -220,58 +291,59 @@ impl Server {
             shards,
             admin,
             addresses,
+            predecessor,
+            mut kept,
         } = self;
         parts.threads.add(Handle::current());
         let links = parts.links(true);
-        let reach = match addresses.admin.ip().is_loopback() {
-            true => Reach::Local,
-            false => Reach::Network,
-        };
-        let api = parts.admin_api(reach, links.clone());
-        let routes = admin::routes(api, shutdown.clone());
-        // The first to start and the last to stop: how the rest does so can be watched there.
-        let admin = Owned::spawn("admin", admin.serve(routes, std::future::pending()));
+        let (handed_over, admin_closes) = Shutdown::manual();
+        // The first to start, unless a predecessor has it, and the last to stop: how the rest does so can be watched there.
+        let api = parts.admin_api(reach(addresses.admin), links.clone());
+        let admin = serve_admin(admin, api, shutdown.clone(), admin_closes);
+        let admin = Owned::spawn("admin", admin);
+        if predecessor.is_none() {
+            parts.lifecycle.serve_tunnels();
+        }
         let exporting = parts.exporter.lock().take().map(Exporter::start);
         let registry = Arc::downgrade(&parts.registry);
         let directory = parts.registry.directory().start(registry);
         if !is_directory_ready(&parts, &shutdown).await? {
             return Ok(());
         }
+        let Some(managing) = managing::start(&parts, &shutdown).await? else {
+            return Ok(());
+        };
         if let Some(acme) = &parts.acme {
             acme.load().await;
         }
-        let mut running = Vec::new();
-        let listeners = parts.listeners(shards.len(), addresses.public.port(), links);
-        for (number, (listeners, sockets)) in listeners.into_iter().zip(shards).enumerate() {
-            let shard = Shard::start(number, &parts.threads, listeners, sockets);
-            running.push(shard.map_err(|error| RunError::Shard(number, error))?);
-        }
-        addresses.log();
+        let mut running = start_shards(&parts, shards, addresses.public.port(), links)?;
         // Keys behind a URL are there before the first client needs them.
         parts.authenticator.start();
+        let serving = Owned::spawn("taking over", take_over(parts.clone(), predecessor));
+        addresses.log();
         let housekeeping = Owned::spawn("housekeeping", sweep(parts.registry.clone()));
         let moving = Owned::spawn("moving", parts.move_sessions());
         let webhook = parts.start_webhook();
         // After the listeners, which an ACME server connects to.
         let acme = parts.acme.as_ref().map(Acme::start);
-        let failed = wait(&parts, &shutdown, &mut running).await;
+        let ended = wait(&parts, &shutdown, &mut running, &kept).await;
         drop((moving, acme));
-        parts.lifecycle.leave();
-        parts.events.report(Event::new(EventKind::Draining));
-        if let Some(directory) = parts.registry.directory().shared() {
-            directory.leave();
-        }
+        drop(serving);
+        let (failed, successor) = leave(&parts, ended, &handed_over).await;
+        // Else connections would wait in them.
+        kept.clear();
         // From here on not ready, so that load balancers look elsewhere while all is still served.
         if !matches!(failed, Some(RunError::ShardFailed(_))) {
-            let config = parts.config.load_full();
             tokio::select! {
-                () = drain::drain(&parts.lifecycle, &config, &mut running) => {}
+                () = drain::drain(&parts, &mut running, successor) => {}
                 () = shutdown.forced() => {}
             }
         }
         drop(housekeeping);
         // What is left had its time: the shards' runtimes end with their tasks.
+        parts.lifecycle.cut();
         drop(running);
+        drop(managing);
         // Before this node's key is removed, which they would write again.
         drop(directory);
         if let Some(directory) = parts.registry.directory().shared() {
@@ -289,13 +361,95 @@ impl Server {
     }
 }
 
+fn start_shards(
+    parts: &Parts,
+    sockets: Vec<Sockets>,
+    public_port: u16,
+    links: Option<Arc<Peers>>,
+) -> Result<Vec<Shard>, RunError> {
+    let listeners = parts.listeners(sockets.len(), public_port, links);
+    let shards = listeners.into_iter().zip(sockets).enumerate();
+    let shards = shards.map(|(number, (listeners, sockets))| {
+        let shard = Shard::start(number, &parts.threads, listeners, sockets);
+        shard.map_err(|error| RunError::Shard(number, error))
+    });
+    shards.collect()
+}
+
+/// Serves the admin listener from when the server serves tunnel clients until it closes.
+async fn serve_admin(admin: AdminListener, api: Api, shutdown: Shutdown, closes: Shutdown) {
+    let lifecycle = api.lifecycle.clone();
+    let routes = admin::routes(api, shutdown);
+    lifecycle.serving_tunnels().await;
+    admin.serve(routes, closes.requested()).await;
+}
+
+fn reach(admin: SocketAddr) -> Reach {
+    match admin.ip().is_loopback() {
+        true => Reach::Local,
+        false => Reach::Network,
+    }
+}
+
+/// Says to everybody that the server leaves, and gives a successor its tunnel clients and the admin listener, which closes
+/// here by `handed_over`. Returns what has failed, and the successor.
+async fn leave(
+    parts: &Parts,
+    ended: Ended,
+    handed_over: &Trigger,
+) -> (Option<RunError>, Option<Successor>) {
+    parts.lifecycle.leave();
+    parts.events.report(Event::new(EventKind::Draining));
+    if let Some(directory) = parts.registry.directory().shared() {
+        directory.leave();
+    }
+    let failed = match ended {
+        Ended::Requested => None,
+        Ended::Failed(error) => Some(error),
+        Ended::Replaced(mut successor) => {
+            // Before it notifies anybody itself.
+            supervisor::replaced_by(successor.id());
+            handed_over.request();
+            successor.serve_tunnels(parts.registry.handed()).await;
+            return (None, Some(successor));
+        }
+    };
+    supervisor::stopping();
+    (failed, None)
+}
+
+/// Begins to serve: at once, or as a predecessor hands its clients over.
+async fn take_over(parts: Arc<Parts>, predecessor: Option<Predecessor>) {
+    let lifecycle = &parts.lifecycle;
+    if let Some(predecessor) = predecessor {
+        match predecessor.ready().await {
+            Ok(mut channel) => {
+                parts.registry.expect(channel.tunnels().await);
+                tracing::info!("taking over: tunnel clients move here");
+                lifecycle.serve_tunnels();
+                channel.public().await;
+                tracing::info!("taking over: platform clients are served here");
+            }
+            // It does not wait for this process then, and ends it.
+            Err(error) => tracing::error!(%error, "the process to take over from has ended"),
+        }
+    }
+    lifecycle.serve_tunnels();
+    lifecycle.serve_public();
+    supervisor::ready();
+}
+
 impl BindError {
     /// Whether the configuration is at fault, or a file that it names.
     #[must_use]
     pub fn is_of_configuration(&self) -> bool {
         match self {
-            Self::AdminToken(_) | Self::Tls(_) | Self::Auth(_) | Self::Name(_) => true,
-            Self::Listen { .. } | Self::Admin(_) | Self::Metrics(_) => false,
+            Self::AdminToken(_)
+            | Self::Tls(_)
+            | Self::Auth(_)
+            | Self::Name(_)
+            | Self::Unclaimed(_) => true,
+            Self::Listen { .. } | Self::Admin(_) | Self::Sockets(_) | Self::Metrics(_) => false,
         }
     }
 }
@@ -322,9 +476,24 @@ async fn is_directory_ready(parts: &Parts, shutdown: &Shutdown) -> Result<bool, 
     }
 }
 
-/// Waits until a shutdown is requested, by a signal or by the operator, or until something has failed: a shard has ended by
-/// itself, or the node must not take part in the shared directory any more.
-async fn wait(parts: &Parts, shutdown: &Shutdown, running: &mut [Shard]) -> Option<RunError> {
+/// Why a server stops serving.
+enum Ended {
+    /// A shutdown was requested.
+    Requested,
+    /// A new process is ready to take over.
+    Replaced(Successor),
+    /// Something has failed.
+    Failed(RunError),
+}
+
+/// Waits until a shutdown is requested, by a signal or by the operator, a new process is ready to take over, or something
+/// has failed: a shard has ended by itself, or the node must not take part in the shared directory any more.
+async fn wait(
+    parts: &Parts,
+    shutdown: &Shutdown,
+    running: &mut [Shard],
+    kept: &[(&'static str, TcpListener)],
+) -> Ended {
     let shards = running.iter_mut().map(|shard| Box::pin(shard.ended()));
     let failed = async {
         match parts.registry.directory().shared() {
@@ -333,13 +502,45 @@ async fn wait(parts: &Parts, shutdown: &Shutdown, running: &mut [Shard]) -> Opti
         }
     };
     tokio::select! {
-        () = shutdown.requested() => None,
-        () = parts.lifecycle.shutdown_requested() => None,
+        () = shutdown.requested() => Ended::Requested,
+        () = parts.lifecycle.shutdown_requested() => Ended::Requested,
         ((), number, _) = futures_util::future::select_all(shards) => {
-            Some(RunError::ShardFailed(number))
+            Ended::Failed(RunError::ShardFailed(number))
         }
-        error = failed => Some(error.into()),
+        error = failed => Ended::Failed(error.into()),
+        successor = replaced(parts, kept) => Ended::Replaced(successor),
     }
+}
+
+/// Starts a new process whenever one is requested, until one is ready.
+async fn replaced(parts: &Parts, kept: &[(&'static str, TcpListener)]) -> Successor {
+    let upgrades = &parts.lifecycle.upgrades;
+    loop {
+        upgrades.requested().await;
+        tracing::info!("starting a new process to take over");
+        match start_successor(parts, kept).await {
+            Ok(successor) => return successor,
+            Err(error) => {
+                tracing::error!(%error, "no upgrade: this process continues");
+                upgrades.on_failed(error.to_string());
+            }
+        }
+    }
+}
+
+async fn start_successor(
+    parts: &Parts,
+    kept: &[(&'static str, TcpListener)],
+) -> Result<Successor, UpgradeError> {
+    if parts.registry.directory().shared().is_some() {
+        return Err(UpgradeError::SeveralNodes);
+    }
+    let program = Program::this();
+    let clones = kept
+        .iter()
+        .map(|(name, socket)| Ok((*name, socket.try_clone()?)));
+    let sockets = clones.collect::<io::Result<_>>();
+    program.start(sockets.map_err(UpgradeError::Sockets)?).await
 }
 
 async fn finish(running: &mut [Shard]) {
@@ -348,8 +549,14 @@ async fn finish(running: &mut [Shard]) {
     }
 }
 
-fn listen(name: &'static str, address: SocketAddr, count: usize) -> Result<Bound, BindError> {
-    listener::listen(address, count).map_err(|source| BindError::Listen {
+fn listen(
+    name: &'static str,
+    address: SocketAddr,
+    count: usize,
+    inherited: &mut Inherited,
+) -> Result<Bound, BindError> {
+    let bound = listener::listen(name, address, count, inherited);
+    bound.map_err(|source| BindError::Listen {
         listener: name,
         address,
         source,

@@ -170,6 +170,11 @@ impl Report {
         assert!(is_good, "{self}");
     }
 
+    /// The number of failures.
+    pub fn failures(&self) -> usize {
+        self.failures.len()
+    }
+
     /// # Panics
     /// When a worker had more failures than this; the message is the report.
     pub fn assert_at_most_failed(&self, each: u64) {

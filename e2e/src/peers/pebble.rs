@@ -93,7 +93,12 @@ impl Pebble {
             let mut command = Command::new(built().join("pebble"));
             command.arg("-config").arg(&file);
             command.args(["-strict", "-dnsserver", &dns.to_string()]);
-            command.envs([("PEBBLE_VA_NOSLEEP", "1"), ("PEBBLE_AUTHZREUSE", "0")]);
+            // One nonce in a hundred is rejected, as a client has to bear.
+            command.envs([
+                ("PEBBLE_VA_NOSLEEP", "1"),
+                ("PEBBLE_AUTHZREUSE", "0"),
+                ("PEBBLE_WFE_NONCEREJECT", "1"),
+            ]);
             let program = Program::start("pebble", &mut command);
             let listens = [acme, management];
             has_started(&program, &listens)

@@ -21,7 +21,7 @@ const KNOWN: &str = "known-to-the-platform-and-nobody-else-0123456789";
 /// What nobody knows, of the platform's form and of our own.
 const UNKNOWN: [&str; 2] = [
     "known-to-nobody-at-all-and-not-of-our-form-0123456789",
-    "tnlrt_0123456789abcdef_ThisSecretOfThisTestIsNotKnownToAnybody0",
+    "tnlrt_0123456789abcdef_ThisSecretOfThisTestIsNotKnownToAnybody0123",
 ];
 
 /// The serial number of the good certificate.
@@ -152,7 +152,7 @@ impl Stage {
             ("unknown-id", text(UNKNOWN[1]), "token_refused"),
             (
                 "wrong-secret",
-                Shown::Token(format!("{id}_{}", "WrongSecret".repeat(4))),
+                Shown::Token(format!("{id}_{}", &"WrongSecret".repeat(4)[..43])),
                 "token_refused",
             ),
             (

@@ -19,6 +19,7 @@ mod demo;
 mod egress;
 mod floors;
 mod grpc;
+mod handover;
 mod hostile;
 mod http;
 mod isolation;

@@ -21,8 +21,11 @@ const HOST: &str = "demo-app.tunnels.localhost";
 
 const NODES: [&str; 3] = ["n1", "n2", "n3"];
 
-/// As an operator who rolls servers out gives them: load balancers see for a second that a node is not ready.
-const FLAGS: [&str; 8] = [
+/// As an operator who rolls servers out gives them: load balancers see for a second that a node is not ready. A node has
+/// more shards than sessions, so that links end at shards without clients.
+const FLAGS: [&str; 10] = [
+    "--shards",
+    "8",
     "--drain-delay",
     "1s",
     "--drain-spread",
@@ -151,6 +154,18 @@ async fn a_node_that_stands_still_costs_a_moment_only() {
     servers[held].program().signal(Signal::CONT);
     // 0.7 s of silence, and the request again, on a machine that may be busy.
     assert!(longest < Duration::from_secs(2), "{longest:?}");
+}
+
+/// Its claims are in etcd, by its name and its run: the other nodes serve while it is restarted.
+#[tokio::test]
+async fn a_node_is_not_upgraded_in_place() {
+    let rollout = Rollout::new().await;
+    let node = rollout.start(NODES[0], None).await;
+    node.program().signal(Signal::USR2);
+    node.program()
+        .wait_for_line("one of several nodes", SOON)
+        .await;
+    assert_eq!(node.admin().status("/readyz").await, 200);
 }
 
 fn entry(server: &Server) -> Entry {

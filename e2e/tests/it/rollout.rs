@@ -286,7 +286,8 @@ async fn assert_ends_when_asked_again(program: &mut Program) {
     );
     program.signal(Signal::TERM);
     // Far less than the first signal alone would have given it.
-    program.wait_exit(Duration::from_secs(2)).await;
+    let exit = program.wait_exit(Duration::from_secs(2)).await;
+    assert_eq!(exit.code(), Some(1), "what is open is cut");
     program.wait_for_line("stopping immediately", SOON).await;
 }
 
@@ -309,6 +310,9 @@ async fn a_second_signal_ends_the_server_at_once() {
     let (mut system, mut held) = with_one_held(&upstream).await;
     assert_ends_when_asked_again(system.server_mut().program_mut()).await;
     held.wait_end(SOON).await;
+    let program = system.server().program();
+    let line = program.wait_for_line("\"/hold\"", SOON).await;
+    assert!(line.contains("cut_by_stop"), "{line}");
 }
 
 #[tokio::test]

@@ -1,7 +1,7 @@
 //! The tables of a report as Markdown, for pasting into documents. In goes a [`Report`], out comes
-//! text; it knows nothing of scenarios, and leaves runs and charts to the other renderers.
+//! text; it knows nothing of scenarios, and leaves charts to the other renderers, and runs where tables sum them up.
 
-use crate::report::{NoteLevel, Report, Table};
+use crate::report::{NoteLevel, Report, Table, tables};
 
 /// The report as it can be pasted into a document.
 pub fn render(report: &Report) -> String {
@@ -14,6 +14,12 @@ pub fn render(report: &Report) -> String {
         String::new(),
         escaped(&about),
     ];
+    if report.tables.is_empty() {
+        let of_runs = [tables::results, tables::errors, tables::used];
+        let of_runs = of_runs.iter().map(|of| of(&report.runs));
+        let of_runs = of_runs.filter(|table| !table.rows.is_empty());
+        lines.extend(of_runs.flat_map(|all| table(&all)));
+    }
     lines.extend(report.tables.iter().flat_map(table));
     if !report.notes.is_empty() {
         lines.push(String::new());
@@ -55,6 +61,7 @@ fn escaped(text: &str) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::report::Run;
 
     #[test]
     fn a_table_can_be_pasted() {
@@ -72,5 +79,21 @@ mod tests {
                         - **Warning:** not to be believed\n";
         assert!(text.ends_with(expected), "{text}");
         assert!(text.starts_with("**one against two**\n\n"), "{text}");
+        assert!(!text.contains("Results"), "{text}");
+    }
+
+    #[test]
+    fn runs_that_no_table_sums_up_are_tables_of_their_own() {
+        let mut report = Report::new("http", "one run");
+        report.runs.push(Run {
+            name: "small GET".to_owned(),
+            completed: 9_000,
+            rate: 4_500.0,
+            seconds: 2.0,
+            ..Run::default()
+        });
+        let text = render(&report);
+        assert!(text.contains("| run | rate |"), "{text}");
+        assert!(text.contains("| small GET | 4,500/s |"), "{text}");
     }
 }

@@ -25,10 +25,12 @@ use anyhow::bail;
 use bytesize::ByteSize;
 
 use crate::{
-    load::LoadArgs,
+    load::{ALL_BUSY, LoadArgs},
     measure::usage::Roles,
     progress::Progress,
-    report::{Axis, Chart, Note, Report, Scale, Unit, format, latency_chart, tables::Figure},
+    report::{
+        Axis, Chart, Note, NoteLevel, Report, Scale, Unit, format, latency_chart, tables::Figure,
+    },
     scenario::{
         compare::{
             noise::Noise,
@@ -196,7 +198,11 @@ fn describe(names: &[String], environments: &[Environment], report: &mut Report)
         upstream, targets, ..
     }) = environments.first()
     {
-        report.title = format!("{} over {}", upstream.about, names.join(", "));
+        report.title = format!(
+            "Comparison: {} in front of {}",
+            names.join(", "),
+            upstream.about
+        );
         for (name, opened) in names.iter().zip(targets) {
             let about = opened.iter().map(|opened| &opened.about);
             about.for_each(|about| report.note(format!("{name}: {about}")));
@@ -254,6 +260,7 @@ impl<'a> Results<'a> {
         }
         let charts = self.charts().into_iter().chain(curves).chain(by_round);
         report.charts.extend(charts);
+        fold_busy(report);
     }
 
     /// The first figure of a level in each round, which shows whether the machine drifted.
@@ -289,6 +296,19 @@ impl<'a> Results<'a> {
         };
         let figures = LoadLevel::Http(0).figures().iter();
         figures.filter_map(chart).collect()
+    }
+}
+
+/// One note in place of many that differ only in their figures.
+fn fold_busy(report: &mut Report) {
+    let is_busy = |note: &Note| note.level == NoteLevel::Info && note.text.contains(ALL_BUSY);
+    let busy = report.notes.iter().filter(|note| is_busy(note)).count();
+    if busy > 1 {
+        let all = report.runs.len();
+        report.notes.retain(|note| !is_busy(note));
+        report.note(format!(
+            "{ALL_BUSY} in {busy} of {all} measurements: what the load generator waited for a processor is part of their latencies"
+        ));
     }
 }
 
@@ -421,7 +441,7 @@ mod tests {
         assert_eq!(table.title, "small GET, 64 connections");
         assert_eq!(table.columns[..3], ["target", "CPU/request", "× base"]);
         assert_eq!(table.rows[0][..3], ["ours", "12.0 µs", "0.60 (0.50–0.75)"]);
-        assert_eq!(table.rows[1][..3], ["base", "20.0 µs", "1.00 (1.00–1.00)"]);
+        assert_eq!(table.rows[1][..3], ["base", "20.0 µs", "1.00"]);
         // A target that could not be measured has a row too.
         assert_eq!(table.rows[2][..3], ["dead", "–", "–"]);
         let errors: Vec<_> = table.rows.iter().flat_map(|row| row.last()).collect();

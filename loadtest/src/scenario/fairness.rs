@@ -561,7 +561,7 @@ mod tests {
         let mut report = Report::new("fairness", "test");
         show(&phases, 3, &mut report);
         let rows = &report.tables[0].rows;
-        assert_eq!(rows[0][4], "1.00 (1.00–1.00)");
+        assert_eq!(rows[0][4], "1.00");
         assert_eq!(rows[2][0], "paced downloads, neighbour");
         assert_eq!(rows[2][4], "2.00 (2.00–3.00)");
         assert_eq!(rows[2][6..], ["300", "9", "0", "3", "8.00 MiB/s"]);

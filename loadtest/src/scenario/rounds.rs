@@ -267,7 +267,7 @@ impl Spread {
         })
     }
 
-    /// As a ratio for people: `0.48 (0.46–0.51)`.
+    /// As a ratio for people: `0.48 (0.46–0.51)`, or `1.00` where there is no spread.
     pub fn ratio(&self) -> String {
         let two = |value: f64| {
             if value < 100.0 {
@@ -276,12 +276,11 @@ impl Spread {
                 format!("{value:.0}")
             }
         };
-        format!(
-            "{} ({}–{})",
-            two(self.median),
-            two(self.low),
-            two(self.high)
-        )
+        let (median, low, high) = (two(self.median), two(self.low), two(self.high));
+        match low == high {
+            true => median,
+            false => format!("{median} ({low}–{high})"),
+        }
     }
 }
 

@@ -391,7 +391,7 @@ mod tests {
         }
         results.fill(&mut whole);
         let rows = &whole.tables[0].rows;
-        assert_eq!(rows[0][..4], ["1", "10.0 µs", "1.00 (1.00–1.00)", "10/s"]);
+        assert_eq!(rows[0][..4], ["1", "10.0 µs", "1.00", "10/s"]);
         // Within the rounds: the second was slow for both levels.
         assert_eq!(rows[1][..4], ["100", "6.00 µs", "0.60 (0.50–0.60)", "30/s"]);
         assert_eq!(whole.runs[1].name, "connections 100, a");

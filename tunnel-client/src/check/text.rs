@@ -17,8 +17,21 @@ pub(super) fn span(duration: Duration) -> String {
         return format!("{} ms", duration.as_millis());
     }
     let text = humantime::format_duration(Duration::from_secs(duration.as_secs())).to_string();
-    let units: Vec<&str> = text.split(' ').take(2).collect();
+    let units: Vec<String> = text.split(' ').take(2).map(unit).collect();
     units.join(" ")
+}
+
+/// A number and its unit, apart if the unit is a word: `1 day`, `5m`.
+fn unit(text: &str) -> String {
+    let digits = text.len()
+        - text
+            .trim_start_matches(|letter: char| letter.is_ascii_digit())
+            .len();
+    let (number, unit) = text.split_at(digits);
+    match unit.len() > 2 {
+        true => format!("{number} {unit}"),
+        false => text.to_owned(),
+    }
 }
 
 /// Text of a peer on one line of bounded length, without control characters.
@@ -41,7 +54,7 @@ mod tests {
         assert_eq!(moment(SystemTime::UNIX_EPOCH), "1970-01-01T00:00:00Z");
         assert_eq!(span(Duration::from_millis(250)), "250 ms");
         assert_eq!(span(Duration::from_millis(61_900)), "1m 1s");
-        assert_eq!(span(Duration::from_secs(90_061)), "1day 1h");
+        assert_eq!(span(Duration::from_secs(90_061)), "1 day 1h");
     }
 
     #[test]

@@ -3,19 +3,22 @@
 use std::io::Write;
 
 use tokio::sync::watch;
-use tunnel_http::access_log::AccessLog;
 use tunnel_ops::task::Owned;
 
 use super::{Failure, program, run};
-use crate::{cli::HttpArgs, client::Welcomed, config::Given};
+use crate::{cli::HttpArgs, client::Welcomed, config::Given, upstream_advice::upstream_advice};
 
 pub(super) fn http(arguments: HttpArgs) -> Result<(), Failure> {
-    let upstream = arguments.service.to_string();
+    let service = arguments.service.clone();
+    let upstream = service.to_string();
     let given = given(arguments)?;
-    let telemetry = program::begin(&given)?;
-    let access_log = AccessLog::new(telemetry.access_log());
-    program::block_on(async move {
+    program::run(given, async move |given, access_log| {
         let (client, shutdown) = run::prepare(given, access_log)?;
+        let _advising = Owned::spawn("advice", async move {
+            if let Some(advice) = upstream_advice(&service).await {
+                eprintln!("{service}: {advice}");
+            }
+        });
         let _announcing = Owned::spawn("announce", announce(client.welcomed(), upstream));
         run::until_stopped(client, shutdown).await
     })

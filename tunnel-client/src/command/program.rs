@@ -2,8 +2,9 @@
 
 use std::future::Future;
 
+use tunnel_http::access_log::AccessLog;
 use tunnel_ops::descriptors;
-use tunnel_ops::telemetry::{self, Telemetry};
+use tunnel_ops::telemetry::{self, LogFormat, Telemetry};
 
 use super::Failure;
 use crate::config::Given;
@@ -12,8 +13,22 @@ use crate::config::Given;
 /// body, so that many would delay new requests.
 const TASKS_BETWEEN_EVENTS: u32 = 16;
 
-/// Starts the log and the access log as configured, until the result is dropped.
-pub(super) fn begin(given: &Given) -> Result<Telemetry, Failure> {
+/// Starts the log and the access log as configured, and runs a command on one thread. Its failure is logged where lines
+/// are read by a machine.
+pub(super) fn run<F>(
+    given: Given,
+    serving: impl FnOnce(Given, AccessLog) -> F,
+) -> Result<(), Failure>
+where
+    F: Future<Output = Result<(), Failure>>,
+{
+    let (telemetry, format) = begin(&given)?;
+    let access_log = AccessLog::new(telemetry.access_log());
+    let result = block_on(serving(given, access_log));
+    result.map_err(|failure| failure.logged(format))
+}
+
+fn begin(given: &Given) -> Result<(Telemetry, LogFormat), Failure> {
     let source = given.clone().merge().map_err(Failure::configuration)?;
     let settings = source.settings();
     // First, so that later steps can log.
@@ -22,7 +37,7 @@ pub(super) fn begin(given: &Given) -> Result<Telemetry, Failure> {
     let opened = telemetry.open_access_log(&settings.access_log);
     telemetry.set_access_log(opened.map_err(Failure::running)?);
     descriptors::raise_limit();
-    Ok(telemetry)
+    Ok((telemetry, settings.log_format))
 }
 
 /// Runs on one thread: a client carries the traffic of one cluster, for which work stealing costs more than it gains.

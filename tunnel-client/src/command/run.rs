@@ -8,9 +8,7 @@ use crate::client::{Client, ClientError};
 use crate::config::Given;
 
 pub(super) fn run(given: Given) -> Result<(), Failure> {
-    let telemetry = program::begin(&given)?;
-    let access_log = AccessLog::new(telemetry.access_log());
-    program::block_on(async move {
+    program::run(given, async move |given, access_log| {
         let (client, shutdown) = prepare(given, access_log)?;
         until_stopped(client, shutdown).await
     })
@@ -36,7 +34,8 @@ pub(super) async fn until_stopped(client: Client, shutdown: Shutdown) -> Result<
         "tunnel-client starts"
     );
     // Boxed, since it holds the whole client.
-    Box::pin(client.run(shutdown))
+    Box::pin(client.run(shutdown.clone()))
         .await
-        .map_err(Failure::running)
+        .map_err(Failure::running)?;
+    Failure::of_forced(&shutdown)
 }

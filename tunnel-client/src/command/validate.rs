@@ -1,6 +1,7 @@
 //! `tunnel-client validate`: makes all checks of the start of `run` or `serve`, without dialling.
 #![allow(clippy::print_stdout, reason = "the result is the output")]
 
+use tunnel_ops::settings::GivenSettings;
 use tunnel_routing::config::RouteList;
 
 use super::Failure;
@@ -10,6 +11,9 @@ use crate::config::{Config, ServeConfig, ServerPath};
 
 pub(super) fn validate(args: ValidateArgs) -> Result<(), Failure> {
     let source = args.given.merge().map_err(Failure::configuration)?;
+    for warning in source.readable_secrets() {
+        eprintln!("warning: {warning}");
+    }
     if args.serve {
         let config = ServeConfig::check(&source).map_err(Failure::configuration)?;
         let (listen, routes) = (config.settings.listen, config.routes);

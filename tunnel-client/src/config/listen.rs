@@ -2,6 +2,7 @@
 //!
 //! In: a [`Source`], as for a tunnel, so that one file can be used for both. Settings that only a tunnel needs are ignored.
 
+use tunnel_http::answer::ProblemPage;
 use tunnel_ops::telemetry::tracer::TracerSettings;
 use tunnel_ops::tls_files::Identity;
 use tunnel_routing::config::{RouteList, UpstreamOptions};
@@ -20,6 +21,8 @@ pub struct ServeConfig {
     pub settings: Settings,
     /// The listener's certificate, read again when it changes; `None` for plain HTTP. Default none.
     pub certificate: Option<CertificateFiles>,
+    /// The page that browsers get for a problem. Default: the built-in one.
+    pub problem_page: ProblemPage,
     /// All routes, with that of `--upstream`.
     pub routes: RouteList,
     /// How exchanges are traced; `None` if they are not. Default none.
@@ -35,6 +38,7 @@ impl ServeConfig {
         Self {
             settings,
             certificate: None,
+            problem_page: ProblemPage::default(),
             routes: RouteList::default().with_default(upstream, options),
             tracer: None,
         }
@@ -49,22 +53,37 @@ impl ServeConfig {
         let certificate = certificate(source, &mut faults);
         check_dns_servers(source, &mut faults);
         let settings = source.settings();
+        let problem_page = problem_page(source, &settings, &mut faults);
         let variable = |name: &str| std::env::var_os(name);
         let tracer = traces::check(source, &settings, variable, &mut faults);
-        match reload::check(source) {
-            Ok(routes) if faults.is_empty() => Ok(Self {
+        match (reload::check(source), problem_page) {
+            (Ok(routes), Some(problem_page)) if faults.is_empty() => Ok(Self {
                 settings,
                 certificate,
+                problem_page,
                 routes,
                 tracer,
             }),
-            Ok(_) => Err(ConfigError::new(faults)),
-            Err(more) => {
+            (Ok(_), _) => Err(source.faults(faults)),
+            (Err(more), _) => {
                 faults.extend(more.into_vec());
-                Err(ConfigError::new(faults))
+                Err(source.faults(faults))
             }
         }
     }
+}
+
+fn problem_page(
+    source: &Source,
+    settings: &Settings,
+    faults: &mut Vec<ConfigFault>,
+) -> Option<ProblemPage> {
+    let Some(path) = &settings.problem_page else {
+        return Some(ProblemPage::default());
+    };
+    let page = ProblemPage::load(path);
+    page.map_err(|error| faults.push(source.fault(&setting::problem_page, error.to_string())))
+        .ok()
 }
 
 fn certificate(source: &Source, faults: &mut Vec<ConfigFault>) -> Option<CertificateFiles> {

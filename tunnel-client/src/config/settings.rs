@@ -10,6 +10,7 @@ use std::net::{Ipv4Addr, SocketAddr};
 use std::path::PathBuf;
 use std::time::Duration;
 
+use tunnel_http::answer::ProblemDetail;
 use tunnel_ops::admin::AdminHost;
 use tunnel_ops::config_value::{
     BoundedSize, Count, DurationFrom, DurationText, ListenAddress, Network, OptionalListenAddress,
@@ -150,6 +151,10 @@ tunnel_ops::settings! {
         ///
         /// There are as many as the load needed in the last half minute
         upstream_idle_pool: Count<0, 65_536> = 1_024, "NUMBER", Restart;
+        /// What platform clients of serve, and pages on a route with cors, learn of a failure: its reason alone, or full details such as the addresses of upstreams
+        ///
+        /// The access log has the details of each failure. What else passes through a tunnel is shown by the server's own setting
+        problem_detail: ProblemDetail = ProblemDetail::Reason, "DETAIL", Restart;
         // A quarter of the client's memory in `deploy/kubernetes/sidecar.yaml`.
         /// Memory for received bytes of requests and responses that are not sent on yet
         max_buffered_size: SizeFrom<1024> = 64 << 20, "SIZE", Restart;
@@ -167,6 +172,10 @@ tunnel_ops::settings! {
         ///
         /// Their values are extended; those of other peers are removed, with every field that begins with `X-Forwarded-`
         trusted_proxies: Vec<Network> = Vec::new(), "CIDR", Restart;
+        /// Of serve: HTML page that browsers get for a failure instead of the built-in one
+        ///
+        /// A template with the placeholders `{{status}}`, `{{title}}`, `{{message}}`, `{{advice}}`, `{{reason}}`, `{{request_id}}` and `{{retry_after}}`
+        problem_page: PathBuf, else "", "FILE", Restart;
         /// Of serve: add Via to requests; nginx compresses nothing for those that have it
         via: bool = false, "BOOL", Restart;
         /// Of serve: connections at once

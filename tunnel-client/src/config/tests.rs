@@ -389,7 +389,7 @@ fn files_are_read_while_checking() {
     folder.write("token", "");
     folder.write("ca.pem", "nothing");
     let faults = folder.faults(&[]);
-    assert!(faults[0].contains("token is empty"), "{faults:?}");
+    assert!(faults[0].contains("token` is empty"), "{faults:?}");
     assert!(
         faults[1].contains("ca.pem: holds no certificate"),
         "{faults:?}"

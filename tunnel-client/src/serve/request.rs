@@ -12,10 +12,11 @@ use http::uri::PathAndQuery;
 use http::{HeaderMap, HeaderValue, Method, Request, Response, StatusCode};
 use hyper::upgrade::OnUpgrade;
 use parking_lot::Mutex;
+use tunnel_http::answer::ProblemRequest;
 use tunnel_http::check::{CheckedRequest, NotForwarded};
 use tunnel_http::http1::InFlight;
 use tunnel_http::listener_body::{BodyOptions, ListenerBody, ListenerInformational};
-use tunnel_http::long_streams::{StreamFormat, is_grpc, reconnects};
+use tunnel_http::long_streams::{StreamFormat, reconnects};
 use tunnel_http::permits::Permit;
 use tunnel_http::received::ReceivedBody;
 use tunnel_http::{outgoing, upgraded::UpgradeSender};
@@ -59,9 +60,8 @@ pub(super) fn serve(
     let is_http2 = connection.is_http2();
     let on_upgrade = is_http2.then(|| hyper::upgrade::on(&mut request));
     let (parts, incoming) = request.into_parts();
-    // gRPC needs HTTP/2.
-    let is_grpc = is_http2 && is_grpc(&parts.headers);
-    let accepted = accept(connection, &parts, incoming, is_grpc);
+    let asked = ProblemRequest::new(&parts, is_http2);
+    let accepted = accept(connection, &parts, incoming, asked.is_grpc());
     if let Err(NotForwarded::Problem(problem)) = &accepted {
         let exchanges = &connection.gateway.exchanges;
         exchanges.on_refused(Some(&parts), connection.client.address, problem);
@@ -72,7 +72,7 @@ pub(super) fn serve(
         let accepted = match accepted {
             Ok(accepted) => accepted,
             Err(refused) => {
-                let mut response = refusal(&connection, &refused, is_grpc);
+                let mut response = refusal(&connection, &refused, asked);
                 response.body_mut().observe(None, in_flight);
                 return Ok(response);
             }
@@ -80,8 +80,9 @@ pub(super) fn serve(
         let request_id = accepted.request_id.clone();
         let forwarded = forward_request(&connection, accepted, on_upgrade).await;
         let (mut response, exchange) = forwarded.unwrap_or_else(|problem| {
-            let response = ResponseBody::problem(&problem, !is_http2, is_grpc);
-            (response, None)
+            let answers = connection.gateway.problem_answers();
+            let own = answers.response(&problem, asked, Some(&request_id));
+            (ResponseBody::own_response(own), None)
         });
         let headers = response.headers_mut();
         headers.entry(X_REQUEST_ID).or_insert(request_id);
@@ -99,13 +100,14 @@ pub(super) fn serve(
 fn refusal(
     connection: &Connection,
     refused: &NotForwarded,
-    is_grpc: bool,
+    asked: ProblemRequest,
 ) -> Response<ResponseBody> {
     connection.not_upgraded();
     match refused {
         NotForwarded::LastHop => ResponseBody::last_hop(),
         NotForwarded::Problem(problem) => {
-            ResponseBody::problem(problem, !connection.is_http2(), is_grpc)
+            let answers = connection.gateway.problem_answers();
+            ResponseBody::own_response(answers.response(problem, asked, None))
         }
     }
 }

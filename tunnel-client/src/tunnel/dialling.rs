@@ -200,11 +200,11 @@ impl Dialling {
         let wait = servers.next(now, |_| 0, &[]).1.after(now);
         drop(servers);
         self.show_wait(WaitReason::Failure, wait);
-        tracing::warn!(
-            why = ended.detail,
-            ?wait,
-            "a session has ended, dialling again"
-        );
+        let why = &ended.detail;
+        match ended.reason.is_planned() {
+            true => tracing::info!(why, ?wait, "a session has ended as planned, dialling again"),
+            false => tracing::warn!(why, ?wait, "a session has ended, dialling again"),
+        }
         Ok(())
     }
 
@@ -437,7 +437,7 @@ impl Dialling {
         let is_over = is_final || self.refusals.lock().lasted(Instant::now()) >= PENDING_LIMIT;
         let files = &self.parts.credentials;
         let why = match error.is_of_credential() {
-            true => format!("{error}; the credential is from {files}"),
+            true => format!("{error}; the credential is that in `{files}`"),
             false => error.to_string(),
         };
         if is_over && self.parts.exits_on_refusal && !self.parts.sessions.live.any() {

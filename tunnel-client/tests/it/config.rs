@@ -2,7 +2,8 @@
 
 use std::ffi::OsStr;
 use std::fs;
-use std::io::{BufRead, BufReader, Read};
+use std::io::{BufRead, BufReader, Read, Write};
+use std::os::unix::fs::OpenOptionsExt;
 use std::process::{Command, Output, Stdio};
 
 const FLAGS: [&str; 4] = [
@@ -30,8 +31,12 @@ impl Folder {
         folder
     }
 
+    /// Writes a file that its owner alone can read.
     fn write(&self, name: &str, text: &str) {
-        fs::write(self.0.path().join(name), text).unwrap();
+        let mut open = fs::OpenOptions::new();
+        open.write(true).create(true).truncate(true).mode(0o600);
+        let mut file = open.open(self.0.path().join(name)).unwrap();
+        file.write_all(text.as_bytes()).unwrap();
     }
 
     fn command<A: AsRef<OsStr>>(&self, arguments: impl IntoIterator<Item = A>) -> Command {
@@ -117,7 +122,7 @@ fn the_token_is_given_in_a_file_only() {
     assert!(
         missing
             .stderr
-            .starts_with("error: the token file elsewhere cannot be read"),
+            .starts_with("error: the token file `elsewhere` cannot be read"),
         "{}",
         missing.stderr
     );

@@ -88,7 +88,7 @@ async fn what_has_changed_in_its_files_is_told_by_name() {
         .await;
     assert!(warned.contains("settings=\"sessions\""), "{warned}");
     let told = program.next_line("the routes are valid and in use").await;
-    let difference = "difference=added three; removed one; changed two";
+    let difference = "difference=\"added three; removed one; changed two\"";
     assert!(told.contains(difference), "{told}");
     fs::write(folder.path().join("token"), "tnlrt_2_secret\n").unwrap();
     let told = program

@@ -147,7 +147,7 @@ async fn it_answers_by_the_routes_of_its_file_and_reads_them_again() {
     );
     write("second");
     let told = program.next_line("the routes are valid and in use").await;
-    assert!(told.contains("difference=changed ready"), "{told}");
+    assert!(told.contains("difference=\"changed ready\""), "{told}");
     assert!(get(front, "/readyz").await.ends_with("\r\n\r\nsecond"));
     assert_eq!(program.stop().await, Some(0));
 }

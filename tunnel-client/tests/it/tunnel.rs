@@ -80,7 +80,7 @@ async fn a_refusal_for_good_ends_the_client_with_one_plain_line() {
     };
     assert!(matches!(error, ClientError::GivenUp(_)));
     let text = error.to_string();
-    let why = "refused: the test says token_unknown (token_unknown), status 401; the credential is from /";
+    let why = "refused: the test says token_unknown (token_unknown), status 401; the credential is that in `/";
     assert!(text.contains(why), "{text}");
     assert!(!text.contains('\n') && !text.contains("tnlrt"), "{text}");
 }

@@ -7,6 +7,7 @@
 )]
 
 mod calls;
+mod follow;
 mod secure;
 mod watch;
 

@@ -8,11 +8,8 @@ use bytes::Bytes;
 use http::{HeaderMap, Method, Response, StatusCode};
 use http_body::{Body, Frame, SizeHint};
 use tunnel_ops::signals::Shutdown;
-use tunnel_proto::problem::Problem;
 
-use super::{
-    OwnResponse, ResponseContent, grpc_problem, make_response, problem, switching_protocols,
-};
+use super::{OwnResponse, ResponseContent, make_response, switching_protocols};
 use crate::access_log::Observer;
 use crate::connection::{Pieces, is_given_up};
 use crate::http1::InFlight;
@@ -72,21 +69,12 @@ where
         Ok(Response::from_parts(parts, Self::new(source)))
     }
 
-    /// A problem as a response, in the format of gRPC if it `is_grpc`. An HTTP/1 connection closes after a malformed request.
+    /// A response of the program itself.
     #[must_use]
-    pub fn problem(reported: &Problem, is_http1: bool, is_grpc: bool) -> Response<Self> {
-        let OwnResponse {
-            status,
-            headers,
-            content,
-        } = if is_grpc {
-            grpc_problem(reported)
-        } else {
-            problem(reported, is_http1)
-        };
-        let mut response = Response::new(Self::own(content));
-        *response.status_mut() = status;
-        *response.headers_mut() = headers;
+    pub fn own_response(own: OwnResponse) -> Response<Self> {
+        let mut response = Response::new(Self::own(own.content));
+        *response.status_mut() = own.status;
+        *response.headers_mut() = own.headers;
         response
     }
 

@@ -114,7 +114,7 @@ async fn each_path_has_its_answer() {
 }
 
 #[tokio::test]
-async fn it_ends_when_asked_and_its_connections_with_it() {
+async fn it_closes_when_asked_and_ends_with_its_last_connection() {
     let running = start().await;
     let mut idle = TcpStream::connect(running.address).await.unwrap();
     check(&ask(&running, "GET /healthz").await, "200", "ok\n");
@@ -468,8 +468,7 @@ async fn streams_have_their_own_permits_and_return_them() {
     events.closed().await;
     let mut stream = send(&running, EVENTS).await;
     read_until(&mut stream, "200 OK").await;
-    running.trigger.request();
-    running.serving.await.unwrap();
+    drop(running.serving);
     let mut rest = Vec::new();
     let _ = stream.read_to_end(&mut rest).await;
     assert!(!rest.ends_with(b"0\r\n\r\n"), "cut, which is no clean end");

@@ -17,8 +17,21 @@ pub enum StepError<S> {
     #[error("{0} took longer than {1:?}")]
     TimedOut(S, Duration),
     /// It failed.
-    #[error("{0} failed: {1}")]
+    #[error("{step} failed: {error}", step = .0, error = described(.1))]
     Failed(S, #[source] io::Error),
+}
+
+/// An error of TLS that means another protocol, in words; other errors as they are.
+fn described(error: &io::Error) -> String {
+    let of_tls = error.get_ref().and_then(|inner| inner.downcast_ref());
+    match of_tls {
+        Some(rustls::Error::InvalidMessage(_)) => {
+            format!(
+                "what answers there speaks no TLS, as another port or a plain web server ({error})"
+            )
+        }
+        _ => error.to_string(),
+    }
 }
 
 /// Awaits a step within its limit.

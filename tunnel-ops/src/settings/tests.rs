@@ -142,11 +142,11 @@ fn files_are_watched_unless_a_restart_is_needed() {
     let folder = tempfile::tempdir().unwrap();
     let config = folder.path().join("c.toml");
     let text = "by_file = 'a'\nfolders = ['b']\nthing = [{ file = 'c' }]\n";
-    std::fs::write(&config, text).unwrap();
+    fs::write(&config, text).unwrap();
     let given = Given::new(Some(config.clone()), Source::default());
     let named = |name| folder.path().join(name);
     assert_eq!(given.watched(), [named("a"), named("c"), config.clone()]);
-    std::fs::write(&config, "unknown = 1").unwrap();
+    fs::write(&config, "unknown = 1").unwrap();
     assert_eq!(given.watched(), [config]);
 }
 

@@ -9,12 +9,13 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::ffi::{OsStr, OsString};
 use std::fmt;
 use std::fs;
+use std::io;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Component, Path, PathBuf};
 use std::sync::Arc;
 
 use notify::event::{AccessKind, Event, EventKind};
-use notify::{RecommendedWatcher, RecursiveMode, Watcher};
+use notify::{ErrorKind, RecommendedWatcher, RecursiveMode, Watcher};
 use parking_lot::Mutex;
 use tokio::sync::Notify;
 
@@ -126,10 +127,19 @@ impl Folders {
     fn report(&mut self, watched: notify::Result<()>) {
         match watched {
             Err(error) if !self.has_failed => {
+                let is_denied = matches!(
+                    &error.kind,
+                    ErrorKind::Io(error) if error.kind() == io::ErrorKind::PermissionDenied
+                );
+                let advice = match is_denied {
+                    true => "let this program's user read the folders of the files",
+                    false => "raise fs.inotify.max_user_watches or max_user_instances",
+                };
                 tracing::warn!(
+                    folders = ?error.paths,
                     %error,
-                    "the kernel does not report all file changes, they are noticed within a minute: \
-                     raise fs.inotify.max_user_watches or max_user_instances"
+                    advice,
+                    "the kernel does not report all file changes, they are noticed within a minute"
                 );
                 self.has_failed = true;
             }
@@ -235,8 +245,8 @@ fn names(path: &Path) -> impl DoubleEndedIterator<Item = OsString> {
 
 fn is_missing(error: &notify::Error) -> bool {
     match &error.kind {
-        notify::ErrorKind::PathNotFound => true,
-        notify::ErrorKind::Io(error) => error.kind() == std::io::ErrorKind::NotFound,
+        ErrorKind::PathNotFound => true,
+        ErrorKind::Io(error) => error.kind() == io::ErrorKind::NotFound,
         _ => false,
     }
 }

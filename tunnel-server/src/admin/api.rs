@@ -11,17 +11,16 @@ use std::{fmt::Display, sync::Arc};
 use arc_swap::ArcSwapOption;
 use axum::{
     Json, Router,
-    extract::{FromRequestParts, Path, Query, Request, State, rejection::QueryRejection},
+    extract::{
+        FromRequestParts, Path, Query, Request, State,
+        rejection::{PathRejection, QueryRejection},
+    },
     middleware::{Next, from_fn_with_state},
     response::{IntoResponse, Response},
-    routing::{MethodRouter, get, post},
+    routing::{MethodRouter, delete, get, post, put},
 };
 use bytes::Bytes;
-use http::{
-    HeaderMap, HeaderName, HeaderValue, Method, StatusCode,
-    header::{CONTENT_TYPE, WWW_AUTHENTICATE},
-    request::Parts,
-};
+use http::{HeaderMap, HeaderName, Method, StatusCode, header::CONTENT_TYPE, request::Parts};
 use serde::{Deserialize, Serialize, de::DeserializeOwned};
 use tunnel_http::tail::Tails;
 /// The prefix of all routes.
@@ -30,7 +29,10 @@ pub use tunnel_ops::admin::AdminProblem;
 use tunnel_ops::admin::BearerGuard;
 
 use super::{
-    DESCRIPTION, event_stream, merge,
+    DESCRIPTION, event_stream,
+    managed::{self, NewTokenView},
+    merge,
+    refusal::{ApiError, path_unknown},
     usage::ReadLimits,
     view::{
         self, ConfigView, OperationError, ReadCertificates, RevocationScope, RuntimeView,
@@ -43,6 +45,7 @@ use crate::{
     config::live::LiveConfig,
     events::Events,
     lifecycle::Lifecycle,
+    managed::Managed,
     metrics::Metrics,
     peers::{Answers, Peers},
     registry::Registry,
@@ -50,7 +53,7 @@ use crate::{
 };
 
 /// The number of routes.
-const ROUTES: usize = 11;
+const ROUTES: usize = 14;
 
 /// Default number of runtimes in a page.
 const PAGE: usize = 100;
@@ -87,6 +90,8 @@ pub(crate) struct Api {
     pub(crate) certificates: ReadCertificates,
     /// Reads the limits of the whole server.
     pub(crate) limits: ReadLimits,
+    /// The runtimes that it makes and removes, if it may.
+    pub(crate) managed: Option<Arc<Managed>>,
     /// Checks the admin token. Without it nothing can be changed, or read from other machines.
     pub(crate) guard: Arc<ArcSwapOption<BearerGuard>>,
     /// From where it can be reached.
@@ -122,15 +127,6 @@ struct PathLabel(String);
 
 /// The `scope` of the query, which has nothing else.
 struct ScopeOf(Scope);
-
-/// A request that is refused.
-#[derive(Debug)]
-struct ApiError {
-    status: StatusCode,
-    reason: &'static str,
-    detail: String,
-    challenge: Option<HeaderValue>,
-}
 
 /// The server nodes that are asked.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Deserialize)]
@@ -203,8 +199,23 @@ fn routes(api: &Arc<Api>) -> [(&'static str, MethodRouter<Arc<Api>>); ROUTES] {
             get(config).route_layer(only(Access::ReadPrivate)),
         ),
         ("/drain", post(drain_server).route_layer(change())),
+        ("/upgrade", post(upgrade_server).route_layer(change())),
         ("/runtimes", get(runtimes).route_layer(read())),
-        ("/runtimes/{label}", get(runtime).route_layer(read())),
+        (
+            "/runtimes/{label}",
+            put(define)
+                .delete(remove)
+                .route_layer(change())
+                .merge(get(runtime).route_layer(read())),
+        ),
+        (
+            "/runtimes/{label}/tokens",
+            post(add_token).route_layer(change()),
+        ),
+        (
+            "/runtimes/{label}/tokens/{id}",
+            delete(revoke_token).route_layer(change()),
+        ),
         (
             "/runtimes/{label}/disconnect",
             post(disconnect).route_layer(change()),
@@ -232,11 +243,6 @@ async fn authorize(
     Ok(next.run(request).await)
 }
 
-async fn path_unknown() -> ApiError {
-    let detail = format!("no such path: try /metrics, /healthz, /readyz or {ROOT}/openapi.json");
-    ApiError::new(StatusCode::NOT_FOUND, "path_unknown", detail)
-}
-
 async fn method_not_allowed() -> ApiError {
     let detail = "this path has no such method: see the Allow field";
     ApiError::new(StatusCode::METHOD_NOT_ALLOWED, "method_not_allowed", detail)
@@ -262,6 +268,13 @@ async fn drain_server(state: State<Arc<Api>>) -> Json<ServerView> {
     status(state).await
 }
 
+/// Has a new process take over. The response is the state before; `/status` shows what follows.
+async fn upgrade_server(state: State<Arc<Api>>) -> Result<Json<ServerView>, ApiError> {
+    let view = status(state.clone()).await;
+    state.lifecycle.upgrades.request()?;
+    Ok(view)
+}
+
 async fn config(State(api): State<Arc<Api>>) -> Json<ConfigView> {
     let view = view::config_view(&api.config, &api.authenticator, &api.metrics);
     Json(view)
@@ -283,14 +296,14 @@ async fn runtimes(
 }
 
 fn own_page(api: &Api, query: &RuntimesQuery) -> RuntimesPage {
-    let config = api.config.load();
+    let (config, listed) = (api.config.load(), api.authenticator.runtimes());
     let entries = view::runtime_entries(&api.registry);
     let (after, account) = (query.after.as_deref(), query.account.as_deref());
     let mut runtimes: Vec<_> = entries
         .iter()
         .filter(|entry| after.is_none_or(|after| entry.label.as_str() > after))
         .filter(|entry| account.is_none_or(|name| entry.account.as_str() == name))
-        .map(|entry| view::runtime_view(&api.registry, &config, entry))
+        .map(|entry| view::runtime_view(&api.registry, &config, &listed, entry))
         .filter(|view| query.online.is_none_or(|online| view.online == online))
         // One more than the limit, to know whether there is another page.
         .take(query.limit + 1)
@@ -311,8 +324,7 @@ async fn runtime(
     PathLabel(label): PathLabel,
     ScopeOf(scope): ScopeOf,
 ) -> Result<Json<RuntimeView>, ApiError> {
-    let own = view::runtime_entry(&api.registry, &label);
-    let own = own.map(|entry| view::runtime_with_routes(&api.registry, &api.config.load(), &entry));
+    let own = api.own_view(&label);
     let nothing = Bytes::new();
     let answers = api.ask_about(scope, &Method::GET, &label, "", &nothing);
     let answers = answers.await;
@@ -363,6 +375,43 @@ async fn revoke(
     api.operate("revoke", label, scope, own, &body).await
 }
 
+async fn define(
+    State(api): State<Arc<Api>>,
+    PathLabel(label): PathLabel,
+    body: Bytes,
+) -> Result<(StatusCode, Json<RuntimeView>), ApiError> {
+    let managed = api.managed_for(&label)?;
+    let status = managed::define(managed, &label, &body).await?;
+    Ok((status, Json(api.own_view(&label)?)))
+}
+
+async fn remove(
+    State(api): State<Arc<Api>>,
+    PathLabel(label): PathLabel,
+) -> Result<StatusCode, ApiError> {
+    managed::remove(api.managed_for(&label)?, &label).await
+}
+
+async fn add_token(
+    State(api): State<Arc<Api>>,
+    PathLabel(label): PathLabel,
+    body: Bytes,
+) -> Result<(StatusCode, Json<NewTokenView>), ApiError> {
+    let made = managed::add_token(api.managed_for(&label)?, &label, &body).await?;
+    Ok((StatusCode::CREATED, Json(made)))
+}
+
+async fn revoke_token(
+    State(api): State<Arc<Api>>,
+    path: Result<Path<(String, String)>, PathRejection>,
+) -> Result<StatusCode, ApiError> {
+    // Else the percent-decoded bytes are not UTF-8.
+    let Ok(Path((label, id))) = path else {
+        return Err(path_unknown().await);
+    };
+    managed::revoke_token(api.managed_for(&label)?, &label, &id).await
+}
+
 async fn events(State(api): State<Arc<Api>>, headers: HeaderMap) -> Response {
     let reader = match headers.get(LAST_EVENT_ID) {
         // An id that is not text was never issued.
@@ -392,6 +441,19 @@ fn names(answers: &Answers) -> Vec<String> {
 }
 
 impl Api {
+    /// A runtime as it is at this node.
+    pub(super) fn own_view(&self, label: &str) -> Result<RuntimeView, OperationError> {
+        let entry = view::runtime_entry(&self.registry, label)?;
+        let (config, listed) = (self.config.load(), self.authenticator.runtimes());
+        let view = view::runtime_in_full(&self.registry, &config, &listed, &entry);
+        Ok(view)
+    }
+
+    /// The managed runtimes, to change the one with this label.
+    fn managed_for(&self, label: &str) -> Result<&Arc<Managed>, ApiError> {
+        managed::changeable(self.managed.as_ref(), &self.config.load(), label)
+    }
+
     /// Asks the other nodes, if they are asked at all. `path` is relative to [`ROOT`].
     async fn ask(&self, scope: Scope, method: &Method, path: &str, content: &Bytes) -> Answers {
         match (scope, &self.peers) {
@@ -467,7 +529,8 @@ impl Api {
             return Err(ApiError::new(
                 StatusCode::FORBIDDEN,
                 "admin_token_unset",
-                "this needs the admin token, and the server was started without --admin-token-file",
+                "this needs the admin token, and the server has none: set admin_token_file (--admin-token-file, \
+                 TUNNEL_SERVER_ADMIN_TOKEN_FILE) to a file with a token that you choose, and give it to this command, too",
             ));
         };
         guard.check(headers).map_err(|error| ApiError {
@@ -548,43 +611,6 @@ impl RuntimesQuery {
 
 fn query_malformed(detail: &str) -> ApiError {
     ApiError::new(StatusCode::BAD_REQUEST, "query_malformed", detail)
-}
-
-impl ApiError {
-    fn new(status: StatusCode, reason: &'static str, detail: impl Display) -> Self {
-        Self {
-            status,
-            reason,
-            detail: detail.to_string(),
-            challenge: None,
-        }
-    }
-}
-
-impl IntoResponse for ApiError {
-    fn into_response(self) -> Response {
-        let problem = AdminProblem {
-            reason: self.reason.to_owned(),
-            detail: self.detail,
-        };
-        let mut response = problem.response(self.status);
-        let challenge = self.challenge.map(|value| (WWW_AUTHENTICATE, value));
-        response.headers_mut().extend(challenge);
-        response
-    }
-}
-
-impl From<OperationError> for ApiError {
-    fn from(error: OperationError) -> Self {
-        let (status, reason) = match &error {
-            OperationError::RuntimeUnknown(_) => (StatusCode::NOT_FOUND, "runtime_unknown"),
-            OperationError::CredentialUnknown(..) => (StatusCode::NOT_FOUND, "credential_unknown"),
-            OperationError::RevocationsFull(_) => {
-                (StatusCode::INSUFFICIENT_STORAGE, "revocations_full")
-            }
-        };
-        Self::new(status, reason, error)
-    }
 }
 
 #[cfg(test)]

@@ -14,6 +14,8 @@ pub(super) fn runtime(mut views: Vec<RuntimeView>) -> Option<RuntimeView> {
                 merged.hosts.push(host);
             }
         }
+        merged.managed |= other.managed;
+        merged.tokens = merged.tokens.or(other.tokens);
         merged.nodes.append(&mut other.nodes);
         merged.nodes.sort_unstable();
         merged.nodes.dedup();

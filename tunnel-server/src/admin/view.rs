@@ -28,9 +28,10 @@ use crate::{
     lifecycle::Lifecycle,
     metrics::Metrics,
     registry::{Registry, Slot},
-    runtimes::{HostName, RuntimeEntry, RuntimeLimits},
+    runtimes::{HostName, ListedToken, RuntimeEntry, RuntimeLimits, Runtimes},
     timestamp::Timestamp,
     tunnel::{Directive, Member, SessionCredential, Tunnel},
+    upgrades::UpgradeView,
 };
 
 /// The server as a whole.
@@ -38,6 +39,9 @@ use crate::{
 pub struct ServerView {
     /// Version of the program.
     pub version: String,
+    /// Its process id.
+    #[serde(default)]
+    pub pid: u32,
     /// When it was started.
     pub started: Timestamp,
     /// Seconds since then.
@@ -72,6 +76,15 @@ pub struct ServerView {
     /// When the last reload was.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub last_reload: Option<Timestamp>,
+    /// The upgrade that is under way or has failed; absent if there was none.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub upgrade: Option<UpgradeView>,
+    /// The first fault for which the last reload failed.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub last_reload_fault: Option<String>,
+    /// The changed settings that take effect only after a restart.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub waiting_for_restart: Vec<String>,
     /// The server nodes that share a directory, this one included; absent for a server that stands alone.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub nodes: Vec<NodeView>,
@@ -136,6 +149,12 @@ pub struct RuntimeView {
     pub account: String,
     /// Its name within the account.
     pub name: String,
+    /// Whether this API has made it.
+    #[serde(default)]
+    pub managed: bool,
+    /// Its tokens; absent in a list of runtimes.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub tokens: Option<Vec<TokenView>>,
     /// The hosts that it is reached at.
     pub hosts: Vec<String>,
     /// Whether a tunnel client holds it, at this server node or at another one.
@@ -193,6 +212,36 @@ pub struct RuntimeView {
     /// How many more routes it has; absent when there are none.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub routes_omitted: Option<usize>,
+}
+
+/// One token of a runtime, without its secret.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct TokenView {
+    /// Its public id.
+    pub id: String,
+    /// When it was created; absent if that is not known.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub created: Option<Timestamp>,
+    /// When it expires; absent if it does not.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub expires: Option<Timestamp>,
+    /// Whether it is revoked.
+    pub revoked: bool,
+    /// A note for people.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub note: Option<String>,
+}
+
+impl From<&ListedToken> for TokenView {
+    fn from(token: &ListedToken) -> Self {
+        Self {
+            id: token.id.to_string(),
+            created: token.created.map(Timestamp::from),
+            expires: token.expires.map(Timestamp::from),
+            revoked: token.revoked,
+            note: token.note.clone(),
+        }
+    }
 }
 
 /// Runtimes in the order of their labels.
@@ -312,7 +361,9 @@ pub enum RevocationScope {
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum OperationError {
     /// There is no such runtime.
-    #[error("no runtime has the label `{0}`")]
+    #[error(
+        "no runtime has the label `{0}`: a label is ACCOUNT-RUNTIME, and `tunnel-server runtimes list` has all"
+    )]
     RuntimeUnknown(String),
     /// The runtime has no such credential.
     #[error(
@@ -355,6 +406,7 @@ pub(super) fn server_view(
     let started = lifecycle.started();
     ServerView {
         version: env!("CARGO_PKG_VERSION").to_owned(),
+        pid: std::process::id(),
         started: started.into(),
         uptime_seconds: started.elapsed().unwrap_or_default().as_secs(),
         state: match lifecycle.is_leaving() {
@@ -371,8 +423,13 @@ pub(super) fn server_view(
         certificates,
         limits,
         config_version: metrics.config_version(),
-        last_reload_ok: last_reload.map(|reload| reload.is_good),
-        last_reload: last_reload.map(|reload| reload.at.into()),
+        last_reload_ok: last_reload.as_ref().map(|reload| reload.result.is_ok()),
+        last_reload: last_reload.as_ref().map(|reload| reload.at.into()),
+        last_reload_fault: (last_reload.as_ref()).and_then(|reload| reload.result.clone().err()),
+        waiting_for_restart: last_reload
+            .and_then(|reload| reload.result.ok())
+            .unwrap_or_default(),
+        upgrade: lifecycle.upgrades.view(),
         nodes: nodes::views(registry.directory()),
     }
 }
@@ -419,10 +476,11 @@ pub(super) fn runtime_entry(
     known(registry, label).map(|slot| slot.entry().clone())
 }
 
-/// A runtime as it is now.
+/// A runtime as it is now. `listed` are those in force.
 pub(super) fn runtime_view(
     registry: &Registry,
     config: &Config,
+    listed: &Runtimes,
     entry: &RuntimeEntry,
 ) -> RuntimeView {
     let slot = registry.slot(entry.label.as_str());
@@ -448,6 +506,8 @@ pub(super) fn runtime_view(
         label: entry.label.to_string(),
         account: entry.account.to_string(),
         name: entry.name.to_string(),
+        managed: config.runtimes.get(&entry.label).is_none() && listed.get(&entry.label).is_some(),
+        tokens: None,
         hosts: hosts.map(ToString::to_string).collect(),
         online: tunnel.is_some() || !nodes.is_empty(),
         online_since: slot
@@ -485,13 +545,16 @@ pub(super) fn runtime_view(
     }
 }
 
-/// A runtime as it is now, with the routes that its tunnel client has reported.
-pub(super) fn runtime_with_routes(
+/// A runtime as it is now, with its tokens, and the routes that its tunnel client has reported.
+pub(super) fn runtime_in_full(
     registry: &Registry,
     config: &Config,
+    listed: &Runtimes,
     entry: &RuntimeEntry,
 ) -> RuntimeView {
-    let mut view = runtime_view(registry, config, entry);
+    let mut view = runtime_view(registry, config, listed, entry);
+    let tokens = listed.tokens_of(&entry.label);
+    view.tokens = Some(tokens.map(TokenView::from).collect());
     let tunnel = registry.slot(entry.label.as_str());
     let members = tunnel.and_then(|slot| Some(slot.tunnel()?.members()));
     // A client with a new table of routes reports it to its latest session first.

@@ -127,16 +127,15 @@ impl AuthRefusal {
     pub fn reason(&self) -> RefusalReason {
         match self {
             Self::CredentialMissing => RefusalReason::CredentialMissing,
-            Self::NotAToken
-            | Self::TokenRefused
-            | Self::PlatformRefused(_)
-            | Self::PlatformRejected(_) => RefusalReason::TokenRefused,
+            Self::TokenRefused | Self::PlatformRefused(_) | Self::PlatformRejected(_) => {
+                RefusalReason::TokenRefused
+            }
             Self::PlatformUnclear(_) => RefusalReason::AuthUnclear,
             Self::TokenExpired { .. } => RefusalReason::TokenExpired,
             Self::TokenNotYetValid { .. } => RefusalReason::TokenNotYetValid,
             Self::TokenAudience { .. } => RefusalReason::TokenAudience,
             Self::TokenIssuer { .. } => RefusalReason::TokenIssuer,
-            Self::TokenMalformed(_) => RefusalReason::TokenMalformed,
+            Self::NotAToken | Self::TokenMalformed(_) => RefusalReason::TokenMalformed,
             Self::TokenAlgorithm(_) => RefusalReason::TokenAlgorithm,
             Self::TokenSignature => RefusalReason::TokenSignature,
             Self::TokenKeyUnknown(_) => RefusalReason::TokenKeyUnknown,

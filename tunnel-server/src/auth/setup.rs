@@ -49,7 +49,7 @@ pub enum AuthSetupError {
 
 /// The contents of the credential files that a configuration names: read and checked, but not in use yet.
 pub(crate) struct PreparedCredentials {
-    runtimes: Runtimes,
+    runtimes: Arc<Runtimes>,
     revocations: Revocations,
     jwks: Option<Jwks>,
     platform_token: Option<PlatformToken>,
@@ -62,11 +62,11 @@ impl PreparedCredentials {
         !self.revocations.is_empty()
     }
 
-    /// Reads the files.
+    /// Reads the files. The runtimes were read before.
     ///
     /// # Errors
     /// When one cannot be read or is invalid.
-    pub(crate) fn read(config: &Config) -> Result<Self, AuthSetupError> {
+    pub(crate) fn read(config: &Config, runtimes: Arc<Runtimes>) -> Result<Self, AuthSetupError> {
         let credentials = &config.credentials();
         let revocations = credentials.revocations.as_deref().map(Revocations::load);
         let jwks = match credentials.jwt.as_ref().map(|jwt| &jwt.keys) {
@@ -77,7 +77,7 @@ impl PreparedCredentials {
         let token_file = platform.and_then(|platform| platform.token_file.as_deref());
         let clients = credentials.certificates.as_ref().map(load_clients);
         Ok(Self {
-            runtimes: config.runtimes.clone(),
+            runtimes,
             revocations: revocations.transpose()?.unwrap_or_default(),
             jwks,
             platform_token: token_file.map(load_platform_token).transpose()?,
@@ -105,7 +105,7 @@ impl Authenticator {
     pub fn new(config: &Config) -> Result<Arc<Self>, AuthSetupError> {
         let credentials = &config.credentials();
         let client = client(credentials)?;
-        let prepared = PreparedCredentials::read(config)?;
+        let prepared = PreparedCredentials::read(config, Arc::new(config.runtimes.clone()))?;
         let changes = watch::Sender::new(0);
         let jwt = credentials.jwt.as_ref().and_then(|jwt| {
             JwtVerifier::new(jwt.clone(), prepared.jwks, client.as_ref(), &changes)
@@ -115,7 +115,7 @@ impl Authenticator {
             PlatformVerifier::new(settings.clone(), client, prepared.platform_token)
         });
         Ok(Arc::new(Self {
-            runtimes: ArcSwap::from_pointee(prepared.runtimes),
+            runtimes: ArcSwap::new(prepared.runtimes),
             revocations: ArcSwap::from_pointee(prepared.revocations),
             revoked: ArcSwap::default(),
             labels: Labels::new(config.settings.domain.clone()),

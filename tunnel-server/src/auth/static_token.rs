@@ -13,7 +13,7 @@ use super::labels::NamedRuntime;
 use super::refusal::AuthRefusal;
 use super::{Verified, VerifiedCredential};
 use crate::runtimes::{ListedToken, RuntimeEntry, RuntimeLimits, Runtimes};
-use crate::token::{NotAToken, PREFIX, Token, TokenHash};
+use crate::token::{NotAToken, PREFIX, Token, TokenHash, TokenId};
 
 /// The hash that a token with an unknown id is compared with, so that an unknown id takes as much time as a wrong secret. A
 /// match is refused too.
@@ -59,6 +59,11 @@ pub(super) fn identify(
     let token = Token::parse(presented).ok()?;
     let (runtime, listed) = runtimes.token(token.id)?;
     Some((named(runtime), id_of(listed)))
+}
+
+/// The public id in a text of the form of these tokens. Nothing is verified.
+pub(super) fn id_in(presented: &str) -> Option<TokenId> {
+    Token::parse(presented).ok().map(|token| token.id)
 }
 
 /// Takes constant time.

@@ -299,7 +299,7 @@ async fn a_certificate_authenticates_alone_or_beside_a_token_of_its_runtime() {
         (token, &test[..], "credentials_disagree"),
         (token, &nameless, "certificate_without_runtime"),
         (None, &nameless, "certificate_without_runtime"),
-        (Some("x"), &prod, "token_refused"),
+        (Some("x"), &prod, "token_malformed"),
         (None, &[], "credential_missing"),
     ] {
         assert_eq!(
@@ -353,7 +353,7 @@ fn accepting(authority: Option<(&Authority, bool)>) -> PreparedCredentials {
     if let Some((authority, with_list)) = authority {
         authority.set(&mut config, with_list);
     }
-    PreparedCredentials::read(&config).unwrap()
+    PreparedCredentials::read(&config, Arc::default()).unwrap()
 }
 
 #[tokio::test]
@@ -473,10 +473,10 @@ async fn a_refused_credential_stores_no_label() {
 async fn a_token_has_one_verifier_by_its_form() {
     let authenticator = authenticator("", |_| {});
     for (text, reason) in [
-        ("", "token_refused"),
-        ("x", "token_refused"),
-        ("eyJhbGciOiJub25lIn0.e30.", "token_refused"),
-        ("tnlrt_x", "token_refused"),
+        ("", "token_malformed"),
+        ("x", "token_malformed"),
+        ("eyJhbGciOiJub25lIn0.e30.", "token_malformed"),
+        ("tnlrt_x", "token_malformed"),
     ] {
         assert_eq!(
             name(authenticate(&authenticator, Some(text), &[]).await),

@@ -1,28 +1,66 @@
-//! `tunnel-server run`: starts a server from its settings and runs it until it stops.
+//! `tunnel-server run`: starts a server from its settings and runs it until it stops, or a new process takes over.
 
 use std::sync::Arc;
 
 use tunnel_http::access_log::AccessLog;
+use tunnel_ops::inherited::Inherited;
 use tunnel_ops::signals::Shutdown;
-use tunnel_ops::telemetry::{self, Telemetry};
-use tunnel_ops::{build, descriptors};
+use tunnel_ops::telemetry::{self, LogFormat, Telemetry};
+use tunnel_ops::{build, descriptors, task::Owned};
 
 use super::{Failure, block_on};
 use crate::config::{Config, Given};
-use crate::server::{Server, connection_limit, reload::Reloader};
+use crate::server::{
+    Process, Server, connection_limit,
+    handover::{self, Predecessor},
+    reload::Reloader,
+};
 
 pub(super) fn run(given: Given) -> Result<(), Failure> {
+    let predecessor = Predecessor::from_environment()
+        .map_err(|error| Failure::running(format_args!("cannot take over: {error}")))?;
+    let Some(predecessor) = predecessor else {
+        return run_after(None, given, |_| {});
+    };
+    let reporting = predecessor.try_clone().map_err(Failure::running)?;
+    run_after(Some(predecessor), given, |failure| {
+        reporting.report_failure(failure.text());
+    })
+}
+
+/// `report` is called with the failure, if there is one.
+fn run_after(
+    predecessor: Option<Predecessor>,
+    given: Given,
+    report: impl Fn(&Failure),
+) -> Result<(), Failure> {
+    let (inherited, format, telemetry) = begin(&given).inspect_err(&report)?;
+    // This thread runs the control tasks; the shards that carry traffic have their own.
+    let process = Process {
+        inherited,
+        predecessor,
+        can_be_upgraded: true,
+    };
+    // Kept until the failure is logged.
+    let telemetry = Arc::new(telemetry);
+    let result = block_on(serve(process, given, Arc::clone(&telemetry)));
+    let result = result.inspect_err(report);
+    result.map_err(|failure| failure.logged(format))
+}
+
+fn begin(given: &Given) -> Result<(Inherited, LogFormat, Telemetry), Failure> {
+    // While this is the only thread, since it changes the environment.
+    let inherited = Inherited::from_environment().map_err(Failure::configuration)?;
     let source = given.clone().merge().map_err(Failure::configuration)?;
     // The log is started first, so that no line of the next steps is lost.
     let format = source.log_format.unwrap_or_default();
     let filter = source.log_level.clone().unwrap_or_default();
     let telemetry = telemetry::init(format, &filter).map_err(Failure::running)?;
     descriptors::raise_limit();
-    // This thread runs the control tasks; the shards that carry traffic have their own.
-    block_on(serve(given, Arc::new(telemetry)))
+    Ok((inherited, format, telemetry))
 }
 
-async fn serve(given: Given, telemetry: Arc<Telemetry>) -> Result<(), Failure> {
+async fn serve(process: Process, given: Given, telemetry: Arc<Telemetry>) -> Result<(), Failure> {
     // Before anything else: the first process of a container (PID 1) ignores signals without a handler.
     let shutdown = Shutdown::on_signals()
         .map_err(|error| Failure::running(format_args!("cannot listen for signals: {error}")))?;
@@ -31,7 +69,8 @@ async fn serve(given: Given, telemetry: Arc<Telemetry>) -> Result<(), Failure> {
     // Every fault of the configuration is reported before anything is bound.
     let source = given.merge().map_err(Failure::configuration)?;
     let config = Config::check(&source).map_err(Failure::configuration)?;
-    if config.runtimes.token_count() == 0 && !config.credentials().is_any() {
+    let has_other = config.credentials().is_any() || config.settings.managed_runtimes.is_some();
+    if config.runtimes.token_count() == 0 && !has_other {
         tracing::warn!("the runtimes file holds no token: no client can connect");
     }
     tracing::info!(
@@ -54,8 +93,16 @@ async fn serve(given: Given, telemetry: Arc<Telemetry>) -> Result<(), Failure> {
     let opened = telemetry.open_access_log(&config.settings.access_log);
     telemetry.set_access_log(opened.map_err(Failure::running)?);
     let access_log = AccessLog::new(telemetry.access_log());
-    let server = Server::bind(config, access_log).await;
-    let server = server.map_err(Failure::binding)?;
+    let server = Server::bind_in(process, config, access_log).await;
+    let server = server.map_err(|error| Failure::binding(error, &source))?;
+    let _upgrading = Owned::spawn(
+        "upgrade signal",
+        handover::on_signal(server.parts()).map_err(Failure::running)?,
+    );
     let _reloading = reloader.start(server.parts(), telemetry);
-    server.run(shutdown).await.map_err(Failure::running)
+    server
+        .run(shutdown.clone())
+        .await
+        .map_err(Failure::running)?;
+    Failure::of_forced(&shutdown)
 }

@@ -47,7 +47,7 @@ async fn list(args: &RuntimesListArgs) -> Result<(), Failure> {
         args.output
     };
     let runtimes = all(&client, args).await?;
-    let Some(seconds) = args.watch.seconds else {
+    let Some(interval) = args.watch.interval else {
         if output == ListOutput::Json {
             let text = serde_json::to_string_pretty(&runtimes).map_err(Failure::running)?;
             return print(&(text + "\n")).map(|_| ());
@@ -60,7 +60,7 @@ async fn list(args: &RuntimesListArgs) -> Result<(), Failure> {
     };
     let look = async || Ok(list_text(&all(&client, args).await?, output));
     let is_for_people = matches!(output, ListOutput::Table | ListOutput::Wide);
-    watch(seconds, is_for_people, list_text(&runtimes, output), look).await
+    watch(interval, is_for_people, list_text(&runtimes, output), look).await
 }
 
 /// A list as it is shown, JSON on one line.

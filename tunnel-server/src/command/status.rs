@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use tokio::time::Instant;
-use tunnel_ops::admin::AdminClient;
+use tunnel_ops::{admin::AdminClient, terminal::printable};
 
 use super::{
     Failure, admin_client, print,
@@ -19,7 +19,7 @@ pub(super) async fn status(args: &StatusArgs) -> Result<(), Failure> {
     let client = admin_client(&args.admin)?;
     // A failure of the first request is final, also with `--watch`.
     let first: ServerView = client.get("/status").await?;
-    let Some(seconds) = args.watch.seconds else {
+    let Some(interval) = args.watch.interval else {
         let text = match args.json {
             true => serde_json::to_string_pretty(&first).map_err(Failure::running)? + "\n",
             false => block(&client, &first, None),
@@ -43,7 +43,7 @@ pub(super) async fn status(args: &StatusArgs) -> Result<(), Failure> {
         before = (view, now);
         Ok(text)
     };
-    watch(seconds, !args.json, text, look).await
+    watch(interval, !args.json, text, look).await
 }
 
 /// A view that was shown before, and the time since then.
@@ -74,17 +74,19 @@ fn block(client: &AdminClient, view: &ServerView, before: Before<'_>) -> String 
     usage_rows(view, before, &mut row);
     let reload = match (view.last_reload_ok, view.last_reload) {
         (Some(is_good), Some(time)) => {
-            let word = if is_good {
-                "good"
-            } else {
-                "FAILED, see the log"
-            };
+            let word = if is_good { "good" } else { "FAILED" };
             format!(", last reload {} ago: {word}", age(time.age()))
         }
         _ => String::new(),
     };
     let version = view.config_version;
     row("configuration", format!("version {version}{reload}"));
+    if let Some(fault) = &view.last_reload_fault {
+        row("fault", printable(fault));
+    }
+    if !view.waiting_for_restart.is_empty() {
+        row("needs a restart", view.waiting_for_restart.join(", "));
+    }
     for node in &view.nodes {
         let zone = node.zone.as_ref().map(|zone| format!(", zone {zone}"));
         let zone = zone.unwrap_or_default();

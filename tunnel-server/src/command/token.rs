@@ -15,7 +15,7 @@ use super::Failure;
 use crate::atomic_file::{self, Existing};
 use crate::cli::{TokenCreateArgs, TokenListArgs, TokenRevokeArgs};
 use crate::runtimes::edit::{EditError, TokenAddition, TokenRevocation, add_token, revoke_tokens};
-use crate::runtimes::{HostName, ListedToken, Moment, RuntimeEntry, Runtimes};
+use crate::runtimes::{HostName, ListedToken, Moment, RuntimeEntry, RuntimeLabel, Runtimes};
 use crate::token::Token;
 
 /// Hashes are not secret, but the names of the tokens' owners are private.
@@ -45,6 +45,14 @@ pub(super) fn create(args: &TokenCreateArgs) -> Result<(), Failure> {
         token.id(),
         path.display()
     );
+    let label = RuntimeLabel::new(account, runtime);
+    if let Ok(own) = label.and_then(|label| HostName::of_runtime(&label, &args.domain)) {
+        let hosts = std::iter::once(&own)
+            .chain(&args.hosts)
+            .map(HostName::as_str);
+        let hosts = hosts.collect::<Vec<_>>().join(", ");
+        eprintln!("reached at {hosts}, once its client is connected");
+    }
     Ok(())
 }
 

@@ -11,11 +11,14 @@ use crate::cli::ValidateArgs;
 use crate::config::effective::{Difference, Effective, differences};
 use crate::config::{Config, Given};
 use crate::server::Server;
-use tunnel_ops::terminal::printable;
+use tunnel_ops::{settings::GivenSettings, terminal::printable};
 
 pub(super) fn validate(args: ValidateArgs) -> Result<(), Failure> {
     let ValidateArgs { given, against } = args;
-    let (config, effective) = check(given)?;
+    let (config, effective, warnings) = check(given)?;
+    for warning in warnings {
+        eprintln!("warning: {warning}");
+    }
     let (runtimes, tokens) = (config.runtimes.iter().len(), config.runtimes.token_count());
     let mut text = format!("ok: runtimes {runtimes}, tokens {tokens}\n");
     if let Some(url) = against {
@@ -27,12 +30,12 @@ pub(super) fn validate(args: ValidateArgs) -> Result<(), Failure> {
     print(&text).map(|_| ())
 }
 
-fn check(given: Given) -> Result<(Config, Effective), Failure> {
+fn check(given: Given) -> Result<(Config, Effective, Vec<String>), Failure> {
     let source = given.merge().map_err(Failure::configuration)?;
     let config = Config::check(&source).map_err(Failure::configuration)?;
-    let effective = Server::check(&config).map_err(Failure::binding)?;
+    let effective = Server::check(&config).map_err(|error| Failure::binding(error, &source))?;
     certificates(&config)?;
-    Ok((config, effective))
+    Ok((config, effective, source.readable_secrets()))
 }
 
 /// Refuses expired certificates. `run` serves an expired certificate, with a warning; this command is for finding that

@@ -13,17 +13,17 @@ use super::{Failure, print};
 /// Moves a terminal's cursor to the beginning and clears all after it.
 const CLEAR: &str = "\x1b[H\x1b[J";
 
-/// Shows what `look` returns each so many seconds, until nobody reads it; `first` is shown at once. Text for people
+/// Shows what `look` returns each `time`, until nobody reads it; `first` is shown at once. Text for people
 /// replaces the text before on a terminal, and has an empty line behind it elsewhere. A server that does not answer may
 /// come back.
 pub(super) async fn watch(
-    seconds: u32,
+    time: Duration,
     is_for_people: bool,
     first: String,
     mut look: impl AsyncFnMut() -> Result<String, AdminRequestError>,
 ) -> Result<(), Failure> {
     let is_terminal = is_for_people && io::stdout().is_terminal();
-    let mut ticks = interval(Duration::from_secs(seconds.into()));
+    let mut ticks = interval(time);
     ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
     ticks.tick().await;
     let mut result = Ok(first);

@@ -14,10 +14,11 @@ pub(crate) struct LiveConfig {
 }
 
 /// How a reload of the configuration went.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone)]
 pub(crate) struct LastReload {
-    pub(crate) is_good: bool,
     pub(crate) at: SystemTime,
+    /// The settings that wait for a restart, or the first fault of the files.
+    pub(crate) result: Result<Vec<String>, String>,
 }
 
 impl LiveConfig {
@@ -42,15 +43,15 @@ impl LiveConfig {
         self.current.store(Arc::new(config));
     }
 
-    /// Records a reload: whether the files were valid.
-    pub(crate) fn on_reload(&self, is_good: bool) {
+    /// Records a reload: the settings that wait for a restart, or the first fault of the files.
+    pub(crate) fn on_reload(&self, result: Result<Vec<String>, String>) {
         let at = SystemTime::now();
-        *self.last_reload.lock() = Some(LastReload { is_good, at });
+        *self.last_reload.lock() = Some(LastReload { at, result });
     }
 
     /// The last reload; `None` before the first one.
     pub(crate) fn last_reload(&self) -> Option<LastReload> {
-        *self.last_reload.lock()
+        self.last_reload.lock().clone()
     }
 
     /// Whether this is the address of a trusted proxy, which may name the client of its requests.

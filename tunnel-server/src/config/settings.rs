@@ -8,6 +8,7 @@ use std::net::{Ipv4Addr, SocketAddr};
 use std::path::PathBuf;
 use std::time::Duration;
 
+use tunnel_http::answer::ProblemDetail;
 use tunnel_ops::config_value::{
     BoundedSize, Count, DurationFrom, DurationText, ListenAddress, Network, PositiveDuration,
     SizeFrom, SizeText,
@@ -19,6 +20,7 @@ use tunnel_proto::session::DEFAULT_PING_INTERVAL;
 
 use super::acme::{AcmeChallenge, AcmeContact, AcmeDirectory, AcmeName};
 use super::credentials::{HttpUrl, JwksSource};
+use super::managed::ManagedPlace;
 use super::nodes::{EtcdUrl, KeyPrefix};
 use super::origin::Origin;
 use crate::directory::{NodeName, OnConflict, WithoutDirectory};
@@ -113,7 +115,9 @@ settings! {
         /// Each runtime is reached at ACCOUNT-RUNTIME under this domain
         domain: HostName = HostName::default_domain(), "DOMAIN", Restart;
         /// The runtimes and their tokens, TOML
-        runtimes: PathBuf, else "required unless --jwks, --auth-url or --client-ca is given", "FILE", AtOnce;
+        runtimes: PathBuf, else "required unless --managed-runtimes, --jwks, --auth-url or --client-ca is given", "FILE", AtOnce;
+        /// Where the runtimes are kept that the admin API makes: a folder, or etcd, which the nodes of --etcd share
+        managed_runtimes: ManagedPlace, else "the admin API makes none", "DIR|etcd", Restart;
         /// Revoked credentials, TOML; they are refused, and sessions that hold one are ended
         revocations: PathBuf, else "", "FILE", AtOnce;
         /// Keys that JSON Web Tokens are signed with: a file, or an https URL (JWK set, RFC 7517)
@@ -219,6 +223,14 @@ settings! {
         via: bool = false, "BOOL", AtOnce;
         /// Origins whose pages may read the responses that the tunnel itself makes
         cors_origin: Vec<Origin> = Vec::new(), "ORIGIN", AtOnce;
+        /// What platform clients learn of a failure: its reason alone, or full details such as the addresses of upstreams
+        ///
+        /// The access log has the details of each failure, under the request id that the answer names
+        problem_detail: ProblemDetail = ProblemDetail::Reason, "DETAIL", AtOnce;
+        /// HTML page that browsers get for a failure instead of the built-in one
+        ///
+        /// A template with the placeholders `{{status}}`, `{{title}}`, `{{message}}`, `{{advice}}`, `{{reason}}`, `{{request_id}}` and `{{retry_after}}`
+        problem_page: PathBuf, else "", "FILE", AtOnce;
         /// Let upstreams set cookies for --domain and its parents, which browsers send to all runtimes
         allow_shared_cookies: bool = false, "BOOL", AtOnce;
         /// Time for the first byte of a connection

@@ -175,7 +175,7 @@ fn all_missing_settings_are_reported_at_once() {
         [
             "--tls-cert is missing: the tunnel listener's certificate chain (or TUNNEL_SERVER_TLS_CERT, or `tls_cert` in the configuration file)",
             "--tls-key is missing: the key of the tunnel listener's certificate (or TUNNEL_SERVER_TLS_KEY, or `tls_key` in the configuration file)",
-            "--runtimes is missing: without a runtimes file, --jwks, --auth-url or --client-ca no tunnel client can connect; `tunnel-server token create` makes one (or TUNNEL_SERVER_RUNTIMES, or `runtimes` in the configuration file)",
+            "--runtimes is missing: without a runtimes file, --managed-runtimes, --jwks, --auth-url or --client-ca no tunnel client can connect; `tunnel-server token create` makes one (or TUNNEL_SERVER_RUNTIMES, or `runtimes` in the configuration file)",
         ]
     );
 }
@@ -302,7 +302,8 @@ fn traces_need_a_collector() {
     assert_eq!(config.tracer.unwrap().sampler().ratio, 0.5);
     assert!(folder.check(&[]).unwrap().tracer.is_none());
     let missing = folder.faults(&[collector, "--otlp-headers-file=/nowhere"]);
-    assert!(missing[0].starts_with("/nowhere: the headers cannot be read"));
+    let fault = "--otlp-headers-file: /nowhere: the headers cannot be read";
+    assert!(missing[0].starts_with(fault), "{missing:?}");
 }
 
 #[test]

@@ -14,7 +14,7 @@ use tunnel_proto::{
 
 use super::TunnelListener;
 use crate::{
-    auth::{AuthRefusal, CredentialId, Grant, bearer},
+    auth::{AuthRefusal, Authenticator, CredentialId, CredentialKind, Grant, bearer},
     client_address::ClientAddress,
     directory::ClaimRefusal,
     events::{Event, EventKind},
@@ -79,6 +79,18 @@ impl Refusal {
         Self {
             identity: Some(identity),
             ..self
+        }
+    }
+
+    /// The detail for the operator, who may learn that the token's id is listed: a stranger with a wrong secret may not.
+    fn detail_for_operator(&self, credential: Option<&CredentialId>) -> &str {
+        let is_listed = credential.is_some_and(|known| known.kind() == CredentialKind::Token);
+        match self.reason {
+            RefusalReason::TokenRefused if is_listed => {
+                "the id of the token is listed, but its secret is wrong: the client's token file was cut or mixed up, or \
+                 holds a token made before this one"
+            }
+            _ => &self.detail,
         }
     }
 
@@ -164,11 +176,18 @@ impl RefusedClient {
             .map(|greeting| greeting.instance.id().to_string());
         let runtime = identity.as_ref().map(|(runtime, _)| runtime);
         let credential = identity.as_ref().map(|(_, credential)| credential);
+        // Of a token that is nobody's only the id in it is known, which may be made up.
+        let unknown = match identity {
+            Some(_) => None,
+            None => Authenticator::presented_id(bearer),
+        };
+        let detail = refusal.detail_for_operator(credential);
         if let Some(left_out) = shared.refusal_lines.take() {
             tracing::warn!(
                 runtime = runtime.map(tracing::field::display),
                 credential = credential.map(tracing::field::display),
-                %peer, instance, reason, detail = refusal.detail, left_out, "a tunnel client was refused"
+                unknown_token = unknown.map(tracing::field::display),
+                %peer, instance, reason, detail, left_out, "a tunnel client was refused"
             );
         }
         let Some((runtime, credential)) = &identity else {
@@ -177,7 +196,7 @@ impl RefusedClient {
         let refused = RefusedDial {
             at: Timestamp::now(),
             reason: reason.to_owned(),
-            detail: refusal.detail.clone(),
+            detail: detail.to_owned(),
             peer: peer.to_string(),
             credential: Some(credential.into()),
             instance,

@@ -1,15 +1,19 @@
 //! The table of claims, as a plain value: each change is a function of the state and the time.
 //!
 //! A claim exists while it has a holder, and is removed with its last one. A late release has an older epoch and changes
-//! nothing.
+//! nothing. A claim that was handed over by another process has no holder yet: its instance is expected for a while.
 
 use std::collections::HashMap;
+use std::time::Duration;
 
 use tokio::time::Instant;
 use tunnel_proto::handshake::InstanceId;
 
 use super::{Claim, ClaimRefusal, Epoch, OnConflict, standing::Standing};
 use crate::runtimes::RuntimeLabel;
+
+/// How long the holder of a claim that was handed over is expected: a client that lost its path meanwhile needs this long.
+const EXPECTED: Duration = Duration::from_secs(30);
 
 /// The claim of each runtime that is held.
 #[derive(Debug, Default)]
@@ -23,6 +27,15 @@ struct Entry {
     standing: Standing,
     /// The number of guards of the claim: the sessions of its instance.
     holders: usize,
+    /// Until when the instance may still come, if it has no session yet.
+    expected_until: Option<Instant>,
+}
+
+impl Entry {
+    /// Whether the claim counts: a session holds it, or its instance may still come.
+    fn counts(&self, now: Instant) -> bool {
+        self.holders > 0 || self.expected_until.is_some_and(|until| now < until)
+    }
 }
 
 impl Claims {
@@ -33,10 +46,33 @@ impl Claims {
         on_conflict: OnConflict,
         now: Instant,
     ) -> Result<(), ClaimRefusal> {
-        match self.held.get(runtime) {
+        match self.held.get(runtime).filter(|entry| entry.counts(now)) {
             Some(entry) => entry.standing.precheck(instance, on_conflict, now),
             None => Ok(()),
         }
+    }
+
+    /// What stands of each runtime.
+    pub(super) fn standings(&self) -> Vec<(RuntimeLabel, Standing)> {
+        let held = self.held.iter();
+        held.map(|(label, entry)| (label.clone(), entry.standing.clone()))
+            .collect()
+    }
+
+    /// Takes over what stood in another process, whose sessions are about to come. Later epochs are larger.
+    pub(super) fn expect(&mut self, runtime: RuntimeLabel, standing: Standing, now: Instant) {
+        self.last_epoch = self.last_epoch.max(standing.claim.epoch.0);
+        let entry = Entry {
+            standing,
+            holders: 0,
+            expected_until: Some(now + EXPECTED),
+        };
+        self.held.entry(runtime).or_insert(entry);
+    }
+
+    /// Forgets instances that have not come.
+    pub(super) fn sweep(&mut self, now: Instant) {
+        self.held.retain(|_, entry| entry.counts(now));
     }
 
     pub(super) fn claim(
@@ -47,10 +83,18 @@ impl Claims {
         now: Instant,
     ) -> Result<Claim, ClaimRefusal> {
         self.precheck(runtime, instance, on_conflict, now)?;
+        if self
+            .held
+            .get(runtime)
+            .is_some_and(|entry| !entry.counts(now))
+        {
+            self.held.remove(runtime);
+        }
         if let Some(entry) = self.held.get_mut(runtime)
             && entry.standing.claim.instance == *instance
         {
             entry.holders += 1;
+            entry.expected_until = None;
             entry.standing.is_leaving = false;
             return Ok(entry.standing.claim.clone());
         }
@@ -66,6 +110,7 @@ impl Claims {
         let entry = Entry {
             standing,
             holders: 1,
+            expected_until: None,
         };
         self.held.insert(runtime.clone(), entry);
         Ok(claim)
@@ -202,6 +247,40 @@ mod tests {
         assert_eq!(refused, expected);
         tokio::time::advance(Duration::from_secs(2)).await;
         assert!(claim(&mut claims, 5, Supersede).is_ok());
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_claim_that_was_handed_over_waits_for_its_instance() {
+        let mut before = Claims::default();
+        claim(&mut before, 1, Supersede).unwrap();
+        let held = claim(&mut before, 2, Supersede).unwrap();
+        let handed = || {
+            let (mut claims, now) = (Claims::default(), Instant::now());
+            for (label, standing) in before.standings() {
+                claims.expect(label, standing, now);
+            }
+            claims
+        };
+        // The holder comes, and holds it as before.
+        let mut claims = handed();
+        assert!(claim(&mut claims, 3, Reject).is_err());
+        assert_eq!(claim(&mut claims, 2, Reject).unwrap(), held);
+        tokio::time::advance(2 * EXPECTED).await;
+        assert!(claim(&mut claims, 3, Reject).is_err(), "it has come");
+        // A newer instance comes first: the one that held it, and the one before, do not get it back.
+        let mut claims = handed();
+        let newer = claim(&mut claims, 3, Supersede).unwrap();
+        assert!(newer.epoch > held.epoch);
+        assert!(claim(&mut claims, 2, Supersede).is_err());
+        assert!(claim(&mut claims, 1, Supersede).is_err());
+        // It does not come.
+        let mut claims = handed();
+        tokio::time::advance(EXPECTED).await;
+        assert!(claim(&mut claims, 3, Reject).is_ok());
+        let mut claims = handed();
+        tokio::time::advance(EXPECTED).await;
+        claims.sweep(Instant::now());
+        assert_eq!(claims.len(), 0);
     }
 
     #[tokio::test]

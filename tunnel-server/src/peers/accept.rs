@@ -10,7 +10,7 @@ use tokio::{
 };
 use tokio_rustls::server::TlsStream;
 use tunnel_http::listener::accept;
-use tunnel_ops::{read_ahead::ReadAhead, signals::Shutdown};
+use tunnel_ops::read_ahead::ReadAhead;
 use tunnel_proto::{
     close::CloseReason,
     control::Control,
@@ -43,16 +43,12 @@ const CONNECTIONS: usize = 4_096;
 
 /// Serves other nodes until this node has no clients any more, then drains their links; closes them when what is still
 /// open has to end.
-pub(crate) async fn serve_all(
-    shared: Arc<PeerListener>,
-    listener: TcpListener,
-    clients_end: Shutdown,
-) {
+pub(crate) async fn serve_all(shared: Arc<PeerListener>, listener: TcpListener) {
     let mut connections = JoinSet::new();
     loop {
         let (socket, peer) = tokio::select! {
             accepted = accept(&listener) => accepted,
-            () = clients_end.requested() => break,
+            () = shared.lifecycle.serving_clients.wait() => break,
             () = shared.lifecycle.ending().requested() => break,
         };
         while connections.try_join_next().is_some() {}
@@ -60,10 +56,10 @@ pub(crate) async fn serve_all(
             shared.metrics.peers.on_refused();
             continue;
         }
-        let (shared, clients_end) = (shared.clone(), clients_end.clone());
+        let shared = shared.clone();
         connections.spawn(async move {
             match timeout(HANDSHAKE, identify(&shared, socket)).await {
-                Ok(Some((stream, node))) => serve_node(&shared, stream, node, clients_end).await,
+                Ok(Some((stream, node))) => serve_node(&shared, stream, node).await,
                 _ => {
                     shared.metrics.peers.on_refused();
                     tracing::warn!(%peer, "a connection of the peer listener was refused: it is not from a server node");
@@ -98,7 +94,6 @@ async fn serve_node(
     shared: &Arc<PeerListener>,
     stream: TlsStream<ReadAhead<TcpStream>>,
     node: NodeName,
-    clients_end: Shutdown,
 ) {
     let settings = SessionSettings {
         ping_interval: PING_INTERVAL,
@@ -131,7 +126,7 @@ async fn serve_node(
         }
     };
     let rest = async {
-        clients_end.requested().await;
+        shared.lifecycle.serving_clients.wait().await;
         let _ = session.send(Control::Drain { spread_ms: None });
         loop {
             session.at_rest().await;

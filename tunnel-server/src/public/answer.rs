@@ -93,13 +93,18 @@ impl Cors {
 
 #[cfg(test)]
 mod tests {
+    use http::Request;
+    use tunnel_http::answer::{ProblemAnswers, ProblemDetail, ProblemPage, ProblemRequest};
     use tunnel_proto::problem::{Hop, Problem, Reason};
 
     use super::*;
 
     fn offline() -> Response<ResponseBody> {
         let offline = Problem::new(Hop::Server, Reason::RuntimeOffline, "gone");
-        ResponseBody::problem(&offline, true, false)
+        let request = ProblemRequest::new(&Request::new(()).into_parts().0, false);
+        let (detail, page) = (ProblemDetail::Reason, &ProblemPage::default());
+        let own = ProblemAnswers { detail, page }.response(&offline, request, None);
+        ResponseBody::own_response(own)
     }
 
     fn request(origin: &str) -> HeaderMap {

@@ -14,16 +14,17 @@ use tunnel_proto::{
     problem::{Fault, Hop, Problem},
 };
 
+use super::PublicListener;
 use crate::{
     budget::{Permit, shaper::Shaper},
     directory::NodeName,
-    metrics::{Metrics, RuntimeMetrics},
+    metrics::RuntimeMetrics,
     tunnel::Tunnel,
 };
 
 /// One exchange under observation, until this is dropped.
 pub(crate) struct Observation {
-    metrics: Arc<Metrics>,
+    listener: Arc<PublicListener>,
     record: ExchangeRecord,
     /// Through what it is forwarded; `None` before that.
     carrier: Option<ObservedCarrier>,
@@ -68,9 +69,9 @@ impl Upload {
 
 impl Observation {
     /// Begins to observe an exchange.
-    pub(super) fn new(metrics: Arc<Metrics>) -> Self {
+    pub(super) fn new(listener: Arc<PublicListener>) -> Self {
         Self {
-            metrics,
+            listener,
             record: ExchangeRecord::begin(),
             carrier: None,
             permit: None,
@@ -158,7 +159,7 @@ impl Observation {
             Some(before) => before.runtime().traffic().open.dec(),
             None => {
                 let own_duration = self.record.elapsed().as_secs_f64();
-                self.metrics.own_duration.observe(own_duration);
+                self.listener.metrics.own_duration.observe(own_duration);
             }
         }
     }
@@ -199,12 +200,13 @@ impl Observer<BodyError> for Observation {
 
 impl Drop for Observation {
     fn drop(&mut self) {
-        let record = &mut self.record;
-        self.metrics
-            .duration
-            .observe(record.elapsed().as_secs_f64());
+        if self.listener.lifecycle.is_cut() {
+            self.record.on_cut_by_stop();
+        }
+        let (record, metrics) = (&mut self.record, &self.listener.metrics);
+        metrics.duration.observe(record.elapsed().as_secs_f64());
         if let Some(problem) = record.end().problem() {
-            self.metrics.count_problem(problem);
+            metrics.count_problem(problem);
             if problem.reason().fault() == Fault::Tunnel {
                 tracing::debug!(%problem, "an exchange failed in the tunnel");
             }

@@ -11,9 +11,10 @@ use http::{
 use http_body::Body;
 use tunnel_http::access_log::{self, LoggedRequest};
 use tunnel_http::{
+    answer::{ProblemAnswers, ProblemRequest},
     check::NotForwarded,
     http1::InFlight,
-    long_streams::{StreamFormat, is_grpc, reconnects},
+    long_streams::{StreamFormat, reconnects},
     received::ReceivedBody,
     upgraded::UpgradeSender,
 };
@@ -41,7 +42,7 @@ use crate::{budget::pace::Paced, runtimes::RuntimeLabel};
 struct Requester {
     /// The method and the fields of a request of a page, for CORS; `None` without `Origin`.
     page: Option<Box<(Method, HeaderMap)>>,
-    is_grpc: bool,
+    problem: ProblemRequest,
 }
 
 impl Requester {
@@ -49,8 +50,7 @@ impl Requester {
         let page = || Box::new((parts.method.clone(), parts.headers.clone()));
         Self {
             page: parts.headers.contains_key(header::ORIGIN).then(page),
-            // Over HTTP/1 there is no gRPC, but the connection may have to be closed after a refusal.
-            is_grpc: is_http2 && is_grpc(&parts.headers),
+            problem: ProblemRequest::new(parts, is_http2),
         }
     }
 }
@@ -63,13 +63,15 @@ pub(super) fn serve(
     mut request: Request<ReceivedBody>,
     in_flight: Option<InFlight>,
 ) -> impl Future<Output = Result<Response<ResponseBody>, Infallible>> + Send + use<> {
-    let mut observation = Observation::new(connection.gateway.metrics.clone());
+    let mut observation = Observation::new(connection.gateway.clone());
     let on_upgrade = connection
         .is_http2()
         .then(|| hyper::upgrade::on(&mut request));
     let (parts, incoming) = request.into_parts();
     let requester = Requester::new(&parts, connection.is_http2());
-    let accepted = accept(connection, &parts, requester.is_grpc, &mut observation);
+    let mut id = None;
+    let is_grpc = requester.problem.is_grpc();
+    let accepted = accept(connection, &parts, is_grpc, &mut observation, &mut id);
     if let Err(NotForwarded::Problem(problem)) = &accepted
         && !observation.is_logged()
     {
@@ -83,7 +85,7 @@ pub(super) fn serve(
     let connection = connection.clone();
     async move {
         let answered = match &accepted {
-            Ok((routed, head, _)) => {
+            Ok((routed, head)) => {
                 forward(&connection, routed, head, &mut incoming, &mut observation).await
             }
             Err(NotForwarded::LastHop) => Ok(ResponseBody::last_hop().into()),
@@ -112,14 +114,14 @@ pub(super) fn serve(
             }
             Err(problem) => {
                 observation.on_problem(&problem);
-                own_answer(&connection, &requester, &problem)
+                own_answer(&connection, &requester, &problem, id.as_ref())
             }
         };
         observation.on_status(answer.status());
-        if let Ok((_, _, id)) = accepted {
+        if let Some(id) = id {
             answer.headers_mut().entry(X_REQUEST_ID).or_insert(id);
         }
-        if connection.gateway.lifecycle.is_draining() && !connection.is_http2() {
+        if connection.gateway.lifecycle.is_closing() && !connection.is_http2() {
             // Makes the client use another server for further requests.
             let close = HeaderValue::from_static("close");
             answer.headers_mut().insert(header::CONNECTION, close);
@@ -129,13 +131,14 @@ pub(super) fn serve(
     }
 }
 
-/// Checks a request and makes its outgoing head.
+/// Checks a request and makes its outgoing head. Its id goes into `request_id` as soon as it has one.
 fn accept(
     connection: &Connection,
     parts: &Parts,
     is_grpc: bool,
     observation: &mut Observation,
-) -> Result<(RoutedRequest, EncodedHead, HeaderValue), NotForwarded> {
+    request_id: &mut Option<HeaderValue>,
+) -> Result<(RoutedRequest, EncodedHead), NotForwarded> {
     let checked = CHECKER.to_forward(parts)?;
     if checked.upgrade.is_none() {
         connection.not_upgraded();
@@ -149,6 +152,7 @@ fn accept(
         listener.config().settings.via,
         trace.as_ref(),
     )?;
+    let id = request_id.insert(id);
     let route = listener
         .router
         .route(&checked.host, listener.config().settings.offline_wait);
@@ -161,7 +165,7 @@ fn accept(
             path: &checked.path,
             is_upgrade: checked.upgrade.is_some(),
             runtime: route.label().map(RuntimeLabel::as_str),
-            request_id: Some(&id),
+            request_id: Some(id),
             trace: own.or_else(|| access_log::trace(parts)),
             peer: Some(connection.client.address_text()),
         };
@@ -182,7 +186,7 @@ fn accept(
         is_grpc,
         reconnects: reconnects(&parts.method, &parts.headers),
     };
-    Ok((routed, head, id))
+    Ok((routed, head))
 }
 
 /// The size of a request's head, as HTTP/1.1 writes it.
@@ -257,8 +261,15 @@ fn own_answer(
     connection: &Connection,
     requester: &Requester,
     problem: &Problem,
+    request_id: Option<&HeaderValue>,
 ) -> Response<ResponseBody> {
-    let mut answer = ResponseBody::problem(problem, !connection.is_http2(), requester.is_grpc);
+    let config = connection.gateway.config();
+    let answers = ProblemAnswers {
+        detail: config.settings.problem_detail,
+        page: &config.problem_page,
+    };
+    let own = answers.response(problem, requester.problem, request_id);
+    let mut answer = ResponseBody::own_response(own);
     if let Some((method, headers)) = requester.page.as_deref() {
         connection
             .gateway

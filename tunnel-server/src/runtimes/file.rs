@@ -87,8 +87,6 @@ struct Checker<'a> {
     runtimes: Runtimes,
     /// Where each label was first used.
     label_spans: HashMap<RuntimeLabel, Range<usize>>,
-    /// Each host, with the index of its runtime.
-    hosts: HashMap<HostName, usize>,
     faults: Vec<ConfigFileError>,
 }
 
@@ -98,7 +96,6 @@ pub(super) fn parse(file: &TomlFile, domain: &HostName) -> Result<Runtimes, Runt
         file,
         runtimes: Runtimes::default(),
         label_spans: HashMap::new(),
-        hosts: HashMap::new(),
         faults: Vec::new(),
     };
     let mut host_spans = Vec::new();
@@ -161,7 +158,7 @@ impl Checker<'_> {
             let Some(host) = self.parse_at::<HostName>(raw_host, "hosts") else {
                 continue;
             };
-            if let Some(other) = self.hosts.insert(host.clone(), entry) {
+            if let Some(other) = self.runtimes.hosts.insert(host.clone(), entry) {
                 // This runtime has no entry before all its hosts are read.
                 let owner = match self.runtimes.entries.get(other) {
                     Some(other) => format!(": `{}` has it already", other.label),

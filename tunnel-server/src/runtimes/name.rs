@@ -18,7 +18,7 @@ const HOST_OCTETS: usize = 253;
 #[non_exhaustive]
 pub enum NameError {
     /// Not an account's or a runtime's name.
-    #[error("`{0}` is no name: use lower-case letters, digits and hyphens between them")]
+    #[error("`{0}` is no name: use lower-case letters, digits and hyphens between them{hint}", hint = label_hint(.0))]
     Name(String),
     /// An account and a runtime that do not fit into one label.
     #[error(
@@ -159,6 +159,22 @@ impl FromStr for HostName {
 }
 
 tunnel_ops::text_value!(HostName);
+
+/// For somebody who has written account and runtime with a slash: how a label, and the two names, are written.
+fn label_hint(text: &str) -> String {
+    match text.split_once('/') {
+        Some((account, runtime))
+            if [account, runtime]
+                .iter()
+                .all(|name| checked_name(name).is_ok()) =>
+        {
+            format!(
+                "; the label of account `{account}`, runtime `{runtime}` is `{account}-{runtime}`"
+            )
+        }
+        _ => String::new(),
+    }
+}
 
 fn checked_name(text: &str) -> Result<Arc<str>, NameError> {
     let letters = text

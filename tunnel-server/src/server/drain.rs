@@ -7,18 +7,27 @@
 //!                                         and a moment  requests         protocol allows
 //! ```
 //!
+//! After a hand-over ([`super::handover`]) it begins at draining, and accepts platform clients until its tunnel clients
+//! have moved: only then do their requests find their runtimes at the successor.
+//!
 //! It ends shortly before the end of the grace period, which begins with the signal. The caller ends it early on
 //! a second signal.
 
 use std::time::Duration;
 
-use tokio::time::{Instant, sleep_until, timeout_at};
+use tokio::time::{Instant, sleep, sleep_until, timeout_at};
 
-use super::{finish, shard::Shard};
-use crate::{config::Config, lifecycle::Lifecycle};
+use super::{finish, handover::Successor, parts::Parts, shard::Shard};
 
 /// Time for clients to get a session at another server, in addition to the spread.
 const MOVING: Duration = Duration::from_secs(2);
+
+/// How long no exchange is open before nobody needs this server: a platform client with an open connection may be about to
+/// send a request, whose answer makes it use another connection.
+const QUIET: Duration = Duration::from_millis(200);
+
+/// Time between two checks whether an exchange is open.
+const CHECK_INTERVAL: Duration = Duration::from_millis(20);
 
 /// The part of the grace period, at most, for ending exchanges as their protocol provides.
 const ENDING: Duration = Duration::from_secs(4);
@@ -36,13 +45,17 @@ fn spread(sessions: usize, per_second: u32, max_spread: Duration) -> Duration {
     (Duration::from_secs(1) * (sessions / per_second.max(1))).min(max_spread)
 }
 
-/// Moves the server through its stages. Returns when everything has ended, or the grace period is over.
-pub(super) async fn drain(lifecycle: &Lifecycle, config: &Config, running: &mut [Shard]) {
+/// Moves the server through its stages. Returns when everything has ended, or the grace period is over. A successor has
+/// the listeners already.
+pub(super) async fn drain(parts: &Parts, running: &mut [Shard], successor: Option<Successor>) {
+    let (lifecycle, config) = (&parts.lifecycle, parts.config.load_full());
     let grace = config.settings.grace_period;
     let end = Instant::now() + grace - EXIT.min(grace / 20);
     let ending = end - ENDING.min(grace / 4);
-    // Load balancers that have seen "not ready" meanwhile send no new connections when the listeners close.
-    sleep_until((Instant::now() + config.settings.drain_delay).min(ending)).await;
+    if successor.is_none() {
+        // Load balancers that have seen "not ready" meanwhile send no new connections when the listeners close.
+        sleep_until((Instant::now() + config.settings.drain_delay).min(ending)).await;
+    }
     let max_spread = config
         .settings
         .drain_spread
@@ -50,13 +63,47 @@ pub(super) async fn drain(lifecycle: &Lifecycle, config: &Config, running: &mut 
     let sessions = lifecycle.unmoved_sessions.len();
     let spread = spread(sessions, config.leaving_per_second, max_spread);
     lifecycle.drain(spread);
-    tracing::info!(
-        ?spread,
-        "draining: accepting no new connections, sending drain messages to tunnel clients"
-    );
-    // Tunnel clients move first, so that requests to another server find their runtimes there.
-    let moved = (Instant::now() + spread + MOVING).min(ending);
-    let _ = timeout_at(moved, lifecycle.unmoved_sessions.wait()).await;
+    let all_moved = lifecycle.unmoved_sessions.wait();
+    let spread_ends = Instant::now() + spread;
+    match successor {
+        None => {
+            lifecycle.close();
+            tracing::info!(
+                ?spread,
+                "draining: accepting no new connections, sending drain messages to tunnel clients"
+            );
+            // Tunnel clients move first, so that requests to another server find their runtimes there.
+            tokio::select! {
+                () = all_moved => {}
+                () = not_needed(parts, spread_ends) => {}
+                () = sleep_until((spread_ends + MOVING).min(ending)) => {}
+            }
+        }
+        Some(mut successor) => {
+            tracing::info!(
+                ?spread,
+                "draining: sending drain messages to tunnel clients, which dial the new process"
+            );
+            // Where tunnel clients come by the public listener, too, it is the successor's at once, and requests wait there
+            // for their runtimes.
+            let is_one_listener = config.is_one_listener();
+            if is_one_listener {
+                successor.serve_public().await;
+                lifecycle.close();
+            }
+            // Whoever needs longer has lost its path: its requests wait at the successor.
+            let latest = (spread_ends + MOVING).max(Instant::now() + grace / 2);
+            let _ = timeout_at(latest.min(ending), all_moved).await;
+            if !is_one_listener {
+                successor.serve_public().await;
+                lifecycle.close();
+            }
+            // The rest is for connections, which are told to close only then.
+            let now = Instant::now();
+            let rest = ending.saturating_duration_since(now) / 2;
+            let _ = timeout_at(now + rest.min(MOVING), quiet(parts)).await;
+        }
+    }
     lifecycle.stop();
     tracing::info!("stopping: connections close after their current requests");
     tokio::select! {
@@ -68,8 +115,29 @@ pub(super) async fn drain(lifecycle: &Lifecycle, config: &Config, running: &mut 
     // The rest of the time is for the sessions' close handshakes, which give the reason.
     let last = end - CLOSE_HANDSHAKE.min(grace / 10);
     if timeout_at(last, finish(running)).await.is_err() {
-        lifecycle.cut();
+        lifecycle.close_sessions();
         let _ = timeout_at(end, finish(running)).await;
+    }
+}
+
+/// Resolves when clients that move slowly, or find no other server, are not needed by anybody: when it is quiet, `from` then
+/// on. Never with other nodes, which may forward a request in the next moment.
+async fn not_needed(parts: &Parts, from: Instant) {
+    if parts.registry.directory().shared().is_some() {
+        return std::future::pending().await;
+    }
+    sleep_until(from).await;
+    quiet(parts).await;
+}
+
+/// Resolves when there is no public connection, or no exchange for a while.
+async fn quiet(parts: &Parts) {
+    let mut since = Instant::now();
+    while !parts.lifecycle.public_connections.is_empty() && since.elapsed() < QUIET {
+        sleep(CHECK_INTERVAL).await;
+        if parts.registry.open() > 0 {
+            since = Instant::now();
+        }
     }
 }
 

@@ -36,6 +36,7 @@ use crate::{
     events::Events,
     gauges::{Gauges, Threads},
     lifecycle::Lifecycle,
+    managed::Managed,
     metrics::Metrics,
     peers::{PeerListener, Peers},
     public::{PublicListener, answer::Cors},
@@ -72,6 +73,10 @@ pub(crate) struct Parts {
     pub(super) cors: Arc<ArcSwap<Cors>>,
     pub(super) admin_guard: Arc<ArcSwapOption<BearerGuard>>,
     pub(super) webhook: Option<Arc<Webhook>>,
+    /// `None` if the admin API makes no runtimes.
+    pub(super) managed: Option<Arc<Managed>>,
+    /// Held while runtimes or a configuration are put in force.
+    pub(super) applying: Mutex<()>,
     pub(super) threads: Threads,
 }
 
@@ -94,6 +99,7 @@ impl Parts {
         registry.set_limits(&config);
         let authenticator = Authenticator::new(&config)?;
         metrics.register_credentials(&authenticator)?;
+        let managed = Managed::new(&config, etcd.clone());
         let acme = Acme::new(&config, etcd, metrics.clone(), events.clone())?;
         let shown = acme.as_ref().map(|acme| acme.certificate());
         let tls = ListenerTls::new(&config, authenticator.client_auth(), shown)?;
@@ -121,6 +127,8 @@ impl Parts {
             cors: Arc::new(ArcSwap::from_pointee(Cors::of(&settings.cors_origin))),
             admin_guard: Arc::new(ArcSwapOption::from_pointee(admin_guard(&config)?)),
             webhook,
+            managed,
+            applying: Mutex::new(()),
             threads: Threads::default(),
             config: Arc::new(LiveConfig::new(config)),
         })
@@ -244,6 +252,7 @@ impl Parts {
             acme: self.acme.clone(),
             certificates: self.tls.read_certificates(),
             limits: self.read_limits(),
+            managed: self.managed.clone(),
             guard: self.admin_guard.clone(),
             reach,
             peers,

@@ -105,7 +105,7 @@ impl Reloader {
             "reading the configuration again"
         );
         let result = self.read_and_apply(parts, telemetry, change.is_requested);
-        parts.on_reload(result.is_ok());
+        parts.on_reload(&result);
         match result {
             Ok(differences) => log_differences(&differences),
             Err(error) => {
@@ -147,8 +147,14 @@ impl Parts {
     /// # Errors
     /// When a file that it names cannot be used. Nothing changes then.
     fn apply(&self, mut config: Config, emptied: Emptied) -> Result<Vec<Difference>, ApplyError> {
+        let _applying = self.applying.lock();
         // Everything that can fail comes first.
-        let credentials = PreparedCredentials::read(&config)?;
+        let merged = self.managed.as_ref().map(|it| it.merge(&config.runtimes));
+        let runtimes = match &merged {
+            Some(merged) => merged.runtimes.clone(),
+            None => Arc::new(config.runtimes.clone()),
+        };
+        let credentials = PreparedCredentials::read(&config, runtimes.clone())?;
         if emptied == Emptied::Refuse {
             self.check_not_emptied(&config, &credentials)?;
         }
@@ -159,7 +165,7 @@ impl Parts {
         let etcd = self.registry.directory().shared().zip(etcd);
         config.keep_started(&self.config.load());
         let tls = self.tls.prepare(&config, credentials.client_auth())?;
-        let hosts = self.router.prepare(&config.runtimes)?;
+        let hosts = self.router.prepare(&runtimes)?;
         let admin_guard = admin_guard(&config)?;
         // Nothing fails from here on.
         self.tls.commit(tls);
@@ -186,6 +192,9 @@ impl Parts {
         self.config.replace(config);
         // Last, since it makes the sessions check their grants.
         self.authenticator.replace(credentials);
+        if let Some((managed, merged)) = self.managed.as_ref().zip(merged) {
+            managed.commit(merged);
+        }
         Ok(differences)
     }
 
@@ -207,9 +216,19 @@ impl Parts {
         Ok(())
     }
 
-    fn on_reload(&self, is_good: bool) {
+    fn on_reload(&self, result: &Result<Vec<Difference>, ReloadError>) {
+        let is_good = result.is_ok();
         self.metrics.on_reload(is_good);
-        self.config.on_reload(is_good);
+        self.config.on_reload(match result {
+            Ok(differences) => {
+                let waiting = differences.iter().filter(|one| one.needs_restart());
+                Ok(waiting.map(|one| one.name.clone()).collect())
+            }
+            Err(error) => {
+                let text = error.to_string();
+                Err(text.lines().next().unwrap_or_default().to_owned())
+            }
+        });
         let reloaded = Event::new(EventKind::Reloaded);
         self.events.report(match is_good {
             true => reloaded,

@@ -5,8 +5,8 @@
 
 use std::{io, sync::Arc, thread::JoinHandle, time::Duration};
 
+use futures_util::future::join_all;
 use tokio::{net::TcpListener, runtime, sync::oneshot};
-use tunnel_ops::signals::Shutdown;
 
 use crate::{
     connect::{self, TunnelListener},
@@ -24,11 +24,10 @@ const LOOKUP_TIMEOUT: Duration = Duration::from_millis(100);
 
 /// The listeners' sockets of a shard.
 pub(super) struct Sockets {
-    /// `None` if tunnel clients connect to the public listener alone.
-    pub(super) tunnel: Option<std::net::TcpListener>,
-    pub(super) public: std::net::TcpListener,
-    /// `None` if no other node connects.
-    pub(super) peer: Option<std::net::TcpListener>,
+    pub(super) tunnel: Vec<std::net::TcpListener>,
+    pub(super) public: Vec<std::net::TcpListener>,
+    /// None if no other node connects.
+    pub(super) peer: Vec<std::net::TcpListener>,
 }
 
 /// What a shard serves its connections with.
@@ -108,34 +107,30 @@ async fn serve(listeners: Listeners, sockets: Sockets) {
         peer,
     } = listeners;
     let links = public.peers.clone();
-    let registered = TcpListener::from_std(sockets.public).and_then(|public| {
-        let socket = sockets.tunnel.map(TcpListener::from_std).transpose()?;
-        let peer_socket = sockets.peer.map(TcpListener::from_std).transpose()?;
-        Ok((socket, public, peer.zip(peer_socket)))
+    let registered = register(sockets.tunnel).and_then(|tunnel| {
+        let public = register(sockets.public)?;
+        Ok((tunnel, public, register(sockets.peer)?))
     });
-    let (tunnel_socket, public_socket, peer) = match registered {
+    let (tunnel_sockets, public_sockets, peer_sockets) = match registered {
         Ok(sockets) => sockets,
         Err(error) => {
             return tracing::error!(%error, "a shard cannot use its listeners");
         }
     };
-    let clients = async {
-        let tunnels = async {
-            if let Some(socket) = tunnel_socket {
-                connect::serve_all(tunnel, socket).await;
-            }
-        };
-        tokio::join!(tunnels, public::serve_all(public, public_socket));
-    };
+    let lifecycle = public.lifecycle.clone();
+    let clients = lifecycle.serving_clients.track_future(async {
+        let tunnels = tunnel_sockets.into_iter();
+        let tunnels = tunnels.map(|socket| connect::serve_all(tunnel.clone(), socket));
+        let publics = public_sockets.into_iter();
+        let publics = publics.map(|socket| public::serve_all(public.clone(), socket));
+        tokio::join!(join_all(tunnels), join_all(publics));
+    });
     // Other nodes are served, and forwarded to, as long as there are clients. Then their links are drained: requests that
     // they forward in this moment go to other nodes.
-    let (clients_end, have_ended) = Shutdown::manual();
     let served = async {
-        let clients = async {
-            clients.await;
-            clients_end.request();
-        };
-        tokio::join!(clients, serve_nodes(peer, have_ended));
+        let nodes = peer_sockets.into_iter().zip(peer.into_iter().cycle());
+        let nodes = nodes.map(|(socket, listener)| peers::accept::serve_all(listener, socket));
+        tokio::join!(clients, join_all(nodes));
     };
     tokio::select! {
         () = served => {}
@@ -143,11 +138,8 @@ async fn serve(listeners: Listeners, sockets: Sockets) {
     }
 }
 
-/// Serves other nodes until the clients have ended.
-async fn serve_nodes(peer: Option<(Arc<PeerListener>, TcpListener)>, clients_end: Shutdown) {
-    if let Some((shared, listener)) = peer {
-        peers::accept::serve_all(shared, listener, clients_end).await;
-    }
+fn register(sockets: Vec<std::net::TcpListener>) -> io::Result<Vec<TcpListener>> {
+    sockets.into_iter().map(TcpListener::from_std).collect()
 }
 
 /// Keeps links to other nodes; never ends.

@@ -229,7 +229,8 @@ async fn one_runtime_is_shown() {
     let error = operator.fails(&["runtimes", "show", "acme-prodd"]).await;
     assert_eq!(
         error,
-        "error: no runtime has the label `acme-prodd` (runtime_unknown)\n"
+        "error: no runtime has the label `acme-prodd`: a label is ACCOUNT-RUNTIME, and `tunnel-server runtimes list` has \
+         all (runtime_unknown)\n"
     );
     rig.stop().await;
 }
@@ -318,6 +319,9 @@ async fn an_offline_runtime_is_shown_with_why_and_with_what_it_has_carried() {
     });
     let refusal = refusal.await;
     assert_eq!(refusal["reason"], "token_refused");
+    // The operator learns what the client does not.
+    let detail = refusal["detail"].as_str().unwrap();
+    assert!(detail.contains("its secret is wrong"), "{detail}");
     assert_eq!(refusal["credential"]["id"], id["tnlrt_".len()..][..16]);
     assert_eq!(refusal["client_version"], "1.2.3");
     let list = operator.sees(&["runtimes", "list"]).await;
@@ -507,20 +511,23 @@ async fn a_runtimes_routes_are_shown_as_reported() {
 async fn drain_stops_the_server_and_says_whether_it_has_ended() {
     let token = TokenFile::new();
     let path = token.path();
-    let rig = Rig::with(|config| config.settings.admin_token_file = Some(path)).await;
+    let rig = Rig::with(|config| {
+        config.settings.admin_token_file = Some(path);
+        // It serves on for as long.
+        config.settings.drain_delay = Duration::from_secs(4);
+    })
+    .await;
     let client = FakeClient::describing(&rig, PROD).await;
     let operator = Operator::new(&rig, Some(token));
-    // The client does not move, so that the server waits for it.
     let slow = operator.fails(&["drain", "--timeout", "500ms"]).await;
     assert!(
         slow.contains("not ended within 500ms: 1 sessions"),
         "{slow}"
     );
-    client
-        .control(|control| matches!(control, Control::Drain { .. }))
-        .await;
     assert_eq!(rig.admin("/readyz").await.0, 503);
-    assert_eq!(operator.sees(&["drain"]).await, "drained\n");
+    let asked = client.control(|control| matches!(control, Control::Drain { .. }));
+    let (drained, _) = tokio::join!(operator.sees(&["drain"]), asked);
+    assert_eq!(drained, "drained\n");
     rig.stopped().await;
     let gone = operator.fails(&["drain"]).await;
     assert!(gone.contains("no server answers"), "{gone}");

@@ -16,6 +16,8 @@ use testkit::{
     },
 };
 use tokio::{net::TcpSocket, task::JoinSet, time::Instant};
+use tunnel_http::answer::ProblemDetail;
+use tunnel_server::config::Config;
 
 use crate::{
     access_lines::PANIC_PATH,
@@ -30,6 +32,15 @@ const UPGRADE: &str = "connection: upgrade\r\nupgrade: websocket\r\nsec-websocke
 
 fn asking(host: &str, path: &str, lines: &str) -> String {
     format!("GET {path} HTTP/1.1\r\nhost: {host}\r\n{lines}\r\n")
+}
+
+/// A server that names the limit in its answers.
+async fn rig_naming_limits(change: impl FnOnce(&mut Config)) -> Rig {
+    Rig::with(|config| {
+        config.settings.problem_detail = ProblemDetail::Full;
+        change(config);
+    })
+    .await
 }
 
 #[track_caller]
@@ -67,7 +78,7 @@ async fn is_served(rig: &Rig) {
 
 #[tokio::test]
 async fn exchanges_that_are_open_are_bounded_for_each_runtime() {
-    let rig = Rig::with(|config| config.settings.limit_exchanges = 2).await;
+    let rig = rig_naming_limits(|config| config.settings.limit_exchanges = 2).await;
     let (_client, mut feeds) = answering(&rig, random_instance()).await;
     let _other = FakeClient::describing(&rig, DEV).await;
     let (_first, feed) = open(&rig, &mut feeds).await;
@@ -102,7 +113,7 @@ async fn ask_from(rig: &Rig, address: &str, request: String) -> RawResponse {
 #[tokio::test]
 async fn one_address_leaves_half_of_a_runtime_to_others() {
     const MOST: usize = 64;
-    let rig = Rig::with(|config| config.settings.limit_exchanges = MOST as u32).await;
+    let rig = rig_naming_limits(|config| config.settings.limit_exchanges = MOST as u32).await;
     let (_client, mut feeds) = answering(&rig, random_instance()).await;
     let mut held = Vec::new();
     for _ in 0..MOST / 2 {
@@ -122,7 +133,7 @@ async fn one_address_leaves_half_of_a_runtime_to_others() {
 
 #[tokio::test]
 async fn a_trusted_proxy_that_speaks_for_many_has_no_share() {
-    let rig = Rig::with(|config| {
+    let rig = rig_naming_limits(|config| {
         config.settings.limit_exchanges = 64;
         config.settings.trusted_proxies = vec!["127.0.0.1/32".parse().unwrap()];
     })
@@ -153,7 +164,7 @@ async fn open_when_possible(
 
 #[tokio::test]
 async fn upgraded_connections_are_bounded_beside_that() {
-    let rig = Rig::with(|config| config.settings.limit_websockets = 1).await;
+    let rig = rig_naming_limits(|config| config.settings.limit_websockets = 1).await;
     let (_client, mut upstreams) = granting(&rig).await;
     let upgrade = asking(PROD_HOST, "/chat", UPGRADE);
     let mut upgraded = rig.raw().await;
@@ -175,7 +186,7 @@ async fn upgraded_connections_are_bounded_beside_that() {
 
 #[tokio::test]
 async fn a_refused_upgrade_returns_its_permit_at_once() {
-    let rig = Rig::with(|config| {
+    let rig = rig_naming_limits(|config| {
         config.settings.limit_websockets = 1;
         config.settings.limit_exchanges = 2;
     })
@@ -203,7 +214,7 @@ async fn a_refused_upgrade_returns_its_permit_at_once() {
 
 #[tokio::test]
 async fn the_exchanges_of_all_runtimes_together_are_bounded() {
-    let rig = Rig::with(|config| config.settings.max_open_exchanges = 1).await;
+    let rig = rig_naming_limits(|config| config.settings.max_open_exchanges = 1).await;
     let (_client, mut feeds) = answering(&rig, random_instance()).await;
     let _other = FakeClient::describing(&rig, DEV).await;
     let (_first, feed) = open(&rig, &mut feeds).await;
@@ -215,7 +226,7 @@ async fn the_exchanges_of_all_runtimes_together_are_bounded() {
 
 #[tokio::test]
 async fn upgraded_connections_and_beginnings_of_all_runtimes_together_are_bounded() {
-    let rig = Rig::with(|config| {
+    let rig = rig_naming_limits(|config| {
         config.settings.max_open_websockets = 1;
         config.settings.max_exchange_rate = Some(4);
     })
@@ -245,7 +256,7 @@ async fn upgraded_connections_and_beginnings_of_all_runtimes_together_are_bounde
 
 #[tokio::test]
 async fn exchanges_that_begin_in_a_second_are_bounded() {
-    let rig = Rig::with(|config| config.settings.limit_exchange_rate = Some(5)).await;
+    let rig = rig_naming_limits(|config| config.settings.limit_exchange_rate = Some(5)).await;
     let (client, _feeds) = answering(&rig, random_instance()).await;
     let _other = FakeClient::describing(&rig, DEV).await;
     let mut raw = rig.raw().await;
@@ -275,7 +286,7 @@ async fn exchanges_that_begin_in_a_second_are_bounded() {
 
 #[tokio::test]
 async fn a_head_that_is_too_large_for_the_runtime_is_refused_by_name() {
-    let rig = Rig::with(|config| config.settings.limit_head_size = Some(2_048)).await;
+    let rig = rig_naming_limits(|config| config.settings.limit_head_size = Some(2_048)).await;
     let client = FakeClient::describing(&rig, PROD).await;
     let head_of = |bytes: usize| {
         let lines = |length| format!("x-large: {}\r\n", "x".repeat(length));
@@ -297,7 +308,7 @@ async fn a_head_that_is_too_large_for_the_runtime_is_refused_by_name() {
 
 #[tokio::test]
 async fn those_that_wait_for_a_runtime_are_bounded() {
-    let rig = Rig::with(|config| {
+    let rig = rig_naming_limits(|config| {
         config.settings.limit_waiting = 1;
         config.settings.offline_wait = Duration::from_secs(600);
     })
@@ -320,7 +331,7 @@ async fn those_that_wait_for_a_runtime_are_bounded() {
 #[tokio::test]
 async fn one_address_leaves_half_of_the_waiting_permits_to_others() {
     const MOST: usize = 64;
-    let rig = Rig::with(|config| {
+    let rig = rig_naming_limits(|config| {
         config.settings.limit_waiting = MOST as u32;
         config.settings.offline_wait = Duration::from_secs(600);
     })
@@ -351,7 +362,7 @@ async fn one_address_leaves_half_of_the_waiting_permits_to_others() {
 /// One place in all, and each way in which an exchange can end: the next one finds the place free.
 #[tokio::test]
 async fn an_exchange_returns_its_permit_however_it_ends() {
-    let rig = Rig::with(|config| {
+    let rig = rig_naming_limits(|config| {
         config.settings.limit_exchanges = 1;
         config.settings.limit_websockets = 1;
         config.settings.max_open_exchanges = 1;
@@ -431,7 +442,8 @@ fn took_a_second(began: Instant) {
 
 #[tokio::test]
 async fn what_a_runtime_sends_is_held_to_its_rate() {
-    let rig = Rig::with(|config| config.settings.limit_download_rate = Some(RATE as u64)).await;
+    let rig =
+        rig_naming_limits(|config| config.settings.limit_download_rate = Some(RATE as u64)).await;
     let _client = moving(&rig, PROD).await;
     let began = Instant::now();
     let answer = rig.raw().await.ask(get(&format!("/{BYTES}"))).await;
@@ -442,7 +454,8 @@ async fn what_a_runtime_sends_is_held_to_its_rate() {
 /// All that share a rate get their part of it, and together no more than it.
 #[tokio::test]
 async fn the_bodies_of_a_runtime_share_its_rate() {
-    let rig = Rig::with(|config| config.settings.limit_download_rate = Some(RATE as u64)).await;
+    let rig =
+        rig_naming_limits(|config| config.settings.limit_download_rate = Some(RATE as u64)).await;
     let _client = moving(&rig, PROD).await;
     let _other = moving(&rig, DEV).await;
     let began = Instant::now();
@@ -474,7 +487,8 @@ async fn the_bodies_of_a_runtime_share_its_rate() {
 
 #[tokio::test]
 async fn what_a_runtime_is_sent_is_held_to_its_rate() {
-    let rig = Rig::with(|config| config.settings.limit_upload_rate = Some(RATE as u64)).await;
+    let rig =
+        rig_naming_limits(|config| config.settings.limit_upload_rate = Some(RATE as u64)).await;
     let _client = moving(&rig, PROD).await;
     let head = format!("POST /1 HTTP/1.1\r\nhost: {PROD_HOST}\r\ncontent-length: {BYTES}\r\n\r\n");
     let request = [head.as_bytes(), &vec![b'x'; BYTES]].concat();
@@ -508,7 +522,7 @@ async fn what_a_runtime_is_sent_is_held_to_its_rate() {
 
 #[tokio::test]
 async fn upgraded_connections_are_held_to_both_rates() {
-    let rig = Rig::with(|config| {
+    let rig = rig_naming_limits(|config| {
         config.settings.limit_upload_rate = Some(RATE as u64);
         config.settings.limit_download_rate = Some(RATE as u64);
     })
@@ -541,7 +555,7 @@ async fn upgraded_connections_are_held_to_both_rates() {
 /// A runtime floods each of its limits; its neighbour, with the same ones, is served without an error.
 #[tokio::test]
 async fn a_runtime_at_all_its_limits_costs_its_neighbour_nothing() {
-    let rig = Rig::with(|config| {
+    let rig = rig_naming_limits(|config| {
         config.settings.limit_exchanges = 8;
         config.settings.limit_websockets = 2;
         config.settings.limit_exchange_rate = Some(200);

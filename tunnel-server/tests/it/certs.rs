@@ -67,7 +67,7 @@ fn a_server_takes_what_was_made() {
     assert!(
         mismatch
             .stderr
-            .starts_with("error: c/client.key: the key does not belong"),
+            .starts_with("error: --tls-key: c/client.key: the key does not belong"),
         "{}",
         mismatch.stderr
     );

@@ -1,6 +1,8 @@
 //! What is refused before anything is bound, and with which exit code.
 
+use std::fs::{self, Permissions};
 use std::io::{BufRead, BufReader, Read};
+use std::os::unix::fs::PermissionsExt;
 use std::process::{Command, Stdio};
 
 use crate::program::{Folder, ended};
@@ -32,6 +34,16 @@ fn a_valid_configuration_is_reported_as_valid() {
         (ended.code, ended.stdout.as_str(), ended.stderr.as_str()),
         (Some(0), "ok: runtimes 1, tokens 1\n", "")
     );
+    let all = Permissions::from_mode(0o644);
+    fs::set_permissions(folder.path("server.key"), all).unwrap();
+    let ended = folder.run(["validate"].into_iter().chain(FILES));
+    assert_eq!(
+        (ended.code, ended.stderr.as_str()),
+        (
+            Some(0),
+            "warning: --tls-key: server.key can be read by every user of this machine: chmod o-r server.key\n"
+        )
+    );
 }
 
 #[test]
@@ -42,7 +54,7 @@ fn an_admin_token_that_can_be_guessed_is_refused_and_not_shown() {
         let flags = FILES.into_iter().chain(["--admin-token-file=admin.token"]);
         let ended = folder.run([command].into_iter().chain(flags));
         assert_eq!(ended.code, Some(2));
-        let expected = "error: admin.token: holds no usable token: ";
+        let expected = "error: --admin-token-file: admin.token: holds no usable token: ";
         assert!(ended.stderr.starts_with(expected), "{}", ended.stderr);
         assert!(!ended.stderr.contains("s3cret"), "{}", ended.stderr);
     }

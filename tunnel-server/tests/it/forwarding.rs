@@ -15,6 +15,7 @@ use testkit::{
 };
 use tokio::time::Instant;
 use tunnel_etcd::{Client, RequestOp, TxnRequest};
+use tunnel_http::answer::ProblemDetail;
 use tunnel_ops::{task::Owned, tls_files::Identity};
 use tunnel_proto::{
     close::CloseReason,
@@ -212,7 +213,9 @@ async fn a_failure_names_the_program_that_has_met_it() {
     let linked = Linked::start().await;
     let limited = |config: &mut Config| config.settings.limit_websockets = 0;
     let one = linked.node("n1", limited).await;
-    let two = linked.node("n2", |_| {}).await;
+    // Only the node that answers the platform client decides what that learns.
+    let full = |config: &mut Config| config.settings.problem_detail = ProblemDetail::Full;
+    let two = linked.node("n2", full).await;
     two.metric_becomes("tunnel_server_peer_links", LINKS).await;
     let _client = FakeClient::new(&one, PROD, |_| async move {
         Err(Problem::new(Hop::Client, Reason::RouteUnknown, "no route"))

@@ -2,6 +2,8 @@
 
 use std::ffi::OsStr;
 use std::fs;
+use std::io::Write;
+use std::os::unix::fs::OpenOptionsExt;
 use std::path::PathBuf;
 use std::process::{Command, Output};
 
@@ -41,8 +43,12 @@ impl Folder {
         self.0.path().join(name)
     }
 
+    /// Writes a file in place. A new one can be read by its owner only.
     pub(crate) fn write(&self, name: &str, text: &str) {
-        fs::write(self.path(name), text).unwrap();
+        let mut open = fs::OpenOptions::new();
+        open.write(true).create(true).truncate(true).mode(0o600);
+        let mut file = open.open(self.path(name)).unwrap();
+        file.write_all(text.as_bytes()).unwrap();
     }
 
     pub(crate) fn read(&self, name: &str) -> String {

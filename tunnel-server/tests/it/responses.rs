@@ -11,6 +11,7 @@ use testkit::{
         client::FakeClient,
     },
 };
+use tunnel_http::answer::ProblemDetail;
 use tunnel_proto::problem::{Hop, Problem, Reason};
 
 use crate::rig::{PROD, PROD_HOST, Rig};
@@ -346,7 +347,7 @@ async fn trailers_reach_a_client_that_takes_them() {
 
 #[tokio::test]
 async fn a_problem_of_the_tunnel_client_is_answered_as_it_names_it() {
-    let rig = Rig::start().await;
+    let rig = Rig::with(|config| config.settings.problem_detail = ProblemDetail::Full).await;
     let _client = FakeClient::new(&rig, PROD, |request| async move {
         let name = &request.uri().path()[1..];
         let reason = Reason::from_name(name.as_bytes()).unwrap();

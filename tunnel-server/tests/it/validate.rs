@@ -23,24 +23,30 @@ fn every_file_that_is_named_is_read_by_both_commands() {
     let url = ["--auth-url=https://id.example"];
     for (flags, fault) in [
         (vec!["--revocations=bad"], "bad:1:5: "),
-        (vec!["--client-ca=bad"], "bad: holds no certificate"),
+        (
+            vec!["--client-ca=bad"],
+            "--client-ca: bad: holds no certificate",
+        ),
         (
             vec!["--client-ca=ca.pem", "--client-crl=bad"],
-            "bad: holds no revocation list",
+            "--client-crl: bad: holds no revocation list",
         ),
         (
             [&jwt[..], &["--jwks=bad"]].concat(),
-            "bad: is not a JWK set",
+            "--jwks: bad: is not a JWK set",
         ),
         (
             [&url[..], &["--auth-token-file=bad"]].concat(),
-            "bad: holds no token",
+            "--auth-token-file: bad: holds no token",
         ),
         (
             [&url[..], &["--auth-ca-file=bad"]].concat(),
-            "bad: holds no certificate",
+            "--auth-ca-file: bad: holds no certificate",
         ),
-        (vec!["--admin-token-file=bad"], "bad: holds no usable token"),
+        (
+            vec!["--admin-token-file=bad"],
+            "--admin-token-file: bad: holds no usable token",
+        ),
     ] {
         for command in ["run", "validate"] {
             let all = [command].into_iter().chain(FILES).chain(flags.clone());

@@ -181,7 +181,7 @@ async fn uploads_for_which_there_is_no_room_are_refused_and_hold_nothing() {
 
 #[tokio::test]
 async fn calls_without_length_get_as_many_permits_as_others() {
-    let serving = serving("").await;
+    let serving = serving("problem_detail = \"full\"\n").await;
     let mut connections = Vec::new();
     for _ in 0..256 / STREAMS {
         // A message of gRPC.

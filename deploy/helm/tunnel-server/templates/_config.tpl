@@ -37,10 +37,11 @@ offline_wait: drain.offlineWait
 {{/* Settings that a running server does not take over: those with "restart" or "depends" in docs/reference/settings-server.md.
      `deploy/check-charts` compares the two. */}}
 {{- define "tunnel-server.restartSettings" -}}
-tunnel_listen tunnel_host tunnel_tls public_listen public_tls_cert admin_listen admin_host domain jwks jwt_issuer jwt_audience jwt_account_claim
+tunnel_listen tunnel_host tunnel_tls tls_cert public_listen public_tls_cert admin_listen admin_host domain jwks jwt_issuer jwt_audience jwt_account_claim
 jwt_runtime_claim jwt_leeway auth_url auth_token_file auth_ca_file auth_timeout auth_concurrency auth_cache auth_outage
 expiry_grace max_handshakes handshake_queue etcd etcd_prefix node without_directory zone peer_listen peer_advertise
-shards log_format
+acme_directory acme_contact acme_dir acme_ca_file acme_eab_kid acme_eab_key_file webhook_url webhook_events
+otlp_endpoint otlp_headers_file otlp_ca_file trace_ratio shards log_format
 {{- end }}
 
 {{/* All settings of the file, as YAML. Those that differ from pod to pod are environment variables. */}}
@@ -138,7 +139,7 @@ shards log_format
 {{- range regexSplit "\\s+" (include "tunnel-server.restartSettings" .) -1 }}
 {{- if hasKey $settings . }}
 {{- $value := get $settings . }}
-{{- if or (has . (list "public_tls_cert" "auth_token_file")) (and (eq . "jwks") (not (hasPrefix "https:" (toString $value)))) }}
+{{- if or (has . (list "tls_cert" "public_tls_cert" "auth_token_file")) (and (eq . "jwks") (not (hasPrefix "https:" (toString $value)))) }}
 {{- $value = "a file" }}
 {{- end }}
 {{- $_ := set $restart . $value }}

@@ -61,20 +61,20 @@ pub(in crate::check) fn token_file(error: &TokenFileError) -> Verdict {
             "token_file_is_token" "the token itself was given in place of the path of its file"
             "put it into a file and name that; others on this machine may have seen it, so have it replaced"
         TokenFileError::Unreadable { source, .. } if source.kind() == std::io::ErrorKind::NotFound =>
-            "token_file_missing" "the token file {path} does not exist"
+            "token_file_missing" "the token file `{path}` does not exist"
             "put the token into that file, or name another by --token-file; in a cluster, check whether the secret is \
              mounted where the flag says"
         TokenFileError::Unreadable { source, .. } =>
-            "token_file_unreadable" "the token file {path} cannot be read: {source}"
+            "token_file_unreadable" "the token file `{path}` cannot be read: {source}"
             "let the user that runs this program read it"
         TokenFileError::NotAFile { .. } =>
-            "token_file_irregular" "the token file {path} is a pipe, a folder or a device"
+            "token_file_irregular" "the token file `{path}` is a pipe, a folder or a device"
             "put the token into a regular file: it is read again at each dial, which a pipe such as `<(…)` allows once"
         TokenFileError::Empty { .. } =>
-            "token_file_empty" "the token file {path} is empty"
+            "token_file_empty" "the token file `{path}` is empty"
             "put the token into it"
         TokenFileError::NotAToken { .. } =>
-            "token_file_malformed" "the token file {path} holds something else than one token"
+            "token_file_malformed" "the token file `{path}` holds something else than one token"
             "put the token into it, alone, on one line, without quotes"
     }
 }

@@ -306,7 +306,7 @@ fn by_server(evidence: &Evidence, response: &ResponseEvidence, refusal: &Refusal
             "ask the operator of the server for a new token, and put it into the token file"
         Some(R::TokenAudience | R::TokenIssuer | R::TokenMalformed | R::TokenAlgorithm | R::TokenSignature) =>
             "token_unfit" "the server says: {said}"
-            "the token is for another server, or was changed: ask for one that is for this server"
+            "the token is for another server, or was changed or cut: ask for one that is for this server"
         Some(R::CredentialRevoked) =>
             "credential_revoked" "the server says: {said}"
             "ask the operator of the server for a new token, and put it into the token file"

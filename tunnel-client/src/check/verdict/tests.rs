@@ -467,7 +467,7 @@ fn certificates_out_of_their_time_are_told_from_a_clock_that_is_off() {
         evidence.clock = Some(ahead);
     });
     let verdict = check(step(&evidence, &expired), "clock_off");
-    assert!(verdict.sentence.contains("1day behind it"), "{verdict:?}");
+    assert!(verdict.sentence.contains("1 day behind it"), "{verdict:?}");
 }
 
 #[test]

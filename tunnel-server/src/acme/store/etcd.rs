@@ -4,10 +4,10 @@ use std::time::Duration;
 
 use base64::prelude::{BASE64_STANDARD, Engine};
 use bytes::Bytes;
-use tokio::time::{Instant, sleep, timeout};
+use tokio::time::{Instant, sleep};
 use tunnel_etcd::{
-    Client, Compare, EtcdError, Event, KeyValue, Lease, RangeRequest, RequestOp, TxnRequest, Watch,
-    WatchReport, prefix_end,
+    Client, Compare, EtcdError, Followed, KeyValue, Lease, RangeRequest, RequestOp, TxnRequest,
+    prefix_end,
 };
 
 use super::{Key, StoreError};
@@ -18,9 +18,6 @@ const TTL: Duration = Duration::from_secs(30);
 
 /// Time that the watches of other nodes may take to show a change.
 const SPREAD: Duration = Duration::from_secs(1);
-
-/// Longest silence of a watch, after which all is read again.
-const SILENCE: Duration = Duration::from_secs(60);
 
 /// The keys of one ACME server.
 #[derive(Debug)]
@@ -115,42 +112,32 @@ impl EtcdStore {
         }
     }
 
-    /// Reads all that is stored, then follows what other nodes change. `on_read` gets everything, `on_change` each change after
-    /// it.
+    /// Tells all that is stored, and then what nodes change.
     ///
     /// # Errors
     /// When etcd does not answer any more: call it again.
     pub(in super::super) async fn follow(
         &self,
-        on_read: impl FnOnce(Vec<Change>),
         mut on_change: impl FnMut(Change),
     ) -> Result<(), EtcdError> {
-        let range = (
-            Bytes::from(self.prefix.clone()),
-            prefix_end(self.prefix.as_bytes()),
-        );
-        let request = RangeRequest {
-            key: range.0.clone(),
-            range_end: range.1.clone(),
-            ..RangeRequest::default()
+        let prefix = Bytes::from(self.prefix.clone());
+        let end = prefix_end(self.prefix.as_bytes());
+        let mut told = |kv: &KeyValue, is_delete| {
+            if let Some(change) = self.change(kv, is_delete) {
+                on_change(change);
+            }
         };
-        let read = self.client.range(request).await?;
-        let changes = read.kvs.iter().filter_map(|kv| self.change(kv, false));
-        on_read(changes.collect());
-        let revision = read.header.map_or(0, |header| header.revision);
-        let member = self.client.preferred();
-        let mut watch = self.client.watch(member, range, revision + 1).await?;
-        loop {
-            let Some(events) = next(&mut watch).await? else {
-                return Ok(());
-            };
-            for event in &events {
-                let kv = event.kv.as_ref();
-                if let Some(change) = kv.and_then(|kv| self.change(kv, event.is_delete())) {
-                    on_change(change);
+        let tell = |followed| match followed {
+            Followed::Listed { keys, .. } => keys.iter().for_each(|kv| told(kv, false)),
+            Followed::Changed { events, .. } => {
+                for event in &events {
+                    if let Some(kv) = &event.kv {
+                        told(kv, event.is_delete());
+                    }
                 }
             }
-        }
+        };
+        self.client.follow((prefix, end), tell).await
     }
 
     /// What a key that was written or deleted says; `None` for one that concerns no other node, or is not known.
@@ -171,16 +158,6 @@ impl EtcdStore {
             }
             _ => None,
         }
-    }
-}
-
-/// The next changes; `None` if the watch was silent for too long.
-async fn next(watch: &mut Watch) -> Result<Option<Vec<Event>>, EtcdError> {
-    match timeout(SILENCE, watch.next()).await {
-        Ok(Ok(WatchReport::Events { events, .. })) => Ok(Some(events)),
-        Ok(Ok(WatchReport::Progress { .. } | WatchReport::Alive { .. })) => Ok(Some(Vec::new())),
-        Ok(Err(error)) => Err(error),
-        Err(_) => Ok(None),
     }
 }
 

@@ -12,12 +12,13 @@ use crate::{
     admin::usage::{ProcessView, UsedLimitView},
     admin::view::{
         CertificateSource, CertificateView, ConfigView, LimitsView, ProblemView, RouteView,
-        ServerState, ServerView, SessionView,
+        ServerState, ServerView, SessionView, TokenView,
     },
     auth::CredentialView,
     events::{EventKind, EventView},
     history::{EndedSession, RefusedDial},
     timestamp::Timestamp,
+    upgrades::{UpgradeState, UpgradeView},
 };
 
 fn description() -> Value {
@@ -116,6 +117,8 @@ fn runtime() -> RuntimeView {
         label: "acme-prod".into(),
         account: "acme".into(),
         name: "prod".into(),
+        managed: true,
+        tokens: Some(vec![token()]),
         hosts: vec!["acme-prod.tunnels.test".into()],
         online: true,
         online_since: Some(now),
@@ -168,6 +171,16 @@ fn runtime() -> RuntimeView {
     }
 }
 
+fn token() -> TokenView {
+    TokenView {
+        id: "0123456789abcdef".into(),
+        created: Some(Timestamp::now()),
+        expires: Some(Timestamp::now()),
+        revoked: true,
+        note: Some("first".into()),
+    }
+}
+
 fn refusal() -> RefusedDial {
     RefusedDial {
         at: Timestamp::now(),
@@ -205,6 +218,7 @@ fn bare_runtime() -> RuntimeView {
         online_since: None,
         last_online: None,
         instance: None,
+        tokens: None,
         epoch: None,
         credential: None,
         expires: None,
@@ -253,6 +267,7 @@ fn every_reference_resolves() {
 fn server() -> ServerView {
     ServerView {
         version: "1.2.3".into(),
+        pid: 7,
         started: Timestamp::now(),
         uptime_seconds: 1,
         state: ServerState::Draining,
@@ -270,6 +285,12 @@ fn server() -> ServerView {
         config_version: 5,
         last_reload_ok: Some(true),
         last_reload: Some(Timestamp::now()),
+        upgrade: Some(UpgradeView {
+            state: UpgradeState::Failed,
+            reason: Some("broken".into()),
+        }),
+        last_reload_fault: Some("server.toml:1:1: unknown key".into()),
+        waiting_for_restart: vec!["shards".into()],
         nodes: vec![NodeView {
             name: "n1".into(),
             version: "1.2.3".into(),
@@ -295,6 +316,9 @@ fn responses_are_as_described() {
         process: None,
         last_reload_ok: None,
         last_reload: None,
+        upgrade: None,
+        last_reload_fault: None,
+        waiting_for_restart: Vec::new(),
         nodes: Vec::new(),
         certificates: Vec::new(),
         ..full.clone()
@@ -338,6 +362,27 @@ fn responses_are_as_described() {
         detail: "no such thing".into(),
     };
     check_both("Problem", &problem, &problem);
+}
+
+#[test]
+fn tokens_are_as_described() {
+    let bare_token = TokenView {
+        created: None,
+        expires: None,
+        note: None,
+        ..token()
+    };
+    check_both("Token", &token(), &bare_token);
+    let made = NewTokenView {
+        id: "0123456789abcdef".into(),
+        token: "tnlrt_".into(),
+        expires: Some(Timestamp::now()),
+    };
+    let lasting = NewTokenView {
+        expires: None,
+        ..made.clone()
+    };
+    check_both("NewToken", &made, &lasting);
 }
 
 #[test]

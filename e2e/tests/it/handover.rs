@@ -1,0 +1,323 @@
+//! One server that is restarted or upgraded in place: whoever asks meanwhile is answered, by the old process or by the new.
+
+use std::{
+    fs,
+    net::TcpListener,
+    sync::{
+        Arc,
+        atomic::{AtomicUsize, Ordering},
+    },
+    time::Duration,
+};
+
+use e2e::{
+    client::Client,
+    deadline::{SOON, eventually, within},
+    http1::End,
+    load::{ExchangeKind, Load, Plan},
+    platform::PlatformClient,
+    program::Signal,
+    raw::RawClient,
+    system::{Options, System},
+    upstream::Upstream,
+};
+use serde_json::Value;
+use tokio::{net::UnixDatagram, task::JoinSet, time::Instant};
+
+const APP: &str = "demo-app";
+
+/// Long streams hold the end of the old process up for no longer than this.
+const GRACE: &str = "4s";
+
+fn options(upstream: &Upstream) -> Options {
+    let options = Options::to(&upstream.h2c_url());
+    let options = options.server_flags(&["--grace-period", GRACE]);
+    let options = options.client_flags(&["--sessions", "2", "--redial-base", "100ms"]);
+    options.with_admin_token()
+}
+
+async fn under_load(options: Options) -> (System, Load) {
+    let system = System::with(options).await;
+    let load = Load::start(system.entry(), &Plan::every_kind());
+    load.wait_progress(10).await;
+    (system, load)
+}
+
+const LONG: [ExchangeKind; 3] = [
+    ExchangeKind::Events,
+    ExchangeKind::WebSocket,
+    ExchangeKind::Stream,
+];
+
+async fn upgrade(system: &mut System) -> e2e::program::Ended {
+    let token = system.directory().join("admin.token");
+    system.server_mut().upgrade(&token).await
+}
+
+/// The process that answers at the admin listener.
+async fn process(system: &System) -> u64 {
+    let status = system.server().admin().get("/api/v1/status").await;
+    let status: Value = serde_json::from_str(status.text()).unwrap();
+    status["pid"].as_u64().unwrap()
+}
+
+#[tokio::test]
+async fn a_server_is_upgraded_under_load_without_loss() {
+    let upstream = Upstream::start().await;
+    let (mut system, load) = under_load(options(&upstream)).await;
+    let streams = load.open_streams(&LONG);
+    // An upload and a download that are under way at the upgrade end whole.
+    let mut download = RawClient::connect(&system.entry()).await;
+    let events = "/events?count=20&every_ms=100";
+    download.request("GET", events, "", b"").await;
+    let head = download.head().await.unwrap();
+    let mut upload = RawClient::connect(&system.entry()).await;
+    let lines = "Content-Length: 10\r\n";
+    upload.request("POST", "/upload", lines, b"01234").await;
+    upstream.wait_request("/upload").await;
+    let began = Instant::now();
+    let ended = upgrade(&mut system).await;
+    load.mark("the new process serves");
+    assert_eq!(ended.code, Some(0), "{ended:?}");
+    eprintln!("{} after {:?}", ended.out.trim(), began.elapsed());
+    assert_ne!(
+        process(&system).await,
+        u64::from(system.server().program().id())
+    );
+    system.server().admin().wait_ready(true).await;
+    let content = download.content(head.response_framing("GET")).await;
+    assert_eq!(content.end, End::Clean);
+    upload.send(b"56789".to_vec()).await;
+    assert_eq!(upload.response_to("POST").await.head.status(), 200);
+    load.mark("upload and download are complete");
+    let exit = system
+        .server_mut()
+        .program_mut()
+        .wait_exit_alone(SOON)
+        .await;
+    load.mark("the old process is gone");
+    assert!(exit.success(), "{exit}");
+    load.wait_ended_by_protocol(&streams).await;
+    load.wait_progress(10).await;
+    load.finish().await.assert_none_failed();
+}
+
+/// Tunnel clients and platform clients come by one socket, which only one process accepts from at a time.
+#[tokio::test]
+async fn a_server_with_one_listener_is_upgraded_under_load_without_loss() {
+    let upstream = Upstream::start().await;
+    let socket = Arc::new(TcpListener::bind("127.0.0.1:0").unwrap());
+    let address = socket.local_addr().unwrap();
+    let options = options(&upstream).server_flags(&["--tunnel-host", "localhost"]);
+    let mut options = options.public_tls().not_connected();
+    options.server.tunnel_listen = Some(address);
+    options.server.public_listen = Some(address);
+    options.server.sockets = vec![socket];
+    let mut system = System::with(options).await;
+    system.client_options(APP).server_name = Some("localhost".to_owned());
+    system.start_client(APP).await;
+    let (entry, answered) = (system.entry(), Arc::new(AtomicUsize::new(0)));
+    let mut load = JoinSet::new();
+    for _ in 0..4 {
+        let (entry, answered) = (entry.clone(), answered.clone());
+        load.spawn(async move {
+            loop {
+                let mut client = PlatformClient::http1(&entry).await;
+                assert_eq!(client.get("/status/200").await.status, 200);
+                answered.fetch_add(1, Ordering::Relaxed);
+            }
+        });
+    }
+    let progress = async |count: usize| {
+        let wanted = answered.load(Ordering::Relaxed) + count;
+        let reached = async || (answered.load(Ordering::Relaxed) >= wanted).then_some(());
+        eventually(SOON, "answers", reached).await;
+    };
+    for _ in 0..2 {
+        progress(20).await;
+        let before = process(&system).await;
+        assert_eq!(upgrade(&mut system).await.code, Some(0));
+        assert_ne!(process(&system).await, before);
+        progress(200).await;
+    }
+    assert!(load.try_join_next().is_none(), "a request has failed");
+}
+
+#[tokio::test]
+async fn an_upgraded_server_can_be_upgraded_again() {
+    let upstream = Upstream::start().await;
+    let (mut system, load) = under_load(options(&upstream)).await;
+    for _ in 0..3 {
+        let before = process(&system).await;
+        let ended = upgrade(&mut system).await;
+        load.mark("the new process serves");
+        assert_eq!(ended.code, Some(0), "{ended:?}");
+        assert_ne!(process(&system).await, before);
+        load.wait_progress(20).await;
+    }
+    let report = load.finish().await;
+    assert_eq!(report.failures(), 0, "{report}");
+}
+
+#[tokio::test]
+async fn an_upgrade_to_a_broken_configuration_leaves_the_server_as_it_is() {
+    let upstream = Upstream::start().await;
+    let mut system = System::with(options(&upstream)).await;
+    let before = process(&system).await;
+    let runtimes = system.files().runtimes.clone();
+    let good = fs::read_to_string(&runtimes).unwrap();
+    fs::write(&runtimes, format!("{good}\nnonsense = 1\n")).unwrap();
+    let ended = upgrade(&mut system).await;
+    assert_eq!(ended.code, Some(1), "{ended:?}");
+    assert!(ended.err.contains("runtimes.toml"), "{}", ended.err);
+    assert!(ended.err.contains("nonsense"), "{}", ended.err);
+    assert_eq!(process(&system).await, before);
+    let mut client = RawClient::connect(&system.entry()).await;
+    let answer = client.exchange("GET", "/status/200", "").await;
+    assert_eq!(answer.head.status(), 200);
+    // Nor does the failure prevent the next one.
+    fs::write(&runtimes, good).unwrap();
+    assert_eq!(upgrade(&mut system).await.code, Some(0));
+    assert_ne!(process(&system).await, before);
+}
+
+#[tokio::test]
+async fn a_signal_upgrades_a_server_too() {
+    let upstream = Upstream::start().await;
+    let mut system = System::with(options(&upstream)).await;
+    system.server().program().signal(Signal::USR2);
+    let program = system.server_mut().program_mut();
+    assert!(program.wait_exit_alone(SOON).await.success());
+    system.server_mut().find_successor().await;
+    let mut client = RawClient::connect(&system.entry()).await;
+    let answer = client.exchange("GET", "/status/200", "").await;
+    assert_eq!(answer.head.status(), 200);
+}
+
+#[tokio::test]
+async fn a_server_with_sockets_of_systemd_is_restarted_under_load_without_loss() {
+    let upstream = Upstream::start().await;
+    let socket = || Arc::new(TcpListener::bind("127.0.0.1:0").unwrap());
+    let (tunnel, public) = (socket(), socket());
+    let mut options = options(&upstream);
+    options.server.tunnel_listen = Some(tunnel.local_addr().unwrap());
+    options.server.public_listen = Some(public.local_addr().unwrap());
+    options.server.sockets = vec![public, tunnel];
+    let mut system = System::with(options).await;
+    let plan = Plan::only(
+        &[ExchangeKind::Get, ExchangeKind::Post, ExchangeKind::Call],
+        4,
+    );
+    let load = Load::start(system.entry(), &plan);
+    load.wait_progress(10).await;
+    let (tunnel, public) = (
+        system.server().tunnel_address(),
+        system.server().public_address(),
+    );
+    for _ in 0..3 {
+        let began = Instant::now();
+        system.server().program().signal(Signal::TERM);
+        load.mark("the server has a SIGTERM");
+        let exit = system.server_mut().program_mut().wait_exit(SOON).await;
+        let stopped = began.elapsed();
+        assert!(exit.success(), "{exit}");
+        load.mark("it is gone");
+        let newer = system.another_server(Some(tunnel), Some(public)).await;
+        drop(system.replace_server(newer));
+        load.mark("the next one listens");
+        load.wait_progress(1).await;
+        eprintln!(
+            "stopped after {stopped:?}, all go on after {:?}",
+            began.elapsed()
+        );
+        load.wait_progress(10).await;
+    }
+    let report = load.finish().await;
+    assert_eq!(report.failures(), 0, "{report}");
+}
+
+#[tokio::test]
+async fn a_stop_waits_for_nobody_when_nothing_is_open() {
+    let upstream = Upstream::start().await;
+    let mut system = System::start(&upstream.url()).await;
+    let mut client = RawClient::connect(&system.entry()).await;
+    client.exchange("GET", "/status/200", "").await;
+    // Else it is given a moment to close its end.
+    drop(client);
+    let asked = Instant::now();
+    system.server().program().signal(Signal::TERM);
+    let exit = system.server_mut().program_mut().wait_exit(SOON).await;
+    let took = asked.elapsed();
+    assert!(exit.success(), "{exit}");
+    assert!(took < Duration::from_secs(1), "it took {took:?}");
+}
+
+/// The newer of two clients keeps the runtime, whichever of them reaches the new process first.
+#[tokio::test]
+async fn a_client_that_is_replaced_during_an_upgrade_keeps_the_runtime() {
+    let upstream = Upstream::start().await;
+    let (mut system, load) = under_load(options(&upstream)).await;
+    let older = holder(&system).await;
+    let client = system.client_options(APP).clone();
+    let (newer, ended) = tokio::join!(Client::start(&client), upgrade(&mut system));
+    load.mark("the new process serves");
+    assert_eq!(ended.code, Some(0), "{ended:?}");
+    newer.admin().wait_ready(true).await;
+    let other = async || Some(holder(&system).await).filter(|id| id.is_string() && *id != older);
+    let held = eventually(SOON, "the newer client to hold the runtime", other).await;
+    // The older one has left by then, and does not come back.
+    let program = system.server_mut().program_mut();
+    program.wait_exit_alone(SOON).await;
+    assert_eq!(holder(&system).await, held);
+    // Requests of open connections to the old process may find no session there any more.
+    load.wait_progress(10).await;
+    eprintln!("{}", load.finish().await);
+}
+
+/// The instance that holds the runtime.
+async fn holder(system: &System) -> Value {
+    let path = format!("/api/v1/runtimes/{APP}");
+    let runtime = system.server().admin().get(&path).await;
+    let runtime: Value = serde_json::from_str(runtime.text()).unwrap();
+    runtime["instance"].clone()
+}
+
+/// What systemd is told of a unit of `Type=notify`.
+#[tokio::test]
+async fn systemd_is_told_who_serves() {
+    let upstream = Upstream::start().await;
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("notify");
+    let notified = UnixDatagram::bind(&path).unwrap();
+    let next = async || {
+        let mut text = [0; 256];
+        let read = within(SOON, "a notification", notified.recv(&mut text)).await;
+        String::from_utf8_lossy(&text[..read.unwrap()])
+            .trim()
+            .to_owned()
+    };
+    let mut options = options(&upstream);
+    let variable = format!("NOTIFY_SOCKET={}", path.display());
+    options.server.before = vec!["env".to_owned(), variable];
+    let mut system = System::with(options).await;
+    assert_eq!(next().await, "READY=1");
+    assert_eq!(upgrade(&mut system).await.code, Some(0));
+    let process = system.server().successor();
+    assert_eq!(next().await, format!("MAINPID={}", process.id()));
+    assert_eq!(next().await, "READY=1");
+    process.signal(Signal::TERM);
+    assert_eq!(next().await, "STOPPING=1");
+}
+
+/// A process for which systemd listens somewhere else than it is configured to.
+#[tokio::test]
+async fn a_socket_that_no_listener_takes_ends_the_start() {
+    let upstream = Upstream::start().await;
+    let system = System::with(options(&upstream).not_connected()).await;
+    let other = TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = other.local_addr().unwrap();
+    let ended = system.refused_server(vec![Arc::new(other)]).await;
+    assert_eq!(ended.code, Some(2), "{ended:?}");
+    assert!(ended.err.contains(&address.to_string()), "{}", ended.err);
+    assert!(ended.err.contains("ListenStream="), "{}", ended.err);
+}

@@ -1,0 +1,104 @@
+//! The new process' end of the hand-over.
+
+use std::{
+    env,
+    io::{self, Write},
+    os::{fd::AsFd, unix::net::UnixStream as StdUnixStream},
+};
+
+use tokio::{
+    io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader},
+    net::UnixStream,
+};
+
+use super::{LINE_BYTES, Order, Report, VARIABLE};
+use crate::registry::HandedRuntime;
+
+/// The process that hands its listeners over to this one.
+#[derive(Debug)]
+pub struct Predecessor {
+    channel: StdUnixStream,
+}
+
+/// The channel, once something is awaited on it.
+pub(in crate::server) struct Channel {
+    stream: BufReader<UnixStream>,
+}
+
+impl Predecessor {
+    /// The predecessor, if this process was started by one.
+    ///
+    /// # Errors
+    /// When it was, and the channel cannot be used.
+    pub fn from_environment() -> io::Result<Option<Self>> {
+        if env::var_os(VARIABLE).is_none() {
+            return Ok(None);
+        }
+        let channel = io::stdin().as_fd().try_clone_to_owned()?;
+        let channel = StdUnixStream::from(channel);
+        // Fails if it is anything else.
+        channel.local_addr()?;
+        Ok(Some(Self { channel }))
+    }
+
+    /// A second handle, for the report of a failure.
+    ///
+    /// # Errors
+    /// When the process has too many files open.
+    pub fn try_clone(&self) -> io::Result<Self> {
+        let channel = self.channel.try_clone()?;
+        Ok(Self { channel })
+    }
+
+    /// Reports that this process cannot serve. A predecessor that does not listen any more is no matter.
+    pub fn report_failure(&self, reason: &str) {
+        let reason = reason.to_owned();
+        let _ = (&self.channel).write_all(&line(&Report::Failed { reason }));
+    }
+
+    /// Reports that this process can serve.
+    pub(in crate::server) async fn ready(self) -> io::Result<Channel> {
+        self.channel.set_nonblocking(true)?;
+        let mut stream = BufReader::new(UnixStream::from_std(self.channel)?);
+        let version = env!("CARGO_PKG_VERSION").to_owned();
+        stream.write_all(&line(&Report::Ready { version })).await?;
+        Ok(Channel { stream })
+    }
+}
+
+impl Channel {
+    /// Waits until tunnel clients may be accepted, and returns who holds which runtime: nobody, as far as is known, if the
+    /// predecessor has ended.
+    pub(in crate::server) async fn tunnels(&mut self) -> Vec<HandedRuntime> {
+        match self.next().await {
+            Some(Order::Tunnels { runtimes }) => runtimes,
+            Some(Order::Public) | None => Vec::new(),
+        }
+    }
+
+    /// Waits until platform clients may be accepted.
+    pub(in crate::server) async fn public(&mut self) {
+        self.next().await;
+    }
+
+    /// The next order; `None` if the predecessor has ended.
+    async fn next(&mut self) -> Option<Order> {
+        let mut line = Vec::new();
+        let mut stream = (&mut self.stream).take(LINE_BYTES);
+        let read = stream.read_until(b'\n', &mut line).await;
+        match read.and_then(|_| Ok(serde_json::from_slice(&line)?)) {
+            Ok(order) => Some(order),
+            Err(error) => {
+                tracing::warn!(%error, "the previous process has ended early, or is of an unknown version: serving everything");
+                None
+            }
+        }
+    }
+}
+
+fn line(report: &Report) -> Vec<u8> {
+    // Plain values, which can always be written.
+    let mut line = serde_json::to_vec(report).unwrap_or_default();
+    line.push(b'\n');
+    line
+}

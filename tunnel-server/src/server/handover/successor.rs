@@ -1,0 +1,198 @@
+//! The running process' end of the hand-over.
+
+use std::{
+    env,
+    ffi::OsString,
+    io,
+    net::TcpListener,
+    os::{fd::OwnedFd, unix::net::UnixStream as StdUnixStream},
+    process::{Child, Command, Stdio},
+    time::Duration,
+};
+
+use command_fds::{CommandFdExt, FdMapping};
+use tokio::{
+    io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader},
+    net::UnixStream,
+    time::timeout,
+};
+use tunnel_ops::inherited;
+
+use super::{LINE_BYTES, Order, Report, VARIABLE};
+use crate::registry::HandedRuntime;
+
+/// Time in which the new process must be ready: far more than it needs to read the files of a large installation.
+const READY_LIMIT: Duration = Duration::from_secs(30);
+
+/// Time in which it must take a line.
+const WRITE_LIMIT: Duration = Duration::from_secs(10);
+
+/// How the program was started, to start it again.
+#[derive(Debug)]
+pub(crate) struct Program {
+    /// As given: a path, or a name that is looked up, so that a replaced file is used.
+    path: OsString,
+    arguments: Vec<OsString>,
+}
+
+/// Why a server is not replaced by a new process. It goes on.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum UpgradeError {
+    /// The server shares a directory.
+    #[error(
+        "this server is one of several nodes: restart one node after the other, their clients move to the other nodes meanwhile"
+    )]
+    SeveralNodes,
+    /// It is the first process of a container, which ends with it.
+    #[error(
+        "this server is process 1 of its container, which would end with it: replace the container instead"
+    )]
+    FirstProcess,
+    /// The sockets cannot be passed on.
+    #[error("cannot pass the listeners' sockets on: {0}")]
+    Sockets(#[source] io::Error),
+    /// The new process cannot be started.
+    #[error("cannot start {}: {source}", .program.display())]
+    Spawn {
+        /// The program.
+        program: OsString,
+        /// The error of the system.
+        source: io::Error,
+    },
+    /// It reported why it cannot serve.
+    #[error("the new process cannot serve: {0}")]
+    Failed(String),
+    /// It ended without a word.
+    #[error("the new process ended before it was ready ({0}): see its lines in the log")]
+    Ended(String),
+    /// It was not ready in time.
+    #[error("the new process was not ready within {READY_LIMIT:?}: see its lines in the log")]
+    Late,
+}
+
+/// The new process.
+#[derive(Debug)]
+pub(in crate::server) struct Successor {
+    child: Child,
+    channel: BufReader<UnixStream>,
+    /// Whether it has the tunnel listener; if not, it is ended when this is dropped.
+    is_serving: bool,
+}
+
+impl Program {
+    /// The program that runs, with its arguments.
+    pub(crate) fn this() -> Self {
+        let mut arguments = env::args_os();
+        Self {
+            path: arguments.next().unwrap_or_default(),
+            arguments: arguments.collect(),
+        }
+    }
+
+    /// Starts the program again with these sockets, each with the name of its listener, and waits until it is ready.
+    pub(in crate::server) async fn start(
+        &self,
+        sockets: Vec<(&'static str, TcpListener)>,
+    ) -> Result<Successor, UpgradeError> {
+        if std::process::id() == 1 {
+            return Err(UpgradeError::FirstProcess);
+        }
+        let mut successor = self.spawn(sockets).map_err(|source| UpgradeError::Spawn {
+            program: self.path.clone(),
+            source,
+        })?;
+        match timeout(READY_LIMIT, successor.report()).await {
+            Ok(Some(Report::Ready { version })) => {
+                let process = successor.child.id();
+                tracing::info!(version, process, "the new process is ready");
+                Ok(successor)
+            }
+            Ok(Some(Report::Failed { reason })) => Err(UpgradeError::Failed(reason)),
+            Ok(None) => Err(UpgradeError::Ended(successor.end())),
+            Err(_) => Err(UpgradeError::Late),
+        }
+    }
+
+    fn spawn(&self, sockets: Vec<(&'static str, TcpListener)>) -> io::Result<Successor> {
+        let (ours, theirs) = StdUnixStream::pair()?;
+        ours.set_nonblocking(true)?;
+        let mut command = Command::new(&self.path);
+        command
+            .args(&self.arguments)
+            .stdin(Stdio::from(OwnedFd::from(theirs)))
+            .env(VARIABLE, std::process::id().to_string());
+        let names = sockets.iter().map(|(name, _)| *name);
+        inherited::announce(&mut command, names);
+        let mappings = sockets.into_iter().zip(inherited::FIRST_DESCRIPTOR..);
+        let mappings = mappings.map(|((_, socket), child_fd)| FdMapping {
+            parent_fd: socket.into(),
+            child_fd,
+        });
+        command
+            .fd_mappings(mappings.collect())
+            .map_err(io::Error::other)?;
+        let child = command.spawn()?;
+        // Closes the other end here, so that the end of the new process is the end of the channel.
+        drop(command);
+        Ok(Successor {
+            child,
+            channel: BufReader::new(UnixStream::from_std(ours)?),
+            is_serving: false,
+        })
+    }
+}
+
+impl Successor {
+    /// Its process id.
+    pub(in crate::server) fn id(&self) -> u32 {
+        self.child.id()
+    }
+
+    /// Has it accept tunnel clients, and answer at the admin listener. From now on it is on its own.
+    pub(in crate::server) async fn serve_tunnels(&mut self, runtimes: Vec<HandedRuntime>) {
+        self.is_serving = true;
+        self.order(&Order::Tunnels { runtimes }).await;
+    }
+
+    /// Has it accept platform clients.
+    pub(in crate::server) async fn serve_public(&mut self) {
+        self.order(&Order::Public).await;
+    }
+
+    /// A new process that has died serves nothing, and is started again by what supervises it.
+    async fn order(&mut self, order: &Order) {
+        // Plain values, which can always be written.
+        let mut line = serde_json::to_vec(order).unwrap_or_default();
+        line.push(b'\n');
+        match timeout(WRITE_LIMIT, self.channel.write_all(&line)).await {
+            Ok(Ok(())) => {}
+            Ok(Err(error)) => tracing::error!(%error, "the new process has ended"),
+            Err(_) => tracing::error!("the new process does not take over"),
+        }
+    }
+
+    /// The next report; `None` if it has ended, or reports what this version does not know.
+    async fn report(&mut self) -> Option<Report> {
+        let mut line = Vec::new();
+        let mut channel = (&mut self.channel).take(LINE_BYTES);
+        channel.read_until(b'\n', &mut line).await.ok()?;
+        serde_json::from_slice(&line).ok()
+    }
+
+    /// Ends the process. Returns how it has ended.
+    fn end(&mut self) -> String {
+        let _ = self.child.kill();
+        match self.child.wait() {
+            Ok(status) => status.to_string(),
+            Err(error) => error.to_string(),
+        }
+    }
+}
+
+impl Drop for Successor {
+    fn drop(&mut self) {
+        if !self.is_serving {
+            self.end();
+        }
+    }
+}

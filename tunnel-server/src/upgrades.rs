@@ -1,0 +1,103 @@
+//! Requests to replace the running process by a new one, and how the last one went.
+//!
+//! In: a request of the operator, by the admin API or a signal. `server/handover.rs` carries it out; this file only connects
+//! them. One upgrade is carried out at a time.
+
+use parking_lot::Mutex;
+use serde::{Deserialize, Serialize};
+use tokio::sync::Notify;
+
+/// The requests for an upgrade.
+#[derive(Debug, Default)]
+pub(crate) struct Upgrades {
+    requested: Notify,
+    state: Mutex<State>,
+}
+
+#[derive(Debug, Default)]
+enum State {
+    /// Nothing can replace this server: it is part of another program.
+    #[default]
+    Unavailable,
+    /// None was requested yet.
+    Available,
+    /// A new process is being started.
+    Starting,
+    /// The last one failed.
+    Failed(String),
+}
+
+/// How an upgrade goes.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct UpgradeView {
+    /// Whether the new process is being started, or has failed.
+    pub state: UpgradeState,
+    /// Why it has failed.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub reason: Option<String>,
+}
+
+/// The state of an upgrade that has not succeeded.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum UpgradeState {
+    /// The new process is being started.
+    Starting,
+    /// It has failed; this process continues.
+    Failed,
+}
+
+/// Why an upgrade is not begun.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+pub(crate) enum UpgradeRefusal {
+    /// The server is part of another program.
+    #[error(
+        "this server is part of another program, and no process of its own: restart that program"
+    )]
+    Unavailable,
+    /// Another one is under way.
+    #[error("an upgrade is under way already")]
+    UnderWay,
+}
+
+impl Upgrades {
+    /// Upgrades may be requested from now on.
+    pub(crate) fn enable(&self) {
+        *self.state.lock() = State::Available;
+    }
+
+    /// Requests an upgrade.
+    ///
+    /// # Errors
+    /// When it cannot begin.
+    pub(crate) fn request(&self) -> Result<(), UpgradeRefusal> {
+        let mut state = self.state.lock();
+        match *state {
+            State::Unavailable => return Err(UpgradeRefusal::Unavailable),
+            State::Starting => return Err(UpgradeRefusal::UnderWay),
+            State::Available | State::Failed(_) => *state = State::Starting,
+        }
+        self.requested.notify_one();
+        Ok(())
+    }
+
+    /// Resolves when an upgrade is requested.
+    pub(crate) async fn requested(&self) {
+        self.requested.notified().await;
+    }
+
+    /// The upgrade has failed.
+    pub(crate) fn on_failed(&self, reason: String) {
+        *self.state.lock() = State::Failed(reason);
+    }
+
+    /// The upgrade that is under way or has failed, if there is one.
+    pub(crate) fn view(&self) -> Option<UpgradeView> {
+        let (state, reason) = match &*self.state.lock() {
+            State::Unavailable | State::Available => return None,
+            State::Starting => (UpgradeState::Starting, None),
+            State::Failed(reason) => (UpgradeState::Failed, Some(reason.clone())),
+        };
+        Some(UpgradeView { state, reason })
+    }
+}
