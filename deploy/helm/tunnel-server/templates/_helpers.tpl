@@ -139,8 +139,17 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
 {{- end }}
 {{- end }}
 {{- $config := .Values.config }}
-{{- if not (or .Values.runtimes.secretName $config.jwks $config.auth_url $config.client_ca) }}
-{{- fail "no tunnel client could connect: set runtimes.secretName, or jwks, auth_url or client_ca in config" }}
+{{- if not (or .Values.runtimes.secretName $config.managed_runtimes $config.jwks $config.auth_url $config.client_ca) }}
+{{- fail "no tunnel client could connect: set runtimes.secretName, or managed_runtimes, jwks, auth_url or client_ca in config" }}
+{{- end }}
+{{- range $name := list "tunnel" "public" }}
+{{- $tls := (get $.Values $name).tls }}
+{{- if and $tls.enabled (not $tls.secretName) (or $tls.certManager.enabled (not $config.acme_directory)) }}
+{{- fail (printf "%s.tls.secretName: name the Secret of the certificate, or set acme_directory in config" $name) }}
+{{- end }}
+{{- end }}
+{{- if and .Values.persistence.enabled (include "tunnel-server.isCluster" .) }}
+{{- fail "persistence.enabled is for one server: nodes keep their state in etcd, with config.managed_runtimes: etcd" }}
 {{- end }}
 {{- $drain := .Values.drain }}
 {{- $grace := include "tunnel-server.seconds" $drain.gracePeriod | int }}

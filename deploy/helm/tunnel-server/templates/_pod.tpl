@@ -113,6 +113,10 @@ spec:
           mountPath: /etc/tunnel/{{ .name }}
           readOnly: true
         {{- end }}
+        {{- if .Values.persistence.enabled }}
+        - name: state
+          mountPath: /var/lib/tunnel-server
+        {{- end }}
         {{- with .Values.extraVolumeMounts }}
         {{- toYaml . | nindent 8 }}
         {{- end }}
@@ -121,6 +125,11 @@ spec:
     {{- end }}
   volumes:
     {{- include "tunnel-server.volumes" . | nindent 4 }}
+    {{- if .Values.persistence.enabled }}
+    - name: state
+      persistentVolumeClaim:
+        claimName: {{ .Values.persistence.existingClaim | default (printf "%s-state" (include "tunnel-server.fullname" .)) }}
+    {{- end }}
     {{- with .Values.extraVolumes }}
     {{- toYaml . | nindent 4 }}
     {{- end }}
@@ -150,17 +159,14 @@ spec:
 - name: config
   configMap:
     name: {{ include "tunnel-server.fullname" . }}
-{{- if .Values.tunnel.tls.enabled }}
-- name: tunnel-tls
+{{- range $name := list "tunnel" "public" }}
+{{- $tls := (get $.Values $name).tls }}
+{{- if and $tls.enabled $tls.secretName }}
+- name: {{ $name }}-tls
   secret:
-    secretName: {{ .Values.tunnel.tls.secretName }}
+    secretName: {{ $tls.secretName }}
     defaultMode: 0440
 {{- end }}
-{{- if .Values.public.tls.enabled }}
-- name: public-tls
-  secret:
-    secretName: {{ .Values.public.tls.secretName }}
-    defaultMode: 0440
 {{- end }}
 {{- with .Values.runtimes.secretName }}
 - name: runtimes
