@@ -341,9 +341,11 @@ impl ExchangeRecord {
         }
     }
 
-    /// The program cuts the exchange in order to stop. Changes nothing if another end is known.
+    /// The program cuts the exchange in order to stop, or has just cut the session that carried it. Changes nothing if
+    /// another end is known.
     pub fn on_cut_by_stop(&mut self) {
-        if self.end == End::Cancelled {
+        let reason = self.end.problem().map(Problem::reason);
+        if self.end == End::Cancelled || reason == Some(Reason::SessionLost) {
             self.end = End::CutByStop;
         }
     }

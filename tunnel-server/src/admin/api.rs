@@ -5,6 +5,7 @@
 //! required. `routes` is the complete list, and `openapi.json` describes it.
 
 mod exchanges;
+mod query;
 
 use std::{fmt::Display, sync::Arc};
 
@@ -12,7 +13,7 @@ use arc_swap::ArcSwapOption;
 use axum::{
     Json, Router,
     extract::{
-        FromRequestParts, Path, Query, Request, State,
+        Path, Query, Request, State,
         rejection::{PathRejection, QueryRejection},
     },
     middleware::{Next, from_fn_with_state},
@@ -20,7 +21,7 @@ use axum::{
     routing::{MethodRouter, delete, get, post, put},
 };
 use bytes::Bytes;
-use http::{HeaderMap, HeaderName, Method, StatusCode, header::CONTENT_TYPE, request::Parts};
+use http::{HeaderMap, HeaderName, Method, StatusCode, header::CONTENT_TYPE};
 use serde::{Deserialize, Serialize, de::DeserializeOwned};
 use tunnel_http::tail::Tails;
 /// The prefix of all routes.
@@ -28,6 +29,8 @@ pub use tunnel_ops::admin::API_ROOT as ROOT;
 pub use tunnel_ops::admin::AdminProblem;
 use tunnel_ops::admin::BearerGuard;
 
+pub use self::query::PAGE_MAX;
+use self::query::{PathLabel, RuntimesQuery, Scope, ScopeOf, query_malformed};
 use super::{
     DESCRIPTION, event_stream,
     managed::{self, NewTokenView},
@@ -54,12 +57,6 @@ use crate::{
 
 /// The number of routes.
 const ROUTES: usize = 14;
-
-/// Default number of runtimes in a page.
-const PAGE: usize = 100;
-
-/// Most runtimes in a page: about 1 MB.
-pub const PAGE_MAX: usize = 1_000;
 
 const LAST_EVENT_ID: HeaderName = HeaderName::from_static("last-event-id");
 
@@ -120,48 +117,6 @@ enum Access {
     ReadPrivate,
     /// Open to requests with the admin token only.
     Change,
-}
-
-/// The `{label}` of the path.
-struct PathLabel(String);
-
-/// The `scope` of the query, which has nothing else.
-struct ScopeOf(Scope);
-
-/// The server nodes that are asked.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Deserialize)]
-#[serde(rename_all = "lowercase")]
-enum Scope {
-    /// All of them.
-    #[default]
-    All,
-    /// This one alone.
-    Node,
-}
-
-/// The query of a request about one runtime.
-#[derive(Debug, PartialEq, Eq, Deserialize)]
-#[serde(deny_unknown_fields)]
-struct ScopeQuery {
-    #[serde(default)]
-    scope: Scope,
-}
-
-/// The query of the list of runtimes.
-#[derive(Debug, PartialEq, Eq, Deserialize)]
-#[serde(deny_unknown_fields)]
-struct RuntimesQuery {
-    #[serde(default)]
-    scope: Scope,
-    online: Option<bool>,
-    account: Option<String>,
-    #[serde(default = "page")]
-    limit: usize,
-    after: Option<String>,
-}
-
-fn page() -> usize {
-    PAGE
 }
 
 /// The body of a revocation: exactly one of these, so that a script with an empty variable does not revoke more than
@@ -540,29 +495,6 @@ impl Api {
     }
 }
 
-impl<S: Send + Sync> FromRequestParts<S> for PathLabel {
-    type Rejection = ApiError;
-
-    async fn from_request_parts(parts: &mut Parts, state: &S) -> Result<Self, ApiError> {
-        match Path::from_request_parts(parts, state).await {
-            Ok(Path(label)) => Ok(Self(label)),
-            // The percent-decoded bytes are not UTF-8.
-            Err(_) => Err(path_unknown().await),
-        }
-    }
-}
-
-impl<S: Send + Sync> FromRequestParts<S> for ScopeOf {
-    type Rejection = ApiError;
-
-    async fn from_request_parts(parts: &mut Parts, state: &S) -> Result<Self, ApiError> {
-        let query = Query::<ScopeQuery>::from_request_parts(parts, state).await;
-        query
-            .map(|Query(query)| Self(query.scope))
-            .map_err(|error| query_malformed(&error.body_text()))
-    }
-}
-
 impl RevocationRequest {
     /// The scope of the revocation, or the fault of the body.
     fn scope(self) -> Result<RevocationScope, &'static str> {
@@ -579,38 +511,6 @@ impl RevocationRequest {
             Self::Id(id) => Ok(RevocationScope::Credential(id)),
         }
     }
-}
-
-impl RuntimesQuery {
-    /// Checks the query.
-    fn check(query: Result<Query<Self>, QueryRejection>) -> Result<Self, ApiError> {
-        let Query(query) = query.map_err(|error| query_malformed(&error.body_text()))?;
-        match query.limit {
-            1..=PAGE_MAX => Ok(query),
-            _ => Err(query_malformed("`limit` is a number from 1 to 1000")),
-        }
-    }
-
-    /// The path and query of this list at another node.
-    fn path(&self) -> String {
-        let path = "/runtimes?";
-        let mut query = form_urlencoded::Serializer::for_suffix(path.to_owned(), path.len());
-        query.append_pair("scope", "node");
-        query.append_pair("limit", &self.limit.to_string());
-        if let Some(online) = self.online {
-            query.append_pair("online", &online.to_string());
-        }
-        for (name, value) in [("account", &self.account), ("after", &self.after)] {
-            if let Some(value) = value {
-                query.append_pair(name, value);
-            }
-        }
-        query.finish()
-    }
-}
-
-fn query_malformed(detail: &str) -> ApiError {
-    ApiError::new(StatusCode::BAD_REQUEST, "query_malformed", detail)
 }
 
 #[cfg(test)]

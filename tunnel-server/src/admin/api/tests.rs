@@ -504,7 +504,7 @@ fn a_query_is_parsed_or_refused() {
         after: Some("acme-prod".into()),
     };
     assert_eq!(all, expected);
-    assert_eq!(query("").unwrap().limit, PAGE);
+    assert_eq!(query("").unwrap().limit, 100);
     let limit = format!("limit={PAGE_MAX}&");
     assert_eq!(query(&limit).unwrap().limit, PAGE_MAX);
     for wrong in [
