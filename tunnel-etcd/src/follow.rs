@@ -7,8 +7,8 @@ use tokio::time::timeout;
 
 use crate::{Client, EtcdError, Event, KeyValue, RangeRequest, WatchReport};
 
-/// Keys in one read: their values have to fit into one message.
-const PAGE: i64 = 500;
+/// Keys in one read. Their values, of up to 256 KiB each, have to fit into one answer of up to 16 MiB.
+const PAGE: i64 = 50;
 
 /// Time without a word of the watched member, after which it is asked for a sign.
 const SILENCE: Duration = Duration::from_secs(5);

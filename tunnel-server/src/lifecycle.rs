@@ -171,6 +171,7 @@ impl Lifecycle {
     }
 
     pub(crate) fn leave(&self) {
+        self.upgrades.leave();
         self.leaving.trigger.request();
     }
 

@@ -88,7 +88,7 @@ pub(crate) struct Merged {
 /// Why a managed runtime cannot be changed.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum ManagedError {
-    #[error("the managed runtimes were not read yet: ask again")]
+    #[error("the managed runtimes were not read yet, or another process has them now: ask again")]
     Unread,
     #[error("no managed runtime has the label `{0}`")]
     Unknown(String),
@@ -154,7 +154,7 @@ impl Managed {
     pub(crate) fn load(&self) -> Result<(), ManagedStoreError> {
         if let Store::Folder(folder) = &self.store {
             let texts = folder.list()?;
-            self.replace_all(texts.into_iter().map(|(label, text)| (label, text, 0)));
+            self.replace_all(texts);
         }
         Ok(())
     }
@@ -171,11 +171,11 @@ impl Managed {
                 self.position.send_replace(revision);
             }
             store::Told::Changes(changes, up_to) => {
-                for (label, text, revision) in changes {
-                    self.take(&label, text, revision);
+                for (label, text) in changes {
+                    self.take(&label, text);
                 }
                 if let Some(up_to) = up_to {
-                    self.reach(up_to);
+                    self.position.send_replace(up_to);
                 }
             }
         })
@@ -235,6 +235,17 @@ impl Managed {
         known.in_force = merged.runtimes;
         known.pending.retain(|_, version| *version > merged.version);
         self.applied.send_replace(merged.version);
+    }
+
+    /// Waits for the change that is under way and makes no more: another process has the folder from now on.
+    pub(crate) async fn stop_changes(&self) {
+        let _writing = self.writing.lock().await;
+        self.known.lock().is_read = false;
+    }
+
+    /// Whether there is a document of this label.
+    pub(crate) fn has(&self, label: &str) -> bool {
+        self.known.lock().documents.contains_key(label)
     }
 
     /// Makes a runtime, or replaces its definition; its tokens stay.
@@ -338,23 +349,21 @@ impl Managed {
                     writing = given_back;
                     written?
                 }
-                Store::Etcd(etcd) => {
-                    let written = etcd.write(label, text.as_deref(), position).await?;
-                    if let Written::At(revision) = written {
-                        self.take(label, text, revision);
-                        self.reach(revision);
-                    }
-                    written
-                }
+                Store::Etcd(etcd) => etcd.write(label, text.as_deref(), position).await?,
             };
             match written {
-                Written::At(_) => {
+                Written::At(revision) => {
+                    // Told by etcd in order, as what other nodes write is.
+                    if !self.known_at(revision).await {
+                        return Err(ManagedError::NotInForce);
+                    }
                     let version = *self.version.borrow();
                     drop(writing);
                     self.in_force(version).await?;
                     return Ok(result);
                 }
-                Written::Behind(revision) => self.known_at(revision).await?,
+                Written::Behind(revision) if self.known_at(revision).await => {}
+                Written::Behind(_) => return Err(ManagedError::Contended),
             }
         }
         Err(ManagedError::Contended)
@@ -364,7 +373,7 @@ impl Managed {
         if let Store::Folder(folder) = &self.store {
             folder.write(label, text.as_deref())?;
         }
-        self.take(label, text, 0);
+        self.take(label, text);
         Ok(Written::At(0))
     }
 
@@ -391,11 +400,11 @@ impl Managed {
     }
 
     /// Takes over all documents.
-    fn replace_all(&self, texts: impl IntoIterator<Item = (String, String, i64)>) {
+    fn replace_all(&self, texts: impl IntoIterator<Item = (String, String)>) {
         let mut known = self.known.lock();
         let mut before = std::mem::take(&mut known.documents);
         let version = *self.version.borrow() + 1;
-        for (label, text, revision) in texts {
+        for (label, text) in texts {
             if known.documents.len() >= RUNTIMES {
                 tracing::error!(
                     most = RUNTIMES,
@@ -404,10 +413,10 @@ impl Managed {
                 break;
             }
             let document = match before.remove(&label) {
-                Some(same) if same.text == text => Document { revision, ..same },
+                Some(same) if same.text == text => same,
                 _ => {
                     known.pending.insert(label.clone(), version);
-                    self.read(&label, text, revision)
+                    self.read(&label, text)
                 }
             };
             known.documents.insert(label, document);
@@ -417,19 +426,16 @@ impl Managed {
         tracing::info!(count = known.documents.len(), "managed runtimes were read");
     }
 
-    /// Takes over one document, or its removal, unless something newer is known.
-    fn take(&self, label: &str, text: Option<String>, revision: i64) {
+    /// Takes over one document, or its removal.
+    fn take(&self, label: &str, text: Option<String>) {
         let mut known = self.known.lock();
-        let before = known.documents.get(label);
-        let is_known = before.is_some_and(|it| revision > 0 && it.revision >= revision);
-        let is_gone = before.is_none() && text.is_none();
-        if is_known || is_gone {
+        if known.documents.get(label).map(|it| &it.text) == text.as_ref() {
             return;
         }
         let version = *self.version.borrow() + 1;
         match text {
             Some(text) => {
-                let document = self.read(label, text, revision);
+                let document = self.read(label, text);
                 known.documents.insert(label.to_owned(), document);
             }
             None => drop(known.documents.remove(label)),
@@ -438,26 +444,18 @@ impl Managed {
         self.version.send_replace(version);
     }
 
-    fn read(&self, label: &str, text: String, revision: i64) -> Document {
+    fn read(&self, label: &str, text: String) -> Document {
         Document {
             runtimes: Document::parse(label, &text, &self.domain),
             text,
-            revision,
         }
     }
 
-    fn reach(&self, revision: i64) {
-        self.position
-            .send_modify(|position| *position = revision.max(*position));
-    }
-
-    async fn known_at(&self, revision: i64) -> Result<(), ManagedError> {
+    /// Whether all up to this revision becomes known in time.
+    async fn known_at(&self, revision: i64) -> bool {
         let mut positions = self.position.subscribe();
         let reached = positions.wait_for(|position| *position >= revision);
-        match timeout(WAIT, reached).await {
-            Ok(_) => Ok(()),
-            Err(_) => Err(ManagedError::Contended),
-        }
+        timeout(WAIT, reached).await.is_ok()
     }
 
     async fn in_force(&self, version: u64) -> Result<(), ManagedError> {

@@ -410,6 +410,9 @@ async fn leave(
             // Before it notifies anybody itself.
             supervisor::replaced_by(successor.id());
             handed_over.request();
+            if let Some(managed) = &parts.managed {
+                managed.stop_changes().await;
+            }
             successor.serve_tunnels(parts.registry.handed()).await;
             return (None, Some(successor));
         }
@@ -424,7 +427,10 @@ async fn take_over(parts: Arc<Parts>, predecessor: Option<Predecessor>) {
     if let Some(predecessor) = predecessor {
         match predecessor.ready().await {
             Ok(mut channel) => {
-                parts.registry.expect(channel.tunnels().await);
+                let handed = channel.tunnels().await;
+                // The predecessor changes them no more, and may have done so since they were read here.
+                managing::read_again(&parts).await;
+                parts.registry.expect(handed);
                 tracing::info!("taking over: tunnel clients move here");
                 lifecycle.serve_tunnels();
                 channel.public().await;
@@ -517,6 +523,8 @@ async fn replaced(parts: &Parts, kept: &[(&'static str, TcpListener)]) -> Succes
     let upgrades = &parts.lifecycle.upgrades;
     loop {
         upgrades.requested().await;
+        // Not before this process has everything that its own predecessor hands over.
+        parts.lifecycle.serving_public().await;
         tracing::info!("starting a new process to take over");
         match start_successor(parts, kept).await {
             Ok(successor) => return successor,

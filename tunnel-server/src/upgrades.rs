@@ -25,6 +25,8 @@ enum State {
     Starting,
     /// The last one failed.
     Failed(String),
+    /// The server stops, or a new process has taken over.
+    Leaving,
 }
 
 /// How an upgrade goes.
@@ -58,6 +60,9 @@ pub(crate) enum UpgradeRefusal {
     /// Another one is under way.
     #[error("an upgrade is under way already")]
     UnderWay,
+    /// The server stops.
+    #[error("this process is stopping")]
+    Leaving,
 }
 
 impl Upgrades {
@@ -75,6 +80,7 @@ impl Upgrades {
         match *state {
             State::Unavailable => return Err(UpgradeRefusal::Unavailable),
             State::Starting => return Err(UpgradeRefusal::UnderWay),
+            State::Leaving => return Err(UpgradeRefusal::Leaving),
             State::Available | State::Failed(_) => *state = State::Starting,
         }
         self.requested.notify_one();
@@ -86,6 +92,11 @@ impl Upgrades {
         self.requested.notified().await;
     }
 
+    /// None may be requested any more.
+    pub(crate) fn leave(&self) {
+        *self.state.lock() = State::Leaving;
+    }
+
     /// The upgrade has failed.
     pub(crate) fn on_failed(&self, reason: String) {
         *self.state.lock() = State::Failed(reason);
@@ -94,7 +105,7 @@ impl Upgrades {
     /// The upgrade that is under way or has failed, if there is one.
     pub(crate) fn view(&self) -> Option<UpgradeView> {
         let (state, reason) = match &*self.state.lock() {
-            State::Unavailable | State::Available => return None,
+            State::Unavailable | State::Available | State::Leaving => return None,
             State::Starting => (UpgradeState::Starting, None),
             State::Failed(reason) => (UpgradeState::Failed, Some(reason.clone())),
         };

@@ -43,8 +43,8 @@ mod tests {
 
     use super::*;
 
-    #[test]
-    fn only_this_machine_is_answered() {
+    #[tokio::test]
+    async fn only_this_machine_is_answered() {
         let tails = Arc::new(Tails::default());
         let answer = |peer: &str, query| answer(&tails, AdminPeer(peer.parse().unwrap()), query);
         let refused = answer("192.0.2.1", None);

@@ -344,7 +344,12 @@ async fn remove(
     State(api): State<Arc<Api>>,
     PathLabel(label): PathLabel,
 ) -> Result<StatusCode, ApiError> {
-    managed::remove(api.managed_for(&label)?, &label).await
+    // A document may go, even where it is left out because the runtimes file has the label.
+    let managed = match api.managed.as_ref().filter(|it| it.has(&label)) {
+        Some(managed) => managed,
+        None => api.managed_for(&label)?,
+    };
+    managed::remove(managed, &label).await
 }
 
 async fn add_token(

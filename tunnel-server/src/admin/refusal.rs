@@ -47,6 +47,7 @@ impl From<UpgradeRefusal> for ApiError {
         let reason = match refusal {
             UpgradeRefusal::Unavailable => "upgrade_unavailable",
             UpgradeRefusal::UnderWay => "upgrade_under_way",
+            UpgradeRefusal::Leaving => "server_stopping",
         };
         Self::new(StatusCode::CONFLICT, reason, refusal)
     }

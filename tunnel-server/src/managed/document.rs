@@ -30,8 +30,6 @@ const NOTE: usize = 200;
 /// One document.
 pub(super) struct Document {
     pub(super) text: String,
-    /// The revision of etcd in which it was written; 0 in a folder.
-    pub(super) revision: i64,
     /// The runtime with its tokens, or what is wrong with the document.
     pub(super) runtimes: Result<Runtimes, String>,
 }

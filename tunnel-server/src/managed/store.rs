@@ -52,10 +52,10 @@ pub(super) enum Written {
     Behind(i64),
 }
 
-/// What etcd tells. A document is its label, its text and the revision.
+/// What etcd tells up to a revision. A document is its label and its text.
 pub(super) enum Told {
-    All(Vec<(String, String, i64)>, i64),
-    Changes(Vec<(String, Option<String>, i64)>, Option<i64>),
+    All(Vec<(String, String)>, i64),
+    Changes(Vec<(String, Option<String>)>, Option<i64>),
 }
 
 /// Why documents cannot be read or written.
@@ -97,8 +97,7 @@ impl FolderStore {
         self.0.join(format!("{label}{ENDING}"))
     }
 
-    /// The label and the text of each document. Makes the folder if there is none. A file that cannot be
-    /// read as text is logged and left out.
+    /// The label and the text of each document. Makes the folder if there is none.
     pub(super) fn list(&self) -> Result<Vec<(String, String)>, ManagedStoreError> {
         let failed = |source| ManagedStoreError::Folder {
             path: self.0.clone(),
@@ -116,12 +115,11 @@ impl FolderStore {
             let Some(label) = name.and_then(|name| name.strip_suffix(ENDING)) else {
                 continue;
             };
-            match read(&path) {
-                Ok(text) => documents.push((label.to_owned(), text)),
-                Err(error) => {
-                    tracing::error!(place = %path.display(), %error, "a managed runtime is left out");
-                }
-            }
+            let text = read(&path).map_err(|source| ManagedStoreError::Folder {
+                path: path.clone(),
+                source,
+            })?;
+            documents.push((label.to_owned(), text));
         }
         Ok(documents)
     }
@@ -141,12 +139,13 @@ impl FolderStore {
     }
 }
 
+/// The text of a document. Bytes that are no text become characters that no document has, which makes it faulty.
 fn read(path: &Path) -> io::Result<String> {
-    let mut text = String::new();
+    let mut bytes = Vec::new();
     // One byte more than there may be, which makes it faulty.
     let most = u64::try_from(BYTES).unwrap_or(u64::MAX).saturating_add(1);
-    File::open(path)?.take(most).read_to_string(&mut text)?;
-    Ok(text)
+    File::open(path)?.take(most).read_to_end(&mut bytes)?;
+    Ok(String::from_utf8_lossy(&bytes).into_owned())
 }
 
 impl EtcdStore {
@@ -215,8 +214,8 @@ impl EtcdStore {
             }
             Followed::Changed { events, up_to } => {
                 let changes = events.iter().filter_map(|event| {
-                    let (label, text, revision) = self.document(event.kv.as_ref()?)?;
-                    Some((label, Some(text).filter(|_| !event.is_delete()), revision))
+                    let (label, text) = self.document(event.kv.as_ref()?)?;
+                    Some((label, Some(text).filter(|_| !event.is_delete())))
                 });
                 Told::Changes(changes.collect(), up_to)
             }
@@ -224,11 +223,11 @@ impl EtcdStore {
     }
 
     /// A document; `None` for the key that is written with each.
-    fn document(&self, kv: &KeyValue) -> Option<(String, String, i64)> {
+    fn document(&self, kv: &KeyValue) -> Option<(String, String)> {
         let label = std::str::from_utf8(&kv.key).ok()?;
         let label = label.strip_prefix(&self.prefix)?;
-        // Text that is none has characters that no document has, and is faulty.
+        // As of a file.
         let text = String::from_utf8_lossy(&kv.value).into_owned();
-        (!label.is_empty()).then(|| (label.to_owned(), text, kv.mod_revision))
+        (!label.is_empty()).then(|| (label.to_owned(), text))
     }
 }

@@ -84,17 +84,16 @@ pub(super) async fn drain(parts: &Parts, running: &mut [Shard], successor: Optio
                 ?spread,
                 "draining: sending drain messages to tunnel clients, which dial the new process"
             );
-            // Where tunnel clients come by the public listener, too, it is the successor's at once, and requests wait there
-            // for their runtimes.
-            let is_one_listener = config.is_one_listener();
-            if is_one_listener {
+            // Where tunnel clients come by the public listener, it is the successor's at once, and requests wait there for
+            // their runtimes.
+            let takes_tunnels = !config.settings.tunnel_host.is_empty();
+            if takes_tunnels {
                 successor.serve_public().await;
                 lifecycle.close();
             }
-            // Whoever needs longer has lost its path: its requests wait at the successor.
-            let latest = (spread_ends + MOVING).max(Instant::now() + grace / 2);
-            let _ = timeout_at(latest.min(ending), all_moved).await;
-            if !is_one_listener {
+            // The requests of runtimes that need longer wait at the successor, as those of runtimes that dial it afresh wait here.
+            let _ = timeout_at((spread_ends + MOVING).min(ending), all_moved).await;
+            if !takes_tunnels {
                 successor.serve_public().await;
                 lifecycle.close();
             }

@@ -33,6 +33,18 @@ pub(super) async fn start(
     }
 }
 
+/// Reads the folder again, and puts what has changed in force.
+pub(super) async fn read_again(parts: &Arc<Parts>) {
+    let Some(managed) = parts.managed.clone() else {
+        return;
+    };
+    let parts = parts.clone();
+    let read = spawn_blocking(move || managed.load().map(|()| parts.apply_managed())).await;
+    if let Err(error) = read.unwrap_or_else(|error| Err(error.into())) {
+        tracing::error!(%error, "managed runtimes were not read again: what was changed during the upgrade counts after a restart");
+    }
+}
+
 async fn keep(parts: Arc<Parts>, managed: Arc<Managed>) {
     let mut version = 0;
     loop {
