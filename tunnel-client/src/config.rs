@@ -17,7 +17,7 @@ mod trust;
 mod url;
 
 use std::ffi::OsString;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use tunnel_ops::config_file::ConfigFileError;
 use tunnel_ops::faults::Faults;
@@ -174,6 +174,22 @@ pub enum ConfigFault {
     },
 }
 
+impl ConfigFault {
+    /// The file at fault, if it is one that a setting names and its text names no setting.
+    fn file(&self) -> Option<&Path> {
+        match self {
+            Self::Tls(error) => error.file(),
+            Self::Login(error) => Some(error.file()),
+            Self::Tracer(error) => error.file(),
+            Self::Missing { .. }
+            | Self::Value { .. }
+            | Self::File(_)
+            | Self::Token(_)
+            | Self::Variable { .. } => None,
+        }
+    }
+}
+
 /// All faults of the configuration.
 pub type ConfigError = Faults<ConfigFault>;
 
@@ -306,13 +322,11 @@ impl Source {
     /// These faults, those of files with the settings that name the files.
     fn faults(&self, faults: Vec<ConfigFault>) -> ConfigError {
         let faults = faults.into_iter().map(|fault| {
-            let problem = match &fault {
-                ConfigFault::Tls(error) => error.to_string(),
-                ConfigFault::Login(error) => error.to_string(),
-                _ => return fault,
-            };
-            match self.origin_of_file(&problem) {
-                Some(place) => ConfigFault::Value { place, problem },
+            match fault.file().and_then(|file| self.origin_of_file(file)) {
+                Some(place) => ConfigFault::Value {
+                    place,
+                    problem: fault.to_string(),
+                },
                 None => fault,
             }
         });

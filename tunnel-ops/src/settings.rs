@@ -135,12 +135,11 @@ pub trait GivenSettings: Args + Clone + Default + DeserializeOwned {
         warnings
     }
 
-    /// The origin of the setting that names the file with whose path this error begins.
-    fn origin_of_file(&self, error: &str) -> Option<SettingOrigin> {
+    /// The origin of the first setting that names this file.
+    fn origin_of_file(&self, file: &Path) -> Option<SettingOrigin> {
         let mut found = None;
         self.clone().each_path(&mut |setting, path| {
-            let rest = error.strip_prefix(&*path.to_string_lossy());
-            if rest.is_some_and(|rest| rest.starts_with(": ")) {
+            if path == file {
                 found = found.or(setting);
             }
         });

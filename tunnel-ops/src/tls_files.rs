@@ -112,6 +112,23 @@ pub enum TlsFilesError {
     Setup(#[from] rustls::Error),
 }
 
+impl TlsFilesError {
+    /// The file at fault, if it is one.
+    #[must_use]
+    pub fn file(&self) -> Option<&Path> {
+        match self {
+            Self::Unreadable { origin, .. }
+            | Self::NoCertificate { origin }
+            | Self::DamagedCertificate { origin }
+            | Self::NoKey { origin }
+            | Self::NoRevocationList { origin }
+            | Self::DamagedRevocationList { origin, .. }
+            | Self::Mismatch { key: origin, .. } => Some(origin),
+            Self::Expired { .. } | Self::NoRoots | Self::NoIdentity | Self::Setup(_) => None,
+        }
+    }
+}
+
 /// A checked certificate chain and its key. Identities are equal if their chains are, since a certificate
 /// determines its key.
 #[derive(Clone)]

@@ -163,7 +163,7 @@ impl Failure {
         if !error.is_of_configuration() {
             return Self::Running(text);
         }
-        match source.origin_of_file(&text) {
+        match error.file().and_then(|file| source.origin_of_file(file)) {
             Some(origin) => Self::Configuration(format!("{origin}: {text}")),
             None => Self::Configuration(text),
         }

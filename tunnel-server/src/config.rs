@@ -16,7 +16,7 @@ mod settings;
 mod traces;
 mod webhook;
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use tunnel_http::answer::ProblemPage;
 use tunnel_ops::admin::{BearerFileError, BearerGuard};
@@ -112,6 +112,21 @@ pub enum ConfigFault {
     /// A variable or a file of the tracer.
     #[error(transparent)]
     Tracer(#[from] TracerFault),
+}
+
+impl ConfigFault {
+    /// The file at fault, if it is one that a setting names.
+    fn file(&self) -> Option<&Path> {
+        match self {
+            Self::Runtimes(error) => error.file(),
+            Self::Tls(error) => error.file(),
+            Self::Peer(error) => error.file(),
+            Self::Webhook(error) => Some(error.file()),
+            Self::AdminToken(error) => Some(error.file()),
+            Self::Tracer(error) => error.file(),
+            Self::Missing { .. } | Self::Value { .. } | Self::File(_) => None,
+        }
+    }
 }
 
 /// All faults of the configuration, one per line.
@@ -272,14 +287,11 @@ impl Config {
 impl Source {
     /// The fault of a file, with the setting that names the file.
     fn with_setting(&self, fault: ConfigFault) -> ConfigFault {
-        let problem = match &fault {
-            ConfigFault::Missing { .. } | ConfigFault::Value { .. } | ConfigFault::File(_) => {
-                return fault;
-            }
-            of_file => of_file.to_string(),
-        };
-        match self.origin_of_file(&problem) {
-            Some(origin) => ConfigFault::Value { origin, problem },
+        match fault.file().and_then(|file| self.origin_of_file(file)) {
+            Some(origin) => ConfigFault::Value {
+                origin,
+                problem: fault.to_string(),
+            },
             None => fault,
         }
     }

@@ -65,6 +65,17 @@ pub enum PeerIdentityError {
     OtherNode(NodeName, NodeName),
 }
 
+impl PeerIdentityError {
+    /// The file at fault, if it is one.
+    pub(crate) fn file(&self) -> Option<&Path> {
+        match self {
+            Self::Tls(error) => error.file(),
+            Self::NotACa(path) => Some(path),
+            Self::NoNode | Self::OtherNode(..) => None,
+        }
+    }
+}
+
 /// The URI in the certificate of a node.
 #[must_use]
 pub fn node_uri(node: &NodeName) -> String {

@@ -179,6 +179,14 @@ impl RuntimesError {
     pub fn faults(&self) -> &[ConfigFileError] {
         &self.0
     }
+
+    /// The file at fault, unless the text says where in it.
+    pub(crate) fn file(&self) -> Option<&Path> {
+        match self.faults() {
+            [fault] if fault.position().is_none() => Some(fault.path()),
+            _ => None,
+        }
+    }
 }
 
 impl From<Vec<ConfigFileError>> for RuntimesError {

@@ -17,6 +17,7 @@ mod tls;
 use std::{
     io,
     net::{SocketAddr, TcpListener},
+    path::Path,
     sync::Arc,
     time::Duration,
 };
@@ -446,6 +447,16 @@ async fn take_over(parts: Arc<Parts>, predecessor: Option<Predecessor>) {
 }
 
 impl BindError {
+    /// The file at fault, if it is one that a setting names.
+    pub(crate) fn file(&self) -> Option<&Path> {
+        match self {
+            Self::AdminToken(error) => Some(error.file()),
+            Self::Tls(error) => error.file(),
+            Self::Auth(error) => error.file(),
+            _ => None,
+        }
+    }
+
     /// Whether the configuration is at fault, or a file that it names.
     #[must_use]
     pub fn is_of_configuration(&self) -> bool {

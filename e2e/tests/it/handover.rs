@@ -13,6 +13,7 @@ use std::{
 use e2e::{
     client::Client,
     deadline::{SOON, eventually, within},
+    entry::Entry,
     http1::End,
     load::{ExchangeKind, Load, Plan},
     platform::PlatformClient,
@@ -22,7 +23,7 @@ use e2e::{
     upstream::Upstream,
 };
 use serde_json::Value;
-use tokio::{net::UnixDatagram, task::JoinSet, time::Instant};
+use tokio::{net::UnixDatagram, sync::watch, task::JoinSet, time::Instant};
 
 const APP: &str = "demo-app";
 
@@ -157,6 +158,53 @@ async fn an_upgraded_server_can_be_upgraded_again() {
     }
     let report = load.finish().await;
     assert_eq!(report.failures(), 0, "{report}");
+}
+
+/// What the admin API has answered as durable is, whichever process has answered.
+#[tokio::test]
+async fn runtimes_that_are_made_during_an_upgrade_are_there_afterwards() {
+    let upstream = Upstream::start().await;
+    let folder = tempfile::tempdir().unwrap();
+    let place = ["--managed-runtimes", folder.path().to_str().unwrap()];
+    let mut system = System::with(options(&upstream).server_flags(&place)).await;
+    let token = fs::read_to_string(system.directory().join("admin.token")).unwrap();
+    let fields = format!("Authorization: Bearer {}\r\n", token.trim());
+    let admin = Entry::plain(system.server().admin().0, "localhost");
+    let (made, mut noted) = watch::channel(Vec::new());
+    let mut making = JoinSet::new();
+    making.spawn(async move {
+        for number in 0.. {
+            let path = format!("/api/v1/runtimes/acme-r{number}");
+            let content = format!(r#"{{"account": "acme", "name": "r{number}"}}"#);
+            let mut client = RawClient::connect(&admin).await;
+            client
+                .request("PUT", &path, &fields, content.as_bytes())
+                .await;
+            // A connection may be cut when the listener changes hands; then nothing was promised.
+            if client.head().await.is_ok_and(|head| head.status() == 201) {
+                made.send_modify(|made: &mut Vec<usize>| made.push(number));
+            }
+        }
+    });
+    noted.wait_for(|made| made.len() >= 5).await.unwrap();
+    assert_eq!(upgrade(&mut system).await.code, Some(0));
+    let before = noted.borrow().len();
+    noted.wait_for(|made| made.len() > before).await.unwrap();
+    drop(making);
+    let shown = system
+        .server()
+        .admin()
+        .get("/api/v1/runtimes?limit=1000")
+        .await;
+    let shown = shown.text();
+    for number in noted.borrow().iter() {
+        let label = format!("\"acme-r{number}\"");
+        assert!(
+            shown.contains(&label),
+            "{label} of {:?} in {shown}",
+            *noted.borrow()
+        );
+    }
 }
 
 #[tokio::test]

@@ -49,6 +49,15 @@ pub enum LoginError {
     },
 }
 
+impl LoginError {
+    /// The file at fault.
+    pub(super) fn file(&self) -> &Path {
+        match self {
+            Self::Unreadable { path, .. } | Self::NotALogin { path } => path,
+        }
+    }
+}
+
 /// Reads `user:password`. The end of the line is removed, other white space is kept.
 pub(crate) fn read(path: &Path) -> Result<ProxyLogin, LoginError> {
     let unreadable = |source| LoginError::Unreadable {

@@ -98,7 +98,7 @@ mod tests {
             [&whole, &failed, &cancelled].map(|view| rows.row(view)).concat(),
             "\
 03:04:05.678  200  GET     app.example/a/long/path    12.3 ms  whole
-03:04:05.678  502  GET     app.example/\u{fffd}[2J           61.0 s  connection_refused at the tunnel-client: port 1
+03:04:05.678  502  GET     app.example/\u{fffd}[2J            61.0 s  connection_refused at the tunnel-client: port 1
 03:04:05.678  ---          app.example/a/long/path          -  cancelled
 "
         );

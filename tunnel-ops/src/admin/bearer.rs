@@ -45,6 +45,16 @@ pub enum BearerFileError {
     },
 }
 
+impl BearerFileError {
+    /// The file at fault.
+    #[must_use]
+    pub fn file(&self) -> &Path {
+        match self {
+            Self::Unreadable { path, .. } | Self::NoToken { path } => path,
+        }
+    }
+}
+
 /// Why a request is refused. The answer to all of them is 401 with the [challenge](Self::challenge).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum BearerRefusal {

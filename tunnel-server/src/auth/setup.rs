@@ -47,6 +47,17 @@ pub enum AuthSetupError {
     Tls(#[from] TlsFilesError),
 }
 
+impl AuthSetupError {
+    /// The file at fault, if it is one and the text does not say where in it.
+    pub(crate) fn file(&self) -> Option<&Path> {
+        match self {
+            Self::Jwks { path, .. } | Self::PlatformToken { path, .. } => Some(path),
+            Self::Revocations(error) => error.file(),
+            Self::Tls(error) => error.file(),
+        }
+    }
+}
+
 /// The contents of the credential files that a configuration names: read and checked, but not in use yet.
 pub(crate) struct PreparedCredentials {
     runtimes: Arc<Runtimes>,

@@ -40,6 +40,15 @@ pub enum WebhookSecretError {
     Malformed(PathBuf),
 }
 
+impl WebhookSecretError {
+    /// The file at fault.
+    pub(super) fn file(&self) -> &Path {
+        match self {
+            Self::Unreadable { path, .. } | Self::Malformed(path) => path,
+        }
+    }
+}
+
 /// Checks the settings of the webhook, and reads the secret if it has one.
 pub(super) fn check(source: &Source, faults: &mut Vec<ConfigFault>) -> Option<WebhookSecret> {
     if source.webhook_url.is_none() {

@@ -110,6 +110,18 @@ pub enum TracerFault {
     Tls(#[from] TlsFilesError),
 }
 
+impl TracerFault {
+    /// The file at fault, if it is one.
+    #[must_use]
+    pub fn file(&self) -> Option<&Path> {
+        match self {
+            Self::Headers { path, .. } => Some(path),
+            Self::Tls(error) => error.file(),
+            Self::Variable { .. } => None,
+        }
+    }
+}
+
 impl TracerSettings {
     /// Where spans are sent; contains no secret.
     #[must_use]
