@@ -72,7 +72,7 @@ pub struct ExchangeView {
     /// The status of the response.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub status: Option<u16>,
-    /// How it ended: `whole`, `moved`, `cancelled`, or the reason of its problem.
+    /// How it ended: `whole`, `moved`, `cancelled`, `cut_by_stop`, or the reason of its problem.
     pub end: String,
     /// The program that met the problem: `tunnel-server` or `tunnel-client`.
     #[serde(default, skip_serializing_if = "Option::is_none")]

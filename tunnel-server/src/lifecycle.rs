@@ -31,6 +31,7 @@ pub(crate) struct Lifecycle {
     serving_public: Stage,
     shutdown_requested: Stage,
     leaving: Stage,
+    replaced: Stage,
     /// Whether the public listener is closed; an atomic, because it is read for each request.
     is_closing: AtomicBool,
     /// Whether everything that is open is cut now.
@@ -66,6 +67,7 @@ impl Lifecycle {
             serving_public: Stage::new(),
             shutdown_requested: Stage::new(),
             leaving: Stage::new(),
+            replaced: Stage::new(),
             is_closing: AtomicBool::new(false),
             is_cut: AtomicBool::new(false),
             spread_ms: AtomicU64::new(0),
@@ -99,6 +101,11 @@ impl Lifecycle {
     /// Whether a shutdown was requested, by a signal or otherwise.
     pub(crate) fn is_leaving(&self) -> bool {
         self.leaving.reached.is_requested()
+    }
+
+    /// Resolves when a new process has taken over the admin listener.
+    pub(crate) async fn replaced(&self) {
+        self.replaced.reached.requested().await;
     }
 
     /// Resolves when tunnel clients may be accepted.
@@ -173,6 +180,10 @@ impl Lifecycle {
     pub(crate) fn leave(&self) {
         self.upgrades.leave();
         self.leaving.trigger.request();
+    }
+
+    pub(crate) fn replace(&self) {
+        self.replaced.trigger.request();
     }
 
     pub(crate) fn drain(&self, spread: Duration) {

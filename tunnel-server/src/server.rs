@@ -411,6 +411,7 @@ async fn leave(
             // Before it notifies anybody itself.
             supervisor::replaced_by(successor.id());
             handed_over.request();
+            parts.lifecycle.replace();
             if let Some(managed) = &parts.managed {
                 managed.stop_changes().await;
             }

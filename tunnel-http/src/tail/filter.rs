@@ -27,7 +27,7 @@ pub struct TailFilter {
     #[arg(long, value_name = "METHOD", value_delimiter = ',', value_parser = method)]
     pub method: Vec<Method>,
 
-    /// Only exchanges that ended so: whole, moved, cancelled, or the reason of a problem such as runtime_offline; may be
+    /// Only exchanges that ended so: whole, moved, cancelled, cut_by_stop, or the reason of a problem such as runtime_offline; may be
     /// repeated
     #[arg(long, value_name = "END", value_delimiter = ',')]
     pub end: Vec<EndWord>,
@@ -60,7 +60,7 @@ pub enum FilterError {
     Method,
     /// Not an end.
     #[error(
-        "expected `whole`, `moved`, `cancelled`, or the reason of a problem such as `runtime_offline`"
+        "expected `whole`, `moved`, `cancelled`, `cut_by_stop`, or the reason of a problem such as `runtime_offline`"
     )]
     End,
     /// No such parameter.

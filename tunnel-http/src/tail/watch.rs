@@ -2,6 +2,8 @@
 //!
 //! In: the admin client, the path of the stream, and flags. Out: a line for each exchange, until nobody reads them.
 
+use std::io;
+
 use clap::Args;
 use form_urlencoded::Serializer;
 use serde::Deserialize;
@@ -47,7 +49,7 @@ struct UnansweredView {
 /// opened again.
 ///
 /// # Errors
-/// When the stream cannot be opened, or is refused when it is opened again.
+/// When the stream cannot be opened, is refused when it is opened again, or cannot be written.
 pub async fn watch(
     client: &AdminClient,
     path: &str,
@@ -62,7 +64,7 @@ pub async fn watch(
 }
 
 /// Shows one event. Returns whether anybody reads.
-fn show(rows: &mut Rows, event: &ReceivedEvent, output: TailOutput) -> bool {
+fn show(rows: &mut Rows, event: &ReceivedEvent, output: TailOutput) -> io::Result<bool> {
     let data = &*event.data;
     match &*event.name {
         EXCHANGE => {
@@ -73,8 +75,7 @@ fn show(rows: &mut Rows, event: &ReceivedEvent, output: TailOutput) -> bool {
                     view.ok().map(|view| rows.row(&view))
                 }
             };
-            // Output that cannot be written is not read.
-            return text.is_none_or(|text| print(&text).unwrap_or(false));
+            return text.map_or(Ok(true), |text| print(&text));
         }
         MISSED => {
             if let Ok(MissedView { missed }) = serde_json::from_str(data) {
@@ -92,5 +93,5 @@ fn show(rows: &mut Rows, event: &ReceivedEvent, output: TailOutput) -> bool {
         // Of a newer program.
         _ => {}
     }
-    true
+    Ok(true)
 }

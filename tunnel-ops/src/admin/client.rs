@@ -143,6 +143,9 @@ pub enum AdminRequestError {
         /// Its beginning.
         text: String,
     },
+    /// What was received cannot be written.
+    #[error("standard output: {0}")]
+    Output(#[from] io::Error),
 }
 
 impl AdminClient {
@@ -216,18 +219,18 @@ impl AdminClient {
     /// lost is opened again, after the last event that had an id.
     ///
     /// # Errors
-    /// When the first request fails, or a later one is refused.
+    /// When the first request fails, a later one is refused, or `take` fails.
     pub async fn follow(
         &self,
         path: &str,
-        mut take: impl FnMut(&ReceivedEvent) -> bool,
+        mut take: impl FnMut(&ReceivedEvent) -> io::Result<bool>,
     ) -> Result<(), AdminRequestError> {
         let mut last = None;
         let mut events = self.stream(path, None).await?;
         loop {
             let ended = match events.next().await {
                 Ok(Some(event)) => {
-                    if !take(&event) {
+                    if !take(&event)? {
                         return Ok(());
                     }
                     last = event.id.or(last);
@@ -250,7 +253,12 @@ impl AdminClient {
         loop {
             sleep(PAUSE).await;
             match self.stream(path, last).await {
-                Err(AdminRequestError::Unreachable { .. } | AdminRequestError::Slow { .. }) => {}
+                // Also cut: when the listener changes hands, or behind a forwarded port.
+                Err(
+                    AdminRequestError::Unreachable { .. }
+                    | AdminRequestError::Slow { .. }
+                    | AdminRequestError::Broken { .. },
+                ) => {}
                 opened_or_refused => return opened_or_refused,
             }
         }
@@ -274,7 +282,9 @@ impl AdminClient {
         };
         let (head, body) = response.into_parts();
         if head.status != StatusCode::OK {
-            let body = Limited::new(body, RESPONSE_BYTES).collect().await;
+            let body = Limited::new(body, RESPONSE_BYTES).collect();
+            let body = timeout(RESPONSE_DEADLINE, body).await;
+            let body = body.map_err(|_| self.slow(RESPONSE_DEADLINE))?;
             let body = body.map_err(|source| self.broken(source))?.to_bytes();
             return Err(self.refused(head.status, &body));
         }

@@ -8,20 +8,16 @@
 //! Each other node is asked for its own tail. One that does not answer, or whose stream has ended, is asked again. A reader
 //! that is too slow fills the queue, and then the links' windows; what it misses is missed, and counted, at each node.
 
-use std::{
-    collections::{BTreeSet, HashSet},
-    sync::Arc,
-    time::Duration,
-};
+use std::{collections::HashSet, sync::Arc, time::Duration};
 
 use futures_util::{Stream, stream};
 use http_body_util::BodyExt;
 use tokio::{
     sync::mpsc,
     task::JoinSet,
-    time::{MissedTickBehavior, interval, timeout},
+    time::{Instant, MissedTickBehavior, interval, timeout},
 };
-use tunnel_http::tail::stream::UNANSWERED;
+use tunnel_http::tail::stream::{EXCHANGE, MISSED, UNANSWERED};
 use tunnel_ops::{
     admin::{Event, EventParser, HEARTBEAT},
     task::Owned,
@@ -42,7 +38,8 @@ const SILENCE: Duration = HEARTBEAT.saturating_mul(2);
 /// Events of other nodes that wait for the reader.
 const QUEUE: usize = 64;
 
-/// The events of all other nodes at this path. A node that does not answer, or does not any more, is named once.
+/// The events of all other nodes at this path. A node that does not answer, or does not any more, is
+/// named, and again only after it has answered.
 pub(super) fn events(peers: Arc<Peers>, path: String) -> impl Stream<Item = Event> + Send {
     let (sender, receiver) = mpsc::channel(QUEUE);
     let following = Owned::spawn("other-tails", follow_all(peers, path.into(), sender));
@@ -56,7 +53,7 @@ async fn follow_all(peers: Arc<Peers>, path: Arc<str>, sender: mpsc::Sender<Even
     let mut look = interval(LOOK);
     look.set_missed_tick_behavior(MissedTickBehavior::Delay);
     let mut followed: HashSet<NodeName> = HashSet::new();
-    let mut unanswered: BTreeSet<NodeName> = BTreeSet::new();
+    let mut unanswered: HashSet<NodeName> = HashSet::new();
     let mut following = JoinSet::new();
     loop {
         tokio::select! {
@@ -74,7 +71,7 @@ async fn follow_all(peers: Arc<Peers>, path: Arc<str>, sender: mpsc::Sender<Even
                 if has_answered {
                     unanswered.remove(&name);
                 }
-                if unanswered.insert(name) && sender.send(event_of(&unanswered)).await.is_err() {
+                if unanswered.insert(name.clone()) && sender.send(event_of(&name)).await.is_err() {
                     return;
                 }
             }
@@ -82,13 +79,13 @@ async fn follow_all(peers: Arc<Peers>, path: Arc<str>, sender: mpsc::Sender<Even
     }
 }
 
-fn event_of(unanswered: &BTreeSet<NodeName>) -> Event {
-    let names: Vec<_> = unanswered.iter().map(ToString::to_string).collect();
-    let data = serde_json::json!({ UNANSWERED: names });
+fn event_of(unanswered: &NodeName) -> Event {
+    let data = serde_json::json!({ UNANSWERED: [unanswered.to_string()] });
     Event::default().event(UNANSWERED).data(data.to_string())
 }
 
-/// Sends on the events of one node, until its stream ends. Also returns whether there was a stream.
+/// Sends on the events of one node, until its stream ends. Also returns whether there was a stream for a while: a node that
+/// stops ends each at once.
 async fn follow(
     name: NodeName,
     session: Option<Session>,
@@ -102,6 +99,7 @@ async fn follow(
     let Some(mut body) = opened else {
         return (name, false);
     };
+    let opened = Instant::now();
     let mut parser = EventParser::default();
     while let Ok(Some(Ok(frame))) = timeout(SILENCE, body.frame()).await {
         let Ok(data) = frame.into_data() else {
@@ -111,11 +109,14 @@ async fn follow(
             break;
         }
         while let Some(event) = parser.next_event() {
+            if ![EXCHANGE, MISSED].contains(&&*event.name) {
+                continue;
+            }
             let event = Event::default().event(event.name).data(event.data);
             if sender.send(event).await.is_err() {
-                return (name, true);
+                break;
             }
         }
     }
-    (name, true)
+    (name, opened.elapsed() > LOOK)
 }

@@ -36,7 +36,8 @@ pub fn admit(networks: &[IpNet], address: IpAddr) -> Result<(), Problem> {
     if networks.iter().any(|network| network.contains(&address)) {
         return Ok(());
     }
-    let detail = format!("this runtime may not be reached from {address}");
+    // Not the address, which may be that of a load balancer inside; the log has it.
+    let detail = "this runtime may not be reached from your address";
     Err(Problem::new(Hop::Server, Reason::AddressDenied, detail))
 }
 

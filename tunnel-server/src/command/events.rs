@@ -1,8 +1,13 @@
 //! `tunnel-server events`: shows what happens at a running server, as it happens.
 
-use tunnel_ops::{admin::ReceivedEvent, terminal::printable};
+use std::io;
 
-use super::{Failure, admin_client, print};
+use tunnel_ops::{
+    admin::ReceivedEvent,
+    terminal::{print, printable},
+};
+
+use super::{Failure, admin_client};
 use crate::{cli::EventsArgs, events::EventView};
 
 pub(super) async fn events(args: &EventsArgs) -> Result<(), Failure> {
@@ -12,20 +17,20 @@ pub(super) async fn events(args: &EventsArgs) -> Result<(), Failure> {
 }
 
 /// Prints an event, if it is wanted. Returns whether anybody reads.
-fn show(args: &EventsArgs, data: &str) -> bool {
+fn show(args: &EventsArgs, data: &str) -> io::Result<bool> {
     let Ok(event) = serde_json::from_str::<EventView>(data) else {
-        return true;
+        return Ok(true);
     };
     let is_wanted = args.kind.is_empty() || args.kind.contains(&event.kind);
     let is_of_runtime = args.runtime.is_none() || args.runtime == event.label;
     if !is_wanted || !is_of_runtime {
-        return true;
+        return Ok(true);
     }
     let text = match args.json {
         true => format!("{data}\n"),
         false => one_line(&event),
     };
-    print(&text).unwrap_or(false)
+    print(&text)
 }
 
 fn one_line(event: &EventView) -> String {

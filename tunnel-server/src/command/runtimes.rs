@@ -46,8 +46,9 @@ async fn list(args: &RuntimesListArgs) -> Result<(), Failure> {
     } else {
         args.output
     };
-    let runtimes = all(&client, args).await?;
+    let (runtimes, unanswered) = all(&client, args).await?;
     let Some(interval) = args.watch.interval else {
+        warn_of(&unanswered);
         if output == ListOutput::Json {
             let text = serde_json::to_string_pretty(&runtimes).map_err(Failure::running)?;
             return print(&(text + "\n")).map(|_| ());
@@ -58,9 +59,21 @@ async fn list(args: &RuntimesListArgs) -> Result<(), Failure> {
         }
         return print(&list_text(&runtimes, output)).map(|_| ());
     };
-    let look = async || Ok(list_text(&all(&client, args).await?, output));
     let is_for_people = matches!(output, ListOutput::Table | ListOutput::Wide);
-    watch(interval, is_for_people, list_text(&runtimes, output), look).await
+    // A warning goes with the table, which replaces what is on the screen.
+    let text = |runtimes: &[RuntimeView], unanswered: &[String]| {
+        let table = list_text(runtimes, output);
+        if is_for_people {
+            return table + &warning_of(unanswered);
+        }
+        warn_of(unanswered);
+        table
+    };
+    let look = async || {
+        let (runtimes, unanswered) = all(&client, args).await?;
+        Ok(text(&runtimes, &unanswered))
+    };
+    watch(interval, is_for_people, text(&runtimes, &unanswered), look).await
 }
 
 /// A list as it is shown, JSON on one line.
@@ -77,11 +90,11 @@ fn list_text(runtimes: &[RuntimeView], output: ListOutput) -> String {
     }
 }
 
-/// Reads all pages.
+/// Reads all pages. Also returns the server nodes that did not answer.
 async fn all(
     client: &AdminClient,
     args: &RuntimesListArgs,
-) -> Result<Vec<RuntimeView>, AdminRequestError> {
+) -> Result<(Vec<RuntimeView>, Vec<String>), AdminRequestError> {
     let mut query = format!("/runtimes?limit={PAGE_MAX}");
     if args.online {
         query += "&online=true";
@@ -92,14 +105,16 @@ async fn all(
         query += &format!("&account={account}");
     }
     let mut page: RuntimesPage = client.get(&query).await?;
-    let mut runtimes = page.runtimes;
+    let (mut runtimes, mut unanswered) = (page.runtimes, page.unanswered);
     while let Some(after) = page.next.take() {
         page = client.get(&format!("{query}&after={after}")).await?;
         runtimes.append(&mut page.runtimes);
+        unanswered.append(&mut page.unanswered);
     }
-    warn_of(&page.unanswered);
+    unanswered.sort_unstable();
+    unanswered.dedup();
     sort(&mut runtimes, args.sort);
-    Ok(runtimes)
+    Ok((runtimes, unanswered))
 }
 
 /// Sorts runtimes, which are in the order of their labels.
@@ -115,9 +130,14 @@ fn sort(runtimes: &mut [RuntimeView], key: SortKey) {
 
 /// Names the server nodes that did not answer.
 fn warn_of(unanswered: &[String]) {
-    if !unanswered.is_empty() {
-        let names = unanswered.join(", ");
-        eprintln!("warning: no answer from {names}: what only they know is missing");
+    eprint!("{}", warning_of(unanswered));
+}
+
+/// A line that names these nodes; empty if there are none.
+fn warning_of(unanswered: &[String]) -> String {
+    match unanswered.join(", ") {
+        names if names.is_empty() => names,
+        names => format!("warning: no answer from {names}: what only they know is missing\n"),
     }
 }
 

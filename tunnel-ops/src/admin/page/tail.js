@@ -48,6 +48,7 @@ export class ExchangeTail {
   /** Ends the stream; to be called when the card is no longer shown. */
   close() {
     document.removeEventListener("visibilitychange", this.onVisibility);
+    this.isClosed = true;
     this.stop("");
   }
 
@@ -111,7 +112,7 @@ export class ExchangeTail {
   onClosed(error) {
     if (error.status === 401) {
       this.stop("The admin token is needed to see exchanges");
-      this.askToken().then((isGiven) => isGiven && this.start());
+      this.askToken().then((isGiven) => isGiven && !this.isClosed && this.start());
     } else if (error.status === 404 && error.reason !== "runtime_unknown") {
       this.stop("This program does not offer live exchanges");
     } else if (error.status === 0 || error.status >= 500) {

@@ -41,16 +41,15 @@ pub(super) async fn exchanges(
         }
         _ => own.boxed(),
     };
-    let events = match api.reach {
-        // A link is at rest before it ends.
-        Reach::Nodes => {
-            let stopping = api.lifecycle.stopping().clone();
-            let stopping = Box::pin(async move { stopping.requested().await });
-            events.take_until(stopping).boxed()
+    let (reach, lifecycle) = (api.reach, api.lifecycle.clone());
+    // A link is at rest before it ends. The reader of a process that was replaced finds the new one, when it asks again.
+    let ends = Box::pin(async move {
+        if reach != Reach::Nodes {
+            lifecycle.replaced().await;
         }
-        Reach::Local | Reach::Network => events,
-    };
-    Ok(tail_stream::response(events))
+        lifecycle.stopping().requested().await;
+    });
+    Ok(tail_stream::response(events.take_until(ends)))
 }
 
 /// The scope and the filter of a query.
