@@ -46,9 +46,10 @@ async fn asking(rig: &Rig, address: &str, lines: &str, host: &str) -> RawRespons
 }
 
 fn is_denied(answer: &RawResponse, address: &str) {
-    answer.assert_refused(403, address);
+    answer.assert_refused(403, "may not be reached from your address");
     assert_eq!(answer.reason(), "address_denied");
-    assert!(answer.text().contains(address), "{answer:?}");
+    // It may be that of a load balancer inside.
+    assert!(!answer.text().contains(address), "{answer:?}");
 }
 
 #[tokio::test]
