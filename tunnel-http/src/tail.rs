@@ -121,7 +121,7 @@ impl ExchangeView {
         size_of::<Self>() + self.timestamp.len() + self.end.len() + texts.sum::<usize>()
     }
 
-    /// It ends now, `began` after its first byte.
+    /// It ends now.
     pub(crate) fn end_now(&mut self) {
         self.timestamp = humantime::format_rfc3339_micros(SystemTime::now()).to_string();
     }

@@ -166,11 +166,11 @@ impl Managed {
             return;
         };
         etcd.follow(|told| match told {
-            store::Told::All(texts, revision) => {
+            store::StoreUpdate::All(texts, revision) => {
                 self.replace_all(texts);
                 self.position.send_replace(revision);
             }
-            store::Told::Changes(changes, up_to) => {
+            store::StoreUpdate::Changes(changes, up_to) => {
                 for (label, text) in changes {
                     self.take(&label, text);
                 }

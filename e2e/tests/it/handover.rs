@@ -172,7 +172,7 @@ async fn runtimes_that_are_made_during_an_upgrade_are_there_afterwards() {
     let admin = Entry::plain(system.server().admin().0, "localhost");
     let (made, mut noted) = watch::channel(Vec::new());
     let mut making = JoinSet::new();
-    // So many that some are made between the new process' reading and its serving.
+    // Some are under way at each step of the upgrade.
     for maker in 0..16 {
         let (admin, fields, made) = (admin.clone(), fields.clone(), made.clone());
         making.spawn(async move {

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use tokio::time::Instant;
-use tunnel_ops::{admin::AdminClient, terminal::printable};
+use tunnel_ops::admin::AdminClient;
 
 use super::{
     Failure, admin_client, print,
@@ -82,7 +82,7 @@ fn block(client: &AdminClient, view: &ServerView, before: Before<'_>) -> String 
     let version = view.config_version;
     row("configuration", format!("version {version}{reload}"));
     if let Some(fault) = &view.last_reload_fault {
-        row("fault", printable(fault));
+        row("fault", fault.clone());
     }
     if !view.waiting_for_restart.is_empty() {
         row("needs a restart", view.waiting_for_restart.join(", "));

@@ -53,7 +53,7 @@ pub(super) enum Written {
 }
 
 /// What etcd tells up to a revision. A document is its label and its text.
-pub(super) enum Told {
+pub(super) enum StoreUpdate {
     All(Vec<(String, String)>, i64),
     Changes(Vec<(String, Option<String>)>, Option<i64>),
 }
@@ -184,7 +184,7 @@ impl EtcdStore {
     }
 
     /// Tells all documents and then each change, and begins again when etcd was away, until it is dropped.
-    pub(super) async fn follow(&self, mut on_told: impl FnMut(Told)) {
+    pub(super) async fn follow(&self, mut on_told: impl FnMut(StoreUpdate)) {
         let prefix = Bytes::from(self.prefix.clone());
         let range = (prefix, prefix_end(self.prefix.as_bytes()));
         let mut is_lost = false;
@@ -206,18 +206,18 @@ impl EtcdStore {
         }
     }
 
-    fn told(&self, followed: Followed) -> Told {
+    fn told(&self, followed: Followed) -> StoreUpdate {
         match followed {
             Followed::Listed { keys, revision } => {
                 let documents = keys.iter().filter_map(|kv| self.document(kv));
-                Told::All(documents.collect(), revision)
+                StoreUpdate::All(documents.collect(), revision)
             }
             Followed::Changed { events, up_to } => {
                 let changes = events.iter().filter_map(|event| {
                     let (label, text) = self.document(event.kv.as_ref()?)?;
                     Some((label, Some(text).filter(|_| !event.is_delete())))
                 });
-                Told::Changes(changes.collect(), up_to)
+                StoreUpdate::Changes(changes.collect(), up_to)
             }
         }
     }

@@ -55,7 +55,7 @@ pub(crate) fn on_signal(parts: Arc<Parts>) -> io::Result<impl Future<Output = ()
 /// What the successor reports.
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
-enum Report {
+enum SuccessorReport {
     /// It can serve.
     Ready {
         /// Its version.
@@ -71,7 +71,7 @@ enum Report {
 /// What the predecessor allows.
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
-enum Order {
+enum PredecessorOrder {
     /// Accept tunnel clients, and answer at the admin listener.
     Tunnels {
         /// Those that are held at the predecessor.

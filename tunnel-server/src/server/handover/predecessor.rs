@@ -11,7 +11,7 @@ use tokio::{
     net::UnixStream,
 };
 
-use super::{LINE_BYTES, Order, Report, VARIABLE};
+use super::{LINE_BYTES, PredecessorOrder, SuccessorReport, VARIABLE};
 use crate::registry::HandedRuntime;
 
 /// The process that hands its listeners over to this one.
@@ -53,7 +53,7 @@ impl Predecessor {
     /// Reports that this process cannot serve. A predecessor that does not listen any more is no matter.
     pub fn report_failure(&self, reason: &str) {
         let reason = reason.to_owned();
-        let _ = (&self.channel).write_all(&line(&Report::Failed { reason }));
+        let _ = (&self.channel).write_all(&line(&SuccessorReport::Failed { reason }));
     }
 
     /// Reports that this process can serve.
@@ -61,7 +61,9 @@ impl Predecessor {
         self.channel.set_nonblocking(true)?;
         let mut stream = BufReader::new(UnixStream::from_std(self.channel)?);
         let version = env!("CARGO_PKG_VERSION").to_owned();
-        stream.write_all(&line(&Report::Ready { version })).await?;
+        stream
+            .write_all(&line(&SuccessorReport::Ready { version }))
+            .await?;
         Ok(Channel { stream })
     }
 }
@@ -71,8 +73,8 @@ impl Channel {
     /// predecessor has ended.
     pub(in crate::server) async fn tunnels(&mut self) -> Vec<HandedRuntime> {
         match self.next().await {
-            Some(Order::Tunnels { runtimes }) => runtimes,
-            Some(Order::Public) | None => Vec::new(),
+            Some(PredecessorOrder::Tunnels { runtimes }) => runtimes,
+            Some(PredecessorOrder::Public) | None => Vec::new(),
         }
     }
 
@@ -82,7 +84,7 @@ impl Channel {
     }
 
     /// The next order; `None` if the predecessor has ended.
-    async fn next(&mut self) -> Option<Order> {
+    async fn next(&mut self) -> Option<PredecessorOrder> {
         let mut line = Vec::new();
         let mut stream = (&mut self.stream).take(LINE_BYTES);
         let read = stream.read_until(b'\n', &mut line).await;
@@ -96,7 +98,7 @@ impl Channel {
     }
 }
 
-fn line(report: &Report) -> Vec<u8> {
+fn line(report: &SuccessorReport) -> Vec<u8> {
     // Plain values, which can always be written.
     let mut line = serde_json::to_vec(report).unwrap_or_default();
     line.push(b'\n');

@@ -18,7 +18,7 @@ use tokio::{
 };
 use tunnel_ops::inherited;
 
-use super::{LINE_BYTES, Order, Report, VARIABLE};
+use super::{LINE_BYTES, PredecessorOrder, SuccessorReport, VARIABLE};
 use crate::registry::HandedRuntime;
 
 /// Time in which the new process must be ready: far more than it needs to read the files of a large installation.
@@ -102,12 +102,12 @@ impl Program {
             source,
         })?;
         match timeout(READY_LIMIT, successor.report()).await {
-            Ok(Some(Report::Ready { version })) => {
+            Ok(Some(SuccessorReport::Ready { version })) => {
                 let process = successor.child.id();
                 tracing::info!(version, process, "the new process is ready");
                 Ok(successor)
             }
-            Ok(Some(Report::Failed { reason })) => Err(UpgradeError::Failed(reason)),
+            Ok(Some(SuccessorReport::Failed { reason })) => Err(UpgradeError::Failed(reason)),
             Ok(None) => Err(UpgradeError::Ended(successor.end())),
             Err(_) => Err(UpgradeError::Late),
         }
@@ -151,16 +151,16 @@ impl Successor {
     /// Has it accept tunnel clients, and answer at the admin listener. From now on it is on its own.
     pub(in crate::server) async fn serve_tunnels(&mut self, runtimes: Vec<HandedRuntime>) {
         self.is_serving = true;
-        self.order(&Order::Tunnels { runtimes }).await;
+        self.order(&PredecessorOrder::Tunnels { runtimes }).await;
     }
 
     /// Has it accept platform clients.
     pub(in crate::server) async fn serve_public(&mut self) {
-        self.order(&Order::Public).await;
+        self.order(&PredecessorOrder::Public).await;
     }
 
     /// A new process that has died serves nothing, and is started again by what supervises it.
-    async fn order(&mut self, order: &Order) {
+    async fn order(&mut self, order: &PredecessorOrder) {
         // Plain values, which can always be written.
         let mut line = serde_json::to_vec(order).unwrap_or_default();
         line.push(b'\n');
@@ -172,7 +172,7 @@ impl Successor {
     }
 
     /// The next report; `None` if it has ended, or reports what this version does not know.
-    async fn report(&mut self) -> Option<Report> {
+    async fn report(&mut self) -> Option<SuccessorReport> {
         let mut line = Vec::new();
         let mut channel = (&mut self.channel).take(LINE_BYTES);
         channel.read_until(b'\n', &mut line).await.ok()?;
