@@ -30,6 +30,7 @@ use tunnel_ops::task::Owned;
 use tunnel_proto::{handshake::InstanceId, refusal::RefusalReason};
 
 use self::claims::Claims;
+pub(crate) use self::claims::EXPECTED;
 pub(crate) use self::handed::HandedClaim;
 pub use self::{
     metrics::DirectoryMetrics,

@@ -11,7 +11,10 @@ mod observer;
 
 use std::{
     collections::HashMap,
-    sync::Arc,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
     time::{Duration, SystemTime},
 };
 
@@ -54,6 +57,8 @@ pub struct Registry {
     /// Notified when a link to another node has opened.
     linked: Arc<Notify>,
     slots: RwLock<HashMap<RuntimeLabel, Arc<Slot>>>,
+    /// Another process has the runtimes from now on, and says which of them are offline.
+    is_handed: AtomicBool,
 }
 
 /// One runtime: its entry, and its tunnel while it is online.
@@ -84,6 +89,8 @@ struct State {
     last_online: Instant,
     /// When it was last online, by the wall clock; `None` before the first time.
     last_online_at: Option<SystemTime>,
+    /// It is online at another process, which has handed it over: until when its client should be here.
+    expected_until: Option<Instant>,
 }
 
 impl State {
@@ -157,6 +164,7 @@ impl Registry {
             budget: Arc::default(),
             linked: Arc::default(),
             slots: RwLock::default(),
+            is_handed: AtomicBool::new(false),
         })
     }
 
@@ -221,6 +229,7 @@ impl Registry {
                     online_since: None,
                     last_online: Instant::now(),
                     last_online_at: None,
+                    expected_until: None,
                 }),
                 joined: Notify::new(),
                 linked: self.linked.clone(),
@@ -238,10 +247,12 @@ impl Registry {
         self.slots.read().values().cloned().collect()
     }
 
-    /// Removes runtimes that are not listed and have been offline for a while.
+    /// Removes runtimes that are not listed and have been offline for a while, and reports those that were handed over and
+    /// have not come.
     pub fn sweep(&self) {
         let now = Instant::now();
         self.directory.sweep();
+        self.report_missing(now);
         self.slots.write().retain(|_, slot| {
             let is_known = slot.listed.load().is_some();
             let is_forwarded = slot.has_forwarded_lately(now);
@@ -337,6 +348,7 @@ impl Registry {
         if is_takeover {
             slot.update(runtime);
             state.online_since.get_or_insert_with(SystemTime::now);
+            state.expected_until = None;
         }
         let older = match is_takeover {
             true => state.tunnel.replace(tunnel.clone()),
@@ -629,7 +641,7 @@ impl Drop for Membership {
             state.online_since = None;
         }
         drop(state);
-        if is_offline {
+        if is_offline && !self.registry.is_handed.load(Ordering::Relaxed) {
             let offline = Event::of(EventKind::Offline, &self.slot.label);
             self.registry.events.report(offline);
         }
@@ -701,13 +713,13 @@ mod tests {
         runtimes.iter().next().unwrap().clone()
     }
 
-    fn registry() -> (Arc<Registry>, Arc<Slot>) {
+    pub(super) fn registry() -> (Arc<Registry>, Arc<Slot>) {
         let registry = Registry::new(Metrics::new().unwrap(), Events::new("t"));
         let slot = registry.list(&entry());
         (registry, slot)
     }
 
-    async fn join(registry: &Arc<Registry>, number: u8) -> Membership {
+    pub(super) async fn join(registry: &Arc<Registry>, number: u8) -> Membership {
         join_by(registry, number, OnConflict::Supersede)
             .await
             .unwrap()

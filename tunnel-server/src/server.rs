@@ -415,7 +415,7 @@ async fn leave(
             if let Some(managed) = &parts.managed {
                 managed.stop_changes().await;
             }
-            successor.serve_tunnels(parts.registry.handed()).await;
+            successor.serve_tunnels(parts.registry.hand_over()).await;
             return (None, Some(successor));
         }
     };

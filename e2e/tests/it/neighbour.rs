@@ -173,6 +173,13 @@ async fn requests_that_wait_for_a_client_that_is_away() {
     let flags = ["--limit-waiting", "4", "--offline-wait", "3s"];
     let mut beside = Beside::with(|options| options.server_flags(&flags)).await;
     beside.system.kill_client(NOISY);
+    // What is sent before the server has seen that is lost, and waits for no client.
+    let admin = beside.system.server().admin();
+    admin
+        .wait_metric("tunnel_server_runtimes", &[("state", "offline")], |count| {
+            count > 0.5
+        })
+        .await;
     let entry = beside.noisy();
     let ask = async || {
         let mut client = RawClient::connect(&entry).await;

@@ -13,7 +13,7 @@ use super::{Claim, ClaimRefusal, Epoch, OnConflict, standing::Standing};
 use crate::runtimes::RuntimeLabel;
 
 /// How long the holder of a claim that was handed over is expected: a client that lost its path meanwhile needs this long.
-const EXPECTED: Duration = Duration::from_secs(30);
+pub(crate) const EXPECTED: Duration = Duration::from_secs(30);
 
 /// The claim of each runtime that is held.
 #[derive(Debug, Default)]

@@ -1,12 +1,14 @@
 //! What a registry hands to the process that takes its server's listeners over: who holds which runtime.
 
-use std::sync::Arc;
+use std::sync::{Arc, atomic::Ordering};
 
 use serde::{Deserialize, Serialize};
+use tokio::time::Instant;
 
 use super::Registry;
 use crate::{
-    directory::HandedClaim,
+    directory::{EXPECTED, HandedClaim},
+    events::{Event, EventKind},
     runtimes::{RuntimeEntry, RuntimeLabel, RuntimeLimits},
 };
 
@@ -19,8 +21,16 @@ pub(crate) struct HandedRuntime {
 }
 
 impl Registry {
-    /// The runtimes that are held.
-    pub(crate) fn handed(&self) -> Vec<HandedRuntime> {
+    /// Hands over the runtimes that are held. From now on the other process says which of them are offline: their sessions
+    /// end here because they move there.
+    pub(crate) fn hand_over(&self) -> Vec<HandedRuntime> {
+        let handed = self.held();
+        // After it: one that went offline in between is reported here, and again there if its client does not come back.
+        self.is_handed.store(true, Ordering::Relaxed);
+        handed
+    }
+
+    fn held(&self) -> Vec<HandedRuntime> {
         let claims = self.directory.handed().into_iter();
         let runtimes = claims.filter_map(|(label, claim)| {
             let slot = self.slot(label.as_str())?;
@@ -57,8 +67,74 @@ impl Registry {
                 limits: RuntimeLimits::default(),
                 allow_from: None,
             });
-            self.slot_of(&mut self.slots.write(), &entry);
+            let slot = self.slot_of(&mut self.slots.write(), &entry);
+            slot.state.lock().expected_until = Some(Instant::now() + EXPECTED);
             self.directory.expect(label, claim);
         }
+    }
+
+    /// Reports runtimes as offline that were expected and have not come in time.
+    pub(super) fn report_missing(&self, now: Instant) {
+        for slot in self.slots.read().values() {
+            let missing = slot
+                .state
+                .lock()
+                .expected_until
+                .take_if(|until| *until < now);
+            if missing.is_some() {
+                let offline = Event::of(EventKind::Offline, &slot.label);
+                self.events
+                    .report(offline.detail("its client has not moved to the server's new process"));
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use futures_util::FutureExt as _;
+    use tokio::time::advance;
+
+    use super::*;
+    use crate::{
+        events::Reader,
+        registry::tests::{join, registry},
+    };
+
+    fn kinds(reader: &mut Reader) -> Vec<EventKind> {
+        let events = reader.next().now_or_never();
+        let events = events.map_or_else(Vec::new, Result::unwrap);
+        events.iter().map(|event| event.kind).collect()
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_runtime_that_moves_to_another_process_is_offline_at_neither() {
+        let (older, _slot) = registry();
+        let membership = join(&older, 1).await;
+        let (newer, _slot) = registry();
+        let (mut at_older, mut at_newer) = (older.events.read(), newer.events.read());
+        newer.expect(older.hand_over());
+        let _moved = join(&newer, 1).await;
+        drop(membership);
+        advance(EXPECTED * 2).await;
+        newer.sweep();
+        assert_eq!(kinds(&mut at_older), []);
+        assert_eq!(kinds(&mut at_newer), [EventKind::Online]);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_runtime_that_does_not_come_in_time_is_offline() {
+        let (older, _slot) = registry();
+        let _membership = join(&older, 1).await;
+        let (newer, _slot) = registry();
+        let mut events = newer.events.read();
+        newer.expect(older.hand_over());
+        advance(EXPECTED).await;
+        newer.sweep();
+        assert_eq!(kinds(&mut events), []);
+        advance(EXPECTED).await;
+        newer.sweep();
+        newer.sweep();
+        assert_eq!(kinds(&mut events), [EventKind::Offline]);
     }
 }
