@@ -147,7 +147,7 @@ pub(crate) struct SessionEnded {
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum NotWelcome {
     /// It ended before the welcome.
-    #[error("the session ended before it began: {}", .0.detail)]
+    #[error("the session ended before it began, {}: {}", .0.reason.name(), .0.detail)]
     Ended(SessionEnded),
     /// The server did not send the welcome in time.
     #[error("the server did not send the welcome within {0:?}")]

@@ -181,7 +181,7 @@ pub struct TokenCreateArgs {
     #[arg(long, value_name = "TIME", value_parser = expiry)]
     pub expires: Option<Moment>,
 
-    /// The server's domain
+    /// The server's domain, as hosts of runtimes are checked and printed
     #[arg(long, value_name = "DOMAIN", env = "TUNNEL_SERVER_DOMAIN", default_value_t = HostName::default_domain())]
     pub domain: HostName,
 }
@@ -205,7 +205,7 @@ pub struct TokenRevokeArgs {
     #[arg(long, value_name = "FILE", env = "TUNNEL_SERVER_RUNTIMES")]
     pub runtimes: PathBuf,
 
-    /// The server's domain
+    /// The server's domain, as hosts of runtimes are checked and printed
     #[arg(long, value_name = "DOMAIN", env = "TUNNEL_SERVER_DOMAIN", default_value_t = HostName::default_domain())]
     pub domain: HostName,
 }
@@ -229,7 +229,7 @@ pub struct TokenListArgs {
     #[arg(long)]
     pub json: bool,
 
-    /// The server's domain
+    /// The server's domain, as hosts of runtimes are checked and printed
     #[arg(long, value_name = "DOMAIN", env = "TUNNEL_SERVER_DOMAIN", default_value_t = HostName::default_domain())]
     pub domain: HostName,
 }
@@ -267,7 +267,7 @@ pub struct AdminArgs {
     )]
     pub url: AdminUrl,
 
-    /// File with the admin token; needed to change something, or from another machine
+    /// File with the admin token; needed to change something, from another machine, and for `tail` where the server has one
     #[arg(
         long = "admin-token-file",
         value_name = "FILE",

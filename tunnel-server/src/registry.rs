@@ -100,6 +100,12 @@ impl State {
         self.tunnel.is_none() && self.last_online + RETURN_WINDOW < now
     }
 
+    /// The runtime has a new tunnel.
+    fn on_online(&mut self) {
+        self.online_since.get_or_insert_with(SystemTime::now);
+        self.expected_until = None;
+    }
+
     /// Whether this is the runtime's current tunnel.
     fn holds(&self, tunnel: &Arc<Tunnel>) -> bool {
         let current = self.tunnel.as_ref();
@@ -347,8 +353,7 @@ impl Registry {
         state.newest = Some(guard.claim().epoch);
         if is_takeover {
             slot.update(runtime);
-            state.online_since.get_or_insert_with(SystemTime::now);
-            state.expected_until = None;
+            state.on_online();
         }
         let older = match is_takeover {
             true => state.tunnel.replace(tunnel.clone()),

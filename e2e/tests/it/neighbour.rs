@@ -176,9 +176,7 @@ async fn requests_that_wait_for_a_client_that_is_away() {
     // What is sent before the server has seen that is lost, and waits for no client.
     let admin = beside.system.server().admin();
     admin
-        .wait_metric("tunnel_server_runtimes", &[("state", "offline")], |count| {
-            count > 0.5
-        })
+        .wait_metric("tunnel_server_runtimes", &["offline"], |count| count > 0.5)
         .await;
     let entry = beside.noisy();
     let ask = async || {

@@ -200,10 +200,15 @@ impl Dialling {
         let wait = servers.next(now, |_| 0, &[]).1.after(now);
         drop(servers);
         self.show_wait(WaitReason::Failure, wait);
-        let why = &ended.detail;
+        let (reason, why) = (ended.reason.name(), &ended.detail);
         match ended.reason.is_planned() {
-            true => tracing::info!(why, ?wait, "a session has ended as planned, dialling again"),
-            false => tracing::warn!(why, ?wait, "a session has ended, dialling again"),
+            true => tracing::info!(
+                reason,
+                why,
+                ?wait,
+                "a session has ended as planned, dialling again"
+            ),
+            false => tracing::warn!(reason, why, ?wait, "a session has ended, dialling again"),
         }
         Ok(())
     }

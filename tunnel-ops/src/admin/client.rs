@@ -236,7 +236,10 @@ impl AdminClient {
                     last = event.id.or(last);
                     continue;
                 }
-                Ok(None) => "the stream of events has ended".to_owned(),
+                Ok(None) => format!(
+                    "the {} at {} ended the stream (it stops, restarts or was upgraded)",
+                    self.target.program, self.target.url
+                ),
                 Err(error) => error.to_string(),
             };
             eprintln!("warning: {ended}, connecting again");
@@ -387,7 +390,7 @@ struct EventStream {
 }
 
 impl EventStream {
-    /// The next event; `None` at the end of the stream.
+    /// The next event; `None` at the end of the stream, also of one that a program which ends has cut.
     async fn next(&mut self) -> Result<Option<ReceivedEvent>, AdminRequestError> {
         loop {
             if let Some(event) = self.parser.next_event() {
@@ -398,17 +401,15 @@ impl EventStream {
                 let (url, limit) = (self.url.clone(), SILENCE);
                 return Err(AdminRequestError::Slow { url, limit });
             };
-            let broken = |source| AdminRequestError::Broken {
-                url: self.url.clone(),
-                source,
-            };
-            let Some(frame) = frame else {
+            let Some(Ok(frame)) = frame else {
                 return Ok(None);
             };
-            let frame = frame.map_err(|source| broken(source.into()))?;
             let data = frame.into_data().unwrap_or_default();
             let received = self.parser.receive(&data);
-            received.map_err(|source| broken(source.into()))?;
+            received.map_err(|source| AdminRequestError::Broken {
+                url: self.url.clone(),
+                source: source.into(),
+            })?;
         }
     }
 }

@@ -45,14 +45,14 @@ const MESSAGE_BYTES: usize = 256;
 /// Time for sending what is queued before a close frame, and again for the other end to answer it.
 const CLOSE_TIME: Duration = Duration::from_secs(1);
 
-/// How a session ended.
+/// How a session ended. What it displays goes with the name of its [reason](SessionEnd::reason).
 #[derive(Debug, thiserror::Error)]
 pub enum SessionEnd {
     /// This end closed it.
-    #[error("closed by this end: {}", .0.name())]
+    #[error("closed by this end")]
     Closed(CloseReason),
     /// The other end closed it.
-    #[error("closed by the other end: {}", .0.name())]
+    #[error("closed by the other end")]
     ClosedByPeer(CloseReason),
     /// Nothing was received for too long.
     #[error("nothing was received from the other end for too long")]

@@ -386,13 +386,14 @@ fn offline_because(view: &RuntimeView) -> Option<String> {
 }
 
 fn routes_table(routes: &[RouteView]) -> Table {
-    let mut table = Table::titled(&["ROUTE", "MATCHES", "TO", "STATE"], &[]);
+    // Only a client with `--tell-routes full` tells it.
+    let has_to = routes.iter().any(|route| !route.to.is_empty());
+    let all: &[&str] = &["ROUTE", "MATCHES", "STATE", "TO"];
+    let mut table = Table::titled(if has_to { all } else { &all[..3] }, &[]);
     for route in routes {
-        let to = match route.to.is_empty() {
-            true => NOTHING,
-            false => &route.to,
-        };
-        table.row([&route.name, &route.matches, to, &route.state].map(str::to_owned));
+        let mut row = vec![&route.name, &route.matches, &route.state];
+        row.extend(has_to.then_some(&route.to));
+        table.row(row.into_iter().cloned());
     }
     table
 }

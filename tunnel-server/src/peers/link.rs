@@ -122,7 +122,8 @@ async fn keep(target: Target, dialling: Dialling, current: Arc<ArcSwapOption<Ses
                 let node = &target.name;
                 tracing::info!(%node, "linked to another node");
                 let end = carry(stream, &target, &dialling, &current).await;
-                tracing::warn!(%node, %end, "the link to another node has ended");
+                let reason = end.reason().name();
+                tracing::warn!(%node, reason, %end, "the link to another node has ended");
             }
             Ok(Err(error)) => {
                 tracing::debug!(node = %target.name, %error, "cannot dial another node");
