@@ -237,10 +237,16 @@ impl Managed {
         self.applied.send_replace(merged.version);
     }
 
-    /// Waits for the change that is under way and makes no more: another process has the folder from now on.
+    /// Makes no more changes, since another process has the folder from now on, and waits until those that were made are in
+    /// force, so that they are answered.
     pub(crate) async fn stop_changes(&self) {
-        let _writing = self.writing.lock().await;
+        let writing = self.writing.lock().await;
         self.known.lock().is_read = false;
+        drop(writing);
+        let version = *self.version.borrow();
+        if let Err(error) = self.in_force(version).await {
+            tracing::warn!(%error, "changes of managed runtimes are not answered");
+        }
     }
 
     /// Whether there is a document of this label.
