@@ -11,10 +11,7 @@ mod observer;
 
 use std::{
     collections::HashMap,
-    sync::{
-        Arc,
-        atomic::{AtomicBool, Ordering},
-    },
+    sync::{Arc, atomic::AtomicBool},
     time::{Duration, SystemTime},
 };
 
@@ -646,9 +643,8 @@ impl Drop for Membership {
             state.online_since = None;
         }
         drop(state);
-        if is_offline && !self.registry.is_handed.load(Ordering::Relaxed) {
-            let offline = Event::of(EventKind::Offline, &self.slot.label);
-            self.registry.events.report(offline);
+        if is_offline {
+            self.registry.report_offline(&self.slot.label);
         }
         self.registry.metrics.sessions.dec();
     }

@@ -73,6 +73,13 @@ impl Registry {
         }
     }
 
+    /// Reports that a runtime has lost its last session, unless it moves to another process.
+    pub(super) fn report_offline(&self, label: &RuntimeLabel) {
+        if !self.is_handed.load(Ordering::Relaxed) {
+            self.events.report(Event::of(EventKind::Offline, label));
+        }
+    }
+
     /// Reports runtimes as offline that were expected and have not come in time.
     pub(super) fn report_missing(&self, now: Instant) {
         for slot in self.slots.read().values() {

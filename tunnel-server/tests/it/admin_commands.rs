@@ -500,7 +500,7 @@ async fn a_runtimes_routes_are_shown_as_reported() {
     assert!(json["routes_omitted"].is_null(), "{json}");
     let text = operator.sees(&["runtimes", "show", PROD]).await;
     let (_, routes) = text.rsplit_once("\n\n").unwrap();
-    assert_eq!(words(routes)[2], ["b", "/*", "http://b:80", "degraded"]);
+    assert_eq!(words(routes)[2], ["b", "/*", "degraded", "http://b:80"]);
     // A list of runtimes is about runtimes.
     let list = operator.sees(&["runtimes", "list", "--json"]).await;
     assert!(!list.contains("routes"), "{list}");
