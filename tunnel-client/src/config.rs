@@ -17,10 +17,10 @@ mod trust;
 mod url;
 
 use std::ffi::OsString;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
 use tunnel_ops::config_file::ConfigFileError;
-use tunnel_ops::faults::Faults;
+use tunnel_ops::faults::{Faults, FaultyFile};
 use tunnel_ops::settings::SettingOrigin;
 use tunnel_ops::settings::{GivenSettings, OneOrMore, Setting};
 use tunnel_ops::telemetry::tracer::{TracerFault, TracerSettings};
@@ -176,16 +176,15 @@ pub enum ConfigFault {
 
 impl ConfigFault {
     /// The file at fault, if it is one that a setting names and its text names no setting.
-    fn file(&self) -> Option<&Path> {
+    fn file(&self) -> Option<FaultyFile<'_>> {
         match self {
             Self::Tls(error) => error.file(),
-            Self::Login(error) => Some(error.file()),
+            Self::Token(error) => error.path().map(FaultyFile::from),
+            Self::Login(error) => Some(error.file().into()),
             Self::Tracer(error) => error.file(),
-            Self::Missing { .. }
-            | Self::Value { .. }
-            | Self::File(_)
-            | Self::Token(_)
-            | Self::Variable { .. } => None,
+            Self::Missing { .. } | Self::Value { .. } | Self::File(_) | Self::Variable { .. } => {
+                None
+            }
         }
     }
 }

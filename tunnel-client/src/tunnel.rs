@@ -34,6 +34,7 @@ use tokio::time::{Instant, MissedTickBehavior, interval, sleep};
 use tunnel_ops::signals::Shutdown;
 use tunnel_ops::task::Owned;
 use tunnel_ops::watch::FileWatch;
+use tunnel_proto::control::millis;
 
 use self::age::Ages;
 use self::clock::{Clock, ClockReading, Renewal, RenewalSchedule, TICK};
@@ -176,7 +177,7 @@ impl Tunnel {
                 EndReason::Superseded => {
                     let wait = standby.after_superseded(shared.dialling.on_superseded(), random());
                     tracing::warn!(
-                        ?wait,
+                        wait_ms = millis(wait),
                         "another instance of this runtime has taken over: a runtime has one tunnel client, stop one \
                          of them. This one stands by, and takes the runtime when no other holds it"
                     );
@@ -188,7 +189,7 @@ impl Tunnel {
                 }
                 EndReason::Refused(why) => {
                     let wait = shared.dialling.after_refusal();
-                    tracing::error!(why, ?wait, "refused, dialling again later");
+                    tracing::error!(why, wait_ms = millis(wait), "refused, dialling again later");
                     status.on_wait(WaitReason::Refusal, wait);
                     wait
                 }

@@ -19,7 +19,7 @@ pub fn commit() -> &'static str {
 }
 
 /// What `--version` prints after the program's name, such as `0.1.0 (8f4743b, x86_64-unknown-linux-gnu, wire 1)`. `wire`
-/// is the version of the protocol between server and client.
+/// is the version of the protocol between server and client. There is no date, so that a commit always gives the same bytes.
 pub fn long_version(version: &str, wire: &str) -> String {
     format!("{version} ({}, {}, wire {wire})", commit(), env!("TARGET"))
 }

@@ -1,8 +1,23 @@
 //! All faults of a configuration, reported together.
 
-use std::fmt;
+use std::{fmt, path::Path};
 
 use crate::config_file::ConfigFileError;
+
+/// A file at fault.
+#[derive(Debug, Clone, Copy)]
+pub struct FaultyFile<'a> {
+    /// Its path.
+    pub path: &'a Path,
+    /// How the key of the setting ends that is meant, if several name the file; empty where that is not known.
+    pub key_end: &'static str,
+}
+
+impl<'a> From<&'a Path> for FaultyFile<'a> {
+    fn from(path: &'a Path) -> Self {
+        Self { path, key_end: "" }
+    }
+}
 
 /// The faults of a configuration, at least one. Its `Display` has one line for each.
 #[derive(Debug)]

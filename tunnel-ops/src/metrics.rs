@@ -67,6 +67,21 @@ impl Families {
         self.registered(gauges)
     }
 
+    /// A gauge with one label of a few known values, all of which are there from the start.
+    pub fn gauges_of(
+        &mut self,
+        name: &str,
+        help: &str,
+        label: &str,
+        values: impl IntoIterator<Item = &'static str>,
+    ) -> Result<IntGaugeVec> {
+        let gauges = self.gauges(name, help, &[label])?;
+        for value in values {
+            gauges.get_metric_with_label_values(&[value])?;
+        }
+        Ok(gauges)
+    }
+
     /// A gauge for a collector that sets it whenever it is read; the caller registers the collector.
     pub fn unregistered_gauge(&mut self, name: &str, help: &str) -> Result<IntGauge> {
         IntGauge::with_opts(self.listed("gauge", name, help, &[]))

@@ -25,6 +25,7 @@ pub use self::origin::{SettingOrigin, SettingOrigins};
 pub use self::page::page;
 pub use self::value::{OneOrMore, OneOrMorePaths, SettingValue, text_parser};
 use crate::config_file::{ConfigFileError, TomlFile};
+use crate::faults::FaultyFile;
 
 /// One row of the table. A setting has one name in three spellings: `ping_interval` in the file, `--ping-interval`,
 /// `PROGRAM_PING_INTERVAL`.
@@ -123,7 +124,9 @@ pub trait GivenSettings: Args + Clone + Default + DeserializeOwned {
         self.clone().each_path(&mut |setting, path| {
             let Some(setting) = setting else { return };
             let is_secret = SECRET_ENDS.iter().any(|end| setting.key.ends_with(end));
-            let mode = fs::metadata(&*path).map_or(0, |metadata| metadata.permissions().mode());
+            let metadata = fs::metadata(&*path).ok();
+            let file = metadata.filter(fs::Metadata::is_file);
+            let mode = file.map_or(0, |file| file.permissions().mode());
             if is_secret && mode & OTHERS_READ != 0 {
                 let origin = self.origin(setting);
                 let path = path.display();
@@ -135,15 +138,20 @@ pub trait GivenSettings: Args + Clone + Default + DeserializeOwned {
         warnings
     }
 
-    /// The origin of the first setting that names this file.
-    fn origin_of_file(&self, file: &Path) -> Option<SettingOrigin> {
-        let mut found = None;
+    /// The origin of the setting that names this file, if one does.
+    fn origin_of_file(&self, file: FaultyFile<'_>) -> Option<SettingOrigin> {
+        let mut naming = Vec::new();
         self.clone().each_path(&mut |setting, path| {
-            if path == file {
-                found = found.or(setting);
+            if path == file.path {
+                naming.extend(setting);
             }
         });
-        found.map(|setting| self.origin(setting))
+        let meant = naming
+            .iter()
+            .find(|setting| setting.key.ends_with(file.key_end));
+        meant
+            .or_else(|| naming.first())
+            .map(|setting| self.origin(setting))
     }
 }
 

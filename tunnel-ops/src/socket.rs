@@ -15,6 +15,9 @@ pub fn listen_advice(error: &io::Error) -> &'static str {
         io::ErrorKind::PermissionDenied => {
             "; ports below 1024 need root or CAP_NET_BIND_SERVICE: give that to the program, or take a higher port"
         }
+        io::ErrorKind::AddrNotAvailable => {
+            "; this machine has no such address: give one that it has, or 0.0.0.0 or [::] for all of them"
+        }
         _ => "",
     }
 }

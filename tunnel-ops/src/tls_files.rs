@@ -27,6 +27,8 @@ use rustls_pki_types::pem::{self, PemObject};
 use rustls_pki_types::{CertificateDer, PrivateKeyDer};
 use sha2::{Digest, Sha256};
 
+use crate::faults::FaultyFile;
+
 pub use self::client_auth::{ClientAuth, RevocationLists};
 pub use self::client_check::ClientCheck;
 pub use self::live::{LiveServerConfig, NextServerConfig, ServerCertificate};
@@ -115,17 +117,21 @@ pub enum TlsFilesError {
 impl TlsFilesError {
     /// The file at fault, if it is one.
     #[must_use]
-    pub fn file(&self) -> Option<&Path> {
-        match self {
-            Self::Unreadable { origin, .. }
-            | Self::NoCertificate { origin }
-            | Self::DamagedCertificate { origin }
-            | Self::NoKey { origin }
-            | Self::NoRevocationList { origin }
-            | Self::DamagedRevocationList { origin, .. }
-            | Self::Mismatch { key: origin, .. } => Some(origin),
-            Self::Expired { .. } | Self::NoRoots | Self::NoIdentity | Self::Setup(_) => None,
-        }
+    pub fn file(&self) -> Option<FaultyFile<'_>> {
+        let (path, key_end) = match self {
+            Self::Unreadable { origin, .. } => (origin, ""),
+            Self::NoCertificate { origin } | Self::DamagedCertificate { origin } => {
+                (origin, "_cert")
+            }
+            Self::NoKey { origin } | Self::Mismatch { key: origin, .. } => (origin, "_key"),
+            Self::NoRevocationList { origin } | Self::DamagedRevocationList { origin, .. } => {
+                (origin, "_crl")
+            }
+            Self::Expired { .. } | Self::NoRoots | Self::NoIdentity | Self::Setup(_) => {
+                return None;
+            }
+        };
+        Some(FaultyFile { path, key_end })
     }
 }
 

@@ -153,6 +153,25 @@ impl NodeBudget {
     pub fn open(&self) -> usize {
         self.open.now()
     }
+
+    /// The number of open upgraded connections of all runtimes.
+    #[must_use]
+    pub fn websockets(&self) -> usize {
+        self.websockets.now()
+    }
+
+    /// What is used of each limit, and the limit, for people. Without those that have no limit.
+    pub(crate) fn used(&self) -> Vec<(&'static str, (usize, usize))> {
+        let buffered = (self.memory.held(), self.memory.limit());
+        let mut used = vec![
+            ("open exchanges", self.open.used()),
+            ("upgraded connections", self.websockets.used()),
+            ("waiting requests", self.waiting.used()),
+            ("buffered bytes", buffered),
+        ];
+        used.retain(|(_, (_, limit))| *limit != usize::MAX);
+        used
+    }
 }
 
 impl Default for NodeBudget {
@@ -458,6 +477,11 @@ impl Count {
 
     fn now(&self) -> usize {
         self.open.load(Ordering::Relaxed)
+    }
+
+    /// How much is used, and the limit.
+    fn used(&self) -> (usize, usize) {
+        (self.now(), self.max.load(Ordering::Relaxed))
     }
 
     /// How many more there may be.

@@ -16,12 +16,12 @@ mod settings;
 mod traces;
 mod webhook;
 
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
 use tunnel_http::answer::ProblemPage;
 use tunnel_ops::admin::{BearerFileError, BearerGuard};
 use tunnel_ops::config_file::ConfigFileError;
-use tunnel_ops::faults::Faults;
+use tunnel_ops::faults::{Faults, FaultyFile};
 use tunnel_ops::settings::SettingOrigin;
 use tunnel_ops::settings::{GivenSettings, Setting};
 use tunnel_ops::telemetry::tracer::{TracerFault, TracerSettings};
@@ -116,13 +116,13 @@ pub enum ConfigFault {
 
 impl ConfigFault {
     /// The file at fault, if it is one that a setting names.
-    fn file(&self) -> Option<&Path> {
+    fn file(&self) -> Option<FaultyFile<'_>> {
         match self {
-            Self::Runtimes(error) => error.file(),
+            Self::Runtimes(error) => error.file().map(FaultyFile::from),
             Self::Tls(error) => error.file(),
             Self::Peer(error) => error.file(),
-            Self::Webhook(error) => Some(error.file()),
-            Self::AdminToken(error) => Some(error.file()),
+            Self::Webhook(error) => Some(error.file().into()),
+            Self::AdminToken(error) => Some(error.file().into()),
             Self::Tracer(error) => error.file(),
             Self::Missing { .. } | Self::Value { .. } | Self::File(_) => None,
         }

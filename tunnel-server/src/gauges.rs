@@ -25,7 +25,7 @@ pub(crate) struct Gauges {
     /// Received bytes of answers that platform clients have not taken yet.
     pub(crate) buffered_bytes: usize,
     /// The entries of each table.
-    pub(crate) entries: [(&'static str, usize); 16],
+    pub(crate) entries: [(&'static str, usize); 17],
     /// The known runtimes that have a session at this node, and the others.
     pub(crate) runtimes: [(&'static str, usize); 2],
     /// The runtimes of the runtimes file; empty unless each one is exported.

@@ -177,7 +177,7 @@ impl Metrics {
                 "reason",
                 CloseReason::ALL.map(CloseReason::name),
             )?,
-            connections: new.gauges("connections", "Open connections", &["listener"])?,
+            connections: families::connections(new)?,
             connections_refused: families::connections_refused(new)?,
             problems: families::problems(new)?,
             own_duration: new.histogram(

@@ -21,6 +21,7 @@ use tokio_rustls::rustls::{
     },
     server::ParsedCertificate,
 };
+use tunnel_ops::faults::FaultyFile;
 use tunnel_ops::tls_files::{self, ClientAuth, Identity, Roots, TlsFilesError};
 use x509_parser::prelude::{FromDer, GeneralName, X509Certificate};
 
@@ -67,10 +68,10 @@ pub enum PeerIdentityError {
 
 impl PeerIdentityError {
     /// The file at fault, if it is one.
-    pub(crate) fn file(&self) -> Option<&Path> {
+    pub(crate) fn file(&self) -> Option<FaultyFile<'_>> {
         match self {
             Self::Tls(error) => error.file(),
-            Self::NotACa(path) => Some(path),
+            Self::NotACa(path) => Some(path.as_path().into()),
             Self::NoNode | Self::OtherNode(..) => None,
         }
     }

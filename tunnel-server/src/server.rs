@@ -17,7 +17,6 @@ mod tls;
 use std::{
     io,
     net::{SocketAddr, TcpListener},
-    path::Path,
     sync::Arc,
     time::Duration,
 };
@@ -30,6 +29,7 @@ use tunnel_http::{
     access_log::AccessLog,
     listener::{self, Bound},
 };
+use tunnel_ops::faults::FaultyFile;
 use tunnel_ops::socket::listen_advice;
 use tunnel_ops::{
     admin::{AdminBindError, AdminListener, BearerFileError},
@@ -449,9 +449,9 @@ async fn take_over(parts: Arc<Parts>, predecessor: Option<Predecessor>) {
 
 impl BindError {
     /// The file at fault, if it is one that a setting names.
-    pub(crate) fn file(&self) -> Option<&Path> {
+    pub(crate) fn file(&self) -> Option<FaultyFile<'_>> {
         match self {
-            Self::AdminToken(error) => Some(error.file()),
+            Self::AdminToken(error) => Some(error.file().into()),
             Self::Tls(error) => error.file(),
             Self::Auth(error) => error.file(),
             _ => None,

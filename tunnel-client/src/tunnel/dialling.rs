@@ -13,6 +13,7 @@ use tokio::sync::{Mutex as Queue, watch};
 use tokio::time::{Instant, sleep, sleep_until};
 use tunnel_ops::timestamp::Timestamp;
 use tunnel_proto::close::{AfterClose, CloseReason};
+use tunnel_proto::control::millis;
 use tunnel_proto::handshake::{Greeting, InstanceSecret, Refusal};
 use tunnel_proto::refusal::{Finality, RefusalReason};
 
@@ -205,10 +206,15 @@ impl Dialling {
             true => tracing::info!(
                 reason,
                 why,
-                ?wait,
+                wait_ms = millis(wait),
                 "a session has ended as planned, dialling again"
             ),
-            false => tracing::warn!(reason, why, ?wait, "a session has ended, dialling again"),
+            false => tracing::warn!(
+                reason,
+                why,
+                wait_ms = millis(wait),
+                "a session has ended, dialling again"
+            ),
         }
         Ok(())
     }
@@ -427,7 +433,7 @@ impl Dialling {
         let wait = servers.next(now, |_| 0, &[]).1.after(now);
         drop(servers);
         self.show_wait(WaitReason::Failure, wait);
-        tracing::warn!(why, ?wait, "no session, dialling again");
+        tracing::warn!(why, wait_ms = millis(wait), "no session, dialling again");
         self.hint(failure);
         Ok(None)
     }
@@ -452,13 +458,13 @@ impl Dialling {
         if is_final {
             tracing::error!(
                 why,
-                ?wait,
+                wait_ms = millis(wait),
                 "refused until the cause is corrected, dialling again later"
             );
         } else {
             tracing::error!(
                 why,
-                ?wait,
+                wait_ms = millis(wait),
                 "the credential is refused, dialling again: a server that has not read its list yet will accept it; \
                  if not, put a valid one into its file, or have the runtimes file of the server corrected"
             );

@@ -21,13 +21,19 @@ pub enum StepError<S> {
     Failed(S, #[source] io::Error),
 }
 
-/// An error of TLS that means another protocol, in words; other errors as they are.
+/// Frequent errors of TLS in words; other errors as they are.
 fn described(error: &io::Error) -> String {
     let of_tls = error.get_ref().and_then(|inner| inner.downcast_ref());
     match of_tls {
         Some(rustls::Error::InvalidMessage(_)) => {
             format!(
                 "what answers there speaks no TLS, as another port or a plain web server ({error})"
+            )
+        }
+        Some(rustls::Error::InvalidCertificate(CertificateError::UnknownIssuer)) => {
+            format!(
+                "the certificate is signed by a CA that is not trusted here, such as a private one: give its certificate \
+                 as a CA file, where the server is meant ({error})"
             )
         }
         _ => error.to_string(),

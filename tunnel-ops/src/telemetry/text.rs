@@ -4,10 +4,11 @@
 //!   2026-01-01T00:00:00.000000Z  INFO tunnel_server::server: listening listener="tunnel" address=0.0.0.0:443 error="two words"
 //! ```
 //!
-//! The message comes first, then the fields in the order of the code. Strings stand in quotes, as in the access log, and so
-//! does any other value with a space, a quote or an equals sign, so that a line can be taken apart. Spans are left out: the target says which part it is.
+//! The message comes first, then the fields in the order of the code. As in the access log all values but numbers, `true`,
+//! `false` and addresses stand in quotes, so that a line can be taken apart. Spans are left out: the target says which part it is.
 
 use std::fmt::{self, Debug, Write};
+use std::net::{IpAddr, SocketAddr};
 
 use tracing::{Event, Level, Subscriber, field::Field, field::Visit};
 use tracing_subscriber::fmt::format::Writer;
@@ -67,13 +68,13 @@ struct Fields<'a, 'b> {
 }
 
 impl Fields<'_, '_> {
-    fn write(&mut self, field: &Field, value: &str, is_string: bool) {
+    fn write(&mut self, field: &Field, value: &str, is_quoted: bool) {
         if self.result.is_err() {
             return;
         }
         self.result = match field.name() {
             "message" => write!(self.writer, " {}", Visible(value)),
-            name if is_string || needs_quotes(value) => write!(self.writer, " {name}={value:?}"),
+            name if is_quoted => write!(self.writer, " {name}={value:?}"),
             name => write!(self.writer, " {name}={value}"),
         };
     }
@@ -84,9 +85,26 @@ impl Visit for Fields<'_, '_> {
         self.write(field, value, true);
     }
 
-    /// Called for values of `%` and `?` too, whose text this is.
+    fn record_i64(&mut self, field: &Field, value: i64) {
+        self.write(field, &value.to_string(), false);
+    }
+
+    fn record_u64(&mut self, field: &Field, value: u64) {
+        self.write(field, &value.to_string(), false);
+    }
+
+    fn record_f64(&mut self, field: &Field, value: f64) {
+        self.write(field, &value.to_string(), false);
+    }
+
+    fn record_bool(&mut self, field: &Field, value: bool) {
+        self.write(field, &value.to_string(), false);
+    }
+
+    /// Called for values of `%` and `?`, whose text this is.
     fn record_debug(&mut self, field: &Field, value: &dyn Debug) {
-        self.write(field, &format!("{value:?}"), false);
+        let value = format!("{value:?}");
+        self.write(field, &value, needs_quotes(&value));
     }
 }
 
@@ -96,8 +114,7 @@ fn needs_quotes(value: &str) -> bool {
     if stands('"', '"') || stands('[', ']') {
         return value.chars().any(char::is_control);
     }
-    let is_plain = |letter: char| !matches!(letter, ' ' | '"' | '=' | '\\') && !letter.is_control();
-    value.is_empty() || !value.chars().all(is_plain)
+    value.parse::<SocketAddr>().is_err() && value.parse::<IpAddr>().is_err()
 }
 
 /// A message with its control characters escaped, so that it stays on its line.
@@ -160,6 +177,7 @@ mod tests {
             tracing::info!(
                 runtime = "acme-prod",
                 number = 2,
+                instance = %"f935",
                 peer = %"127.0.0.1:1",
                 error = %"the token is unknown",
                 says = "a \"b\"\n",
@@ -168,7 +186,7 @@ mod tests {
         });
         let text = String::from_utf8(lines.0.lock().unwrap().clone()).unwrap();
         let (_, line) = text.split_once("INFO ").unwrap();
-        let expected = "tunnel_ops::telemetry::text::tests: refused runtime=\"acme-prod\" number=2 \
+        let expected = "tunnel_ops::telemetry::text::tests: refused runtime=\"acme-prod\" number=2 instance=\"f935\" \
                         peer=127.0.0.1:1 error=\"the token is unknown\" says=\"a \\\"b\\\"\\n\"\n";
         assert_eq!(line, expected);
     }

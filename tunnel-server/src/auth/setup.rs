@@ -6,6 +6,7 @@ use std::sync::Arc;
 
 use arc_swap::{ArcSwap, ArcSwapOption};
 use tokio::sync::watch;
+use tunnel_ops::faults::FaultyFile;
 use tunnel_ops::tls_files::{ClientAuth, ClientCheck, RevocationLists, Roots, TlsFilesError};
 
 use super::Authenticator;
@@ -49,10 +50,12 @@ pub enum AuthSetupError {
 
 impl AuthSetupError {
     /// The file at fault, if it is one and the text does not say where in it.
-    pub(crate) fn file(&self) -> Option<&Path> {
+    pub(crate) fn file(&self) -> Option<FaultyFile<'_>> {
         match self {
-            Self::Jwks { path, .. } | Self::PlatformToken { path, .. } => Some(path),
-            Self::Revocations(error) => error.file(),
+            Self::Jwks { path, .. } | Self::PlatformToken { path, .. } => {
+                Some(path.as_path().into())
+            }
+            Self::Revocations(error) => error.file().map(FaultyFile::from),
             Self::Tls(error) => error.file(),
         }
     }

@@ -74,6 +74,11 @@ impl WaitingRoom {
     pub(super) fn now(&self) -> usize {
         self.requests.now()
     }
+
+    /// The number of waiting requests, and its limit.
+    pub(super) fn used(&self) -> (usize, usize) {
+        self.requests.used()
+    }
 }
 
 impl Drop for WaitingPermit<'_> {

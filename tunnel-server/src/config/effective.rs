@@ -130,7 +130,10 @@ impl Contents {
 }
 
 fn runtime(entry: &RuntimeEntry, tokens: &[String]) -> String {
-    let mut text = format!("hosts {}, tokens {}", list(&entry.hosts), list(tokens));
+    let mut text = format!("tokens {}", list(tokens));
+    if !entry.hosts.is_empty() {
+        let _ = write!(text, ", further hosts {}", list(&entry.hosts));
+    }
     if let Some(networks) = &entry.allow_from {
         let _ = write!(text, ", allow-from {}", list(networks));
     }

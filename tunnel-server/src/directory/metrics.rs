@@ -19,10 +19,11 @@ pub struct DirectoryMetrics {
 impl DirectoryMetrics {
     pub(crate) fn new(new: &mut Families) -> prometheus::Result<Self> {
         Ok(Self {
-            claims: new.counters(
+            claims: new.counters_of(
                 "directory_claims_total",
                 "Claims in the shared directory: won, lost to another one, failed without an answer of etcd, or provisional",
-                &["result"],
+                "result",
+                ["won", "lost", "failed", "provisional"],
             )?,
             is_away: new.gauge(
                 "directory_away",
@@ -40,10 +41,11 @@ impl DirectoryMetrics {
                 "directory_relistings_total",
                 "How often the directory had to be listed again, as after a compaction",
             )?,
-            state: new.gauges(
+            state: new.gauges_of(
                 "directory_state",
                 "1 for how this node stands to etcd: ok, outage for all nodes, cut_off while others are answered, or alone",
-                &["state"],
+                "state",
+                ["ok", "outage", "cut_off", "alone"],
             )?,
         })
     }

@@ -1,6 +1,6 @@
 //! The families whose series have labels of small sets, and so exist from the start.
 
-use prometheus::{IntCounter, IntCounterVec};
+use prometheus::{IntCounter, IntCounterVec, IntGaugeVec};
 use tunnel_ops::metrics::Families;
 use tunnel_proto::problem::{Hop, Reason};
 
@@ -23,11 +23,17 @@ const REFUSED_CONNECTIONS: [(&str, &[&str]); 2] = [
             "max_connections",
             "max_connections_per_address",
             "max_handshakes",
+            "proxy_protocol",
             "silent",
             "tls",
         ],
     ),
 ];
+
+pub(super) fn connections(new: &mut Families) -> prometheus::Result<IntGaugeVec> {
+    let listeners = REFUSED_CONNECTIONS.map(|(listener, _)| listener);
+    new.gauges_of("connections", "Open connections", "listener", listeners)
+}
 
 pub(super) fn connections_refused(new: &mut Families) -> prometheus::Result<IntCounterVec> {
     let family = new.counters(

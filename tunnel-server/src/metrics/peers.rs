@@ -46,10 +46,11 @@ impl PeerMetrics {
                 "result",
                 ["served", "not_held", "failed"],
             )?,
-            moved: new.counters(
+            moved: new.counters_of(
                 "moved_total",
                 "Runtimes whose clients were asked to move to other server nodes: for balance, or by a node that is cut off from the directory",
-                &["reason"],
+                "reason",
+                ["balance", "directory"],
             )?,
         })
     }

@@ -44,6 +44,16 @@ impl Registry {
         self.budget.open()
     }
 
+    /// The number of open upgraded connections of all runtimes.
+    pub(crate) fn websockets(&self) -> usize {
+        self.budget.websockets()
+    }
+
+    /// What is used of the limits of all runtimes together, and each limit.
+    pub(crate) fn used_limits(&self) -> Vec<(&'static str, (usize, usize))> {
+        self.budget.used()
+    }
+
     /// Received bytes of answers that platform clients have not taken yet, of all runtimes.
     pub(crate) fn buffered(&self) -> usize {
         self.budget.buffered()

@@ -263,20 +263,23 @@ impl Parts {
     fn read_limits(&self) -> ReadLimits {
         let (public, tunnel) = (self.public_permits.clone(), self.tunnel_permits.clone());
         let (config, metrics) = (self.config.clone(), self.metrics.clone());
+        let registry = self.registry.clone();
         Arc::new(move || {
             let handshakes = usize::try_from(metrics.open_handshakes()).unwrap_or_default();
             let max_handshakes = config.load().settings.max_handshakes as usize;
-            let all = [
+            let mut all = registry.used_limits();
+            all.extend([
                 ("public connections", public.usage()),
                 ("tunnel connections", tunnel.usage()),
                 ("handshakes", (handshakes, max_handshakes)),
-            ];
+            ]);
             let view = |(used, limit): (usize, usize)| UsedLimitView {
                 used: used as u64,
                 limit: limit as u64,
             };
+            let all = all.into_iter();
             all.map(|(name, usage)| (name.to_owned(), view(usage)))
-                .into()
+                .collect()
         })
     }
 
@@ -299,6 +302,7 @@ impl Parts {
                     self.authenticator.cached_platform_answers(),
                 ),
                 ("exchanges", self.registry.open()),
+                ("websockets", self.registry.websockets()),
                 ("waiting", self.registry.waiting()),
                 ("streams", self.registry.streams()),
                 ("public_addresses", self.public_permits.addresses()),

@@ -141,7 +141,7 @@ async fn changes_are_listed_before_they_are_applied() {
         revocations.contains("taken.toml, 1 entries, "),
         "{revocations}"
     );
-    let added = "  runtime globex-prod: added, hosts none, tokens 0000000000000000";
+    let added = "  runtime globex-prod: added, tokens 0000000000000000";
     assert_eq!(lines.next(), Some(added));
     let files = lines.next().unwrap();
     assert!(

@@ -236,8 +236,8 @@ fn unknown_issuer(evidence: &Evidence, own: Option<&CertificateEvidence>) -> Ver
              --ca-file; or have {name} exempted from TLS inspection"
         None =>
             "tls_inspection"
-            "the certificate for {name} is signed by {issuer}, a private CA that is not trusted here: something on the way \
-             inspects TLS, or the server has a private CA"
+            "the certificate for {name} is signed by {issuer}, a CA that is not trusted here: the server has a private \
+             CA, or something on the way inspects TLS"
             "get the CA certificate of {issuer_name} from the operator of this network (or of the server) and give it by \
              --ca-file; or have {name} exempted from TLS inspection"
     }

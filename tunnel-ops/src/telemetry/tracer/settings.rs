@@ -15,6 +15,7 @@ use percent_encoding::percent_decode_str;
 
 use super::Sampler;
 use crate::config_value::{ValueError, one_of};
+use crate::faults::FaultyFile;
 use crate::tls_files::{Roots, TlsFilesError};
 
 /// The part of the exchanges that is traced unless set: a node with 10,000 exchanges in a second sends about 200 spans in a
@@ -113,9 +114,9 @@ pub enum TracerFault {
 impl TracerFault {
     /// The file at fault, if it is one.
     #[must_use]
-    pub fn file(&self) -> Option<&Path> {
+    pub fn file(&self) -> Option<FaultyFile<'_>> {
         match self {
-            Self::Headers { path, .. } => Some(path),
+            Self::Headers { path, .. } => Some(path.as_path().into()),
             Self::Tls(error) => error.file(),
             Self::Variable { .. } => None,
         }
