@@ -287,6 +287,11 @@ impl Report {
         self.charts.extend(charts.into_iter().flatten());
     }
 
+    /// The notes of a level, in the order in which they were added.
+    fn notes_of(&self, level: NoteLevel) -> impl Iterator<Item = &Note> {
+        self.notes.iter().filter(move |note| note.level == level)
+    }
+
     /// All settings in one line.
     fn settings(&self) -> String {
         let settings = self.settings.iter();

@@ -30,7 +30,7 @@ fn part(report: &Report, name: &str) -> String {
         "title" => escape(&report.title),
         "version" => escape(&report.version),
         "facts" => facts(report),
-        "notes" => notes(&report.notes),
+        "notes" => notes(report),
         "runs" => of_runs.iter().map(|of| table(&of(&report.runs))).collect(),
         "charts" => charts(report),
         "tables" => report.tables.iter().map(table).collect(),
@@ -55,11 +55,10 @@ fn facts(report: &Report) -> String {
 }
 
 /// The notes, warnings first.
-fn notes(notes: &[Note]) -> String {
+fn notes(report: &Report) -> String {
     let of = |level: NoteLevel, class: &str| -> String {
-        let notes = notes.iter().filter(|note| note.level == level);
         let item = |note: &Note| format!("<li class=\"{class}\">{}</li>", escape(&note.text));
-        notes.map(item).collect()
+        report.notes_of(level).map(item).collect()
     };
     let all = of(NoteLevel::Warning, "warning") + &of(NoteLevel::Info, "info");
     format!("<ul class=\"notes\">{all}</ul>\n")
@@ -159,7 +158,7 @@ mod tests {
         let mut report = Report::new("http", "notes");
         report.note("first");
         report.warn("second");
-        let html = notes(&report.notes);
+        let html = notes(&report);
         assert!(html.find("second").unwrap() < html.find("first").unwrap());
     }
 }

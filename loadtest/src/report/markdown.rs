@@ -1,7 +1,7 @@
 //! The tables of a report as Markdown, for pasting into documents. In goes a [`Report`], out comes
 //! text; it knows nothing of scenarios, and leaves charts to the other renderers, and runs where tables sum them up.
 
-use crate::report::{NoteLevel, Report, Table, tables};
+use crate::report::{Note, NoteLevel, Report, Table, tables};
 
 /// The report as it can be pasted into a document.
 pub fn render(report: &Report) -> String {
@@ -14,6 +14,7 @@ pub fn render(report: &Report) -> String {
         String::new(),
         escaped(&about),
     ];
+    lines.extend(notes(report, NoteLevel::Warning, "**Warning:** "));
     if report.tables.is_empty() {
         let of_runs = [tables::results, tables::errors, tables::used];
         let of_runs = of_runs.iter().map(|of| of(&report.runs));
@@ -21,14 +22,18 @@ pub fn render(report: &Report) -> String {
         lines.extend(of_runs.flat_map(|all| table(&all)));
     }
     lines.extend(report.tables.iter().flat_map(table));
-    if !report.notes.is_empty() {
-        lines.push(String::new());
-    }
-    lines.extend(report.notes.iter().map(|note| match note.level {
-        NoteLevel::Info => format!("- {}", escaped(&note.text)),
-        NoteLevel::Warning => format!("- **Warning:** {}", escaped(&note.text)),
-    }));
+    lines.extend(notes(report, NoteLevel::Info, ""));
     lines.join("\n") + "\n"
+}
+
+/// An empty line, and a list of the notes of this level; nothing where there are none.
+fn notes(report: &Report, level: NoteLevel, mark: &str) -> Vec<String> {
+    let item = |note: &Note| format!("- {mark}{}", escaped(&note.text));
+    let mut lines: Vec<_> = report.notes_of(level).map(item).collect();
+    if !lines.is_empty() {
+        lines.insert(0, String::new());
+    }
+    lines
 }
 
 fn table(table: &Table) -> Vec<String> {
@@ -72,11 +77,12 @@ mod tests {
             columns: cells(&["target", "p50"]),
             rows: vec![cells(&["a|b", "1.00 ms"]), cells(&["two\nlines", "–"])],
         });
+        report.note("one round");
         report.warn("not to be believed");
         let text = render(&report);
-        let expected = "64 connections\n\n\
+        let expected = "\n\n- **Warning:** not to be believed\n\n64 connections\n\n\
                         | target | p50 |\n| --- | ---: |\n| a\\|b | 1.00 ms |\n| two lines | – |\n\n\
-                        - **Warning:** not to be believed\n";
+                        - one round\n";
         assert!(text.ends_with(expected), "{text}");
         assert!(text.starts_with("**one against two**\n\n"), "{text}");
         assert!(!text.contains("Results"), "{text}");

@@ -1,4 +1,4 @@
-//! The report for people on a terminal: short, aligned, notes last.
+//! The report for people on a terminal: short, aligned, warnings before the figures, other notes after them.
 
 use crate::report::{NoteLevel, Report, Run, Table, tables};
 
@@ -12,6 +12,7 @@ pub fn render(report: &Report) -> String {
     if !settings.is_empty() {
         lines.push(format!("  {settings}"));
     }
+    lines.extend(notes(report, NoteLevel::Warning, "warning"));
     if report.runs.len() > MOST_RUNS && !report.tables.is_empty() {
         let runs = report.runs.len();
         lines.push(format!("  {runs} runs: see --json or --report for each"));
@@ -21,14 +22,18 @@ pub fn render(report: &Report) -> String {
         lines.extend(of_runs.iter().flat_map(table));
     }
     lines.extend(report.tables.iter().flat_map(table));
-    if !report.notes.is_empty() {
-        lines.push(String::new());
-    }
-    lines.extend(report.notes.iter().map(|note| match note.level {
-        NoteLevel::Info => format!("note: {}", note.text),
-        NoteLevel::Warning => format!("warning: {}", note.text),
-    }));
+    lines.extend(notes(report, NoteLevel::Info, "note"));
     lines.join("\n") + "\n"
+}
+
+/// An empty line, and a line for each note of this level; nothing where there are none.
+fn notes(report: &Report, level: NoteLevel, name: &str) -> Vec<String> {
+    let notes = report.notes_of(level);
+    let mut lines: Vec<_> = notes.map(|note| format!("{name}: {}", note.text)).collect();
+    if !lines.is_empty() {
+        lines.insert(0, String::new());
+    }
+    lines
 }
 
 /// The figures of a run under one another, since a terminal has more lines than columns.
@@ -73,7 +78,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn tables_are_aligned() {
+    fn tables_are_aligned_between_warnings_and_other_notes() {
         let row = |cells: [&str; 3]| cells.map(str::to_owned).to_vec();
         let mut report = Report::new("compare", "a title");
         report.tables.push(Table {
@@ -84,13 +89,15 @@ mod tests {
                 row(["ours", "12,000/s", "900 µs"]),
             ],
         });
+        report.note("one round");
         report.warn("the generator was the limit");
         let expected = "a title\n\n\
+            warning: the generator was the limit\n\n\
             cost\n  \
               target      rate      p99\n  \
               nginx    9,000/s  12.0 ms\n  \
               ours    12,000/s   900 µs\n\n\
-            warning: the generator was the limit\n";
+            note: one round\n";
         assert_eq!(render(&report), expected);
     }
 }
