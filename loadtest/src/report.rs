@@ -10,6 +10,7 @@ pub mod latency;
 pub mod markdown;
 pub mod tables;
 pub mod text;
+mod verdict;
 
 use std::{collections::BTreeMap, fs, thread, time::SystemTime};
 

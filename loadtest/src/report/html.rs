@@ -29,6 +29,7 @@ fn part(report: &Report, name: &str) -> String {
         "scenario" => escape(&report.scenario),
         "title" => escape(&report.title),
         "version" => escape(&report.version),
+        "verdict" => verdict(report),
         "facts" => facts(report),
         "notes" => notes(report),
         "runs" => of_runs.iter().map(|of| table(&of(&report.runs))).collect(),
@@ -36,6 +37,14 @@ fn part(report: &Report, name: &str) -> String {
         "tables" => report.tables.iter().map(table).collect(),
         _ => String::new(),
     }
+}
+
+/// The result in one line; nothing where there is none.
+fn verdict(report: &Report) -> String {
+    let verdict = report.verdict().map(|verdict| escape(&verdict));
+    verdict.map_or_else(String::new, |verdict| {
+        format!("<p class=\"verdict\">{verdict}</p>")
+    })
 }
 
 /// When, where and how it was measured.
@@ -126,7 +135,12 @@ mod tests {
             value: text(),
         }];
         report.runs = vec![run];
-        report.tables = vec![Table::new(text(), &text(), vec![vec![text()]])];
+        let of_ratios = format!("target,{text},× {text}", text = text());
+        let ours = ["ours".to_owned(), text(), text()].to_vec();
+        report.tables = vec![
+            Table::new(text(), &text(), vec![vec![text()]]),
+            Table::new(text(), &of_ratios, vec![ours]),
+        ];
         report.charts = vec![Chart::new(text(), axis(), axis(), series)];
         report.note(text());
         report
@@ -140,6 +154,7 @@ mod tests {
         let times = harmless.matches("harmless").count();
         assert!(times > 12, "{harmless}");
         assert_eq!(page.matches(escaped).count(), times);
+        assert!(harmless.contains("harmless × harmless in harmless, harmless</p>"));
         assert!(!page.contains("<script"));
     }
 

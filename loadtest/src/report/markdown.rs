@@ -9,11 +9,10 @@ pub fn render(report: &Report) -> String {
     let (processor, system) = (&machine.processor, &machine.system);
     let about = format!("{} cores, {processor}, {system}; {settings}", machine.cores);
     let about = format!("{}; {about}", report.started);
-    let mut lines = vec![
-        format!("**{}**", escaped(&report.title)),
-        String::new(),
-        escaped(&about),
-    ];
+    let verdict = report.verdict().map(|verdict| escaped(&verdict));
+    let head = std::iter::once(format!("**{}**", escaped(&report.title)));
+    let head = head.chain(verdict).chain([escaped(&about)]);
+    let mut lines = vec![head.collect::<Vec<_>>().join("\n\n")];
     lines.extend(notes(report, NoteLevel::Warning, "**Warning:** "));
     if report.tables.is_empty() {
         let of_runs = [tables::results, tables::errors, tables::used];
@@ -74,17 +73,23 @@ mod tests {
         let cells = |cells: &[&str]| cells.iter().map(|cell| (*cell).to_owned()).collect();
         report.tables.push(Table {
             title: "64 connections".to_owned(),
-            columns: cells(&["target", "p50"]),
-            rows: vec![cells(&["a|b", "1.00 ms"]), cells(&["two\nlines", "–"])],
+            columns: cells(&["target", "p50", "× a|b"]),
+            rows: vec![
+                cells(&["a|b", "1.00 ms", "1.00"]),
+                cells(&["two\nlines", "–", "–"]),
+                cells(&["ours", "2.00 ms", "2.00"]),
+            ],
         });
         report.note("one round");
         report.warn("not to be believed");
         let text = render(&report);
         let expected = "\n\n- **Warning:** not to be believed\n\n64 connections\n\n\
-                        | target | p50 |\n| --- | ---: |\n| a\\|b | 1.00 ms |\n| two lines | – |\n\n\
+                        | target | p50 | × a\\|b |\n| --- | ---: | ---: |\n| a\\|b | 1.00 ms | 1.00 |\n\
+                        | two lines | – | – |\n| ours | 2.00 ms | 2.00 |\n\n\
                         - one round\n";
         assert!(text.ends_with(expected), "{text}");
-        assert!(text.starts_with("**one against two**\n\n"), "{text}");
+        let expected = "**one against two**\n\nours: 2.00 × a\\|b in p50, 64 connections\n\n";
+        assert!(text.starts_with(expected), "{text}");
         assert!(!text.contains("Results"), "{text}");
     }
 

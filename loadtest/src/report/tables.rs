@@ -161,6 +161,9 @@ pub const TUNNEL_SERVER: &str = "tunnel server";
 /// The role of the tunnel client that this program started.
 pub const TUNNEL_CLIENT: &str = "tunnel client";
 
+/// The name of our tunnel among the targets of a comparison.
+pub(crate) const OURS: &str = "ours";
+
 /// The role of many simulated tunnel clients.
 pub const FLEET: &str = "fleet";
 

@@ -8,6 +8,7 @@ const MOST_RUNS: usize = 10;
 /// The report as it is written to standard output.
 pub fn render(report: &Report) -> String {
     let mut lines = vec![report.title.clone()];
+    lines.extend(report.verdict().map(|verdict| format!("  {verdict}")));
     let settings = report.settings();
     if !settings.is_empty() {
         lines.push(format!("  {settings}"));
@@ -82,21 +83,22 @@ mod tests {
         let row = |cells: [&str; 3]| cells.map(str::to_owned).to_vec();
         let mut report = Report::new("compare", "a title");
         report.tables.push(Table {
-            title: "cost".to_owned(),
-            columns: row(["target", "rate", "p99"]),
+            title: "1 connection".to_owned(),
+            columns: row(["target", "rate", "× nginx"]),
             rows: vec![
-                row(["nginx", "9,000/s", "12.0 ms"]),
-                row(["ours", "12,000/s", "900 µs"]),
+                row(["nginx", "9,000/s", "1.00"]),
+                row(["ours", "12,000/s", "1.33"]),
             ],
         });
         report.note("one round");
         report.warn("the generator was the limit");
-        let expected = "a title\n\n\
+        let expected = "a title\n  \
+            ours: 1.33 × nginx in rate, 1 connection\n\n\
             warning: the generator was the limit\n\n\
-            cost\n  \
-              target      rate      p99\n  \
-              nginx    9,000/s  12.0 ms\n  \
-              ours    12,000/s   900 µs\n\n\
+            1 connection\n  \
+              target      rate  × nginx\n  \
+              nginx    9,000/s     1.00\n  \
+              ours    12,000/s     1.33\n\n\
             note: one round\n";
         assert_eq!(render(&report), expected);
     }

@@ -446,6 +446,8 @@ mod tests {
         assert_eq!(table.rows[2][..3], ["dead", "–", "–"]);
         let errors: Vec<_> = table.rows.iter().flat_map(|row| row.last()).collect();
         assert_eq!(errors, ["3", "0", "not measured"]);
+        let verdict = "ours: 0.60 (0.50–0.75) × base in CPU/request, small GET, 64 connections";
+        assert_eq!(report.verdict().as_deref(), Some(verdict));
         // The rounds together are a run; what was not measured is none.
         let names: Vec<_> = report.runs.iter().map(|run| run.name.as_str()).collect();
         let [first, second] =

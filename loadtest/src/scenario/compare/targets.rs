@@ -10,7 +10,10 @@ use tokio::time::{Instant, sleep, timeout};
 use crate::{
     client::body,
     measure::{errors::Failure, usage},
-    report::{Report, tables::UPSTREAM},
+    report::{
+        Report,
+        tables::{OURS, UPSTREAM},
+    },
     scenario::compare::{
         Args,
         preset::Preset,
@@ -42,7 +45,7 @@ impl TargetChoice {
     pub(super) fn all(args: &Args, report: &mut Report) -> anyhow::Result<Vec<Self>> {
         let mut all = vec![Self::Direct];
         all.extend(Preset::all()?.into_iter().map(Self::Preset));
-        all.push(Self::Ours("ours", &[]));
+        all.push(Self::Ours(OURS, &[]));
         all.push(Self::Ours("ours-unlogged", &["--access-log=off"]));
         for target in &args.targets {
             let name = &target.name;
