@@ -293,6 +293,9 @@ fn ratios(figure: &[Option<f64>], base: &[Option<f64>]) -> Option<Spread> {
 
 /// What the spread means, for a note.
 pub fn meaning(rounds: usize) -> String {
+    if rounds == 1 {
+        return "figures of one round, without a spread".to_owned();
+    }
     let spread = if rounds < QUARTILES_FROM {
         "lowest and highest round"
     } else {
@@ -420,5 +423,13 @@ mod tests {
         assert_eq!((many.low, many.median, many.high), (3.0, 5.0, 7.0));
         let even = Spread::of([1.0, 2.0]).unwrap();
         assert_eq!(even.median, 1.5);
+    }
+
+    #[test]
+    fn only_several_rounds_have_brackets() {
+        assert_eq!(meaning(1), "figures of one round, without a spread");
+        assert!(meaning(2).contains("2 interleaved rounds"));
+        assert!(meaning(2).ends_with("lowest and highest round in brackets"));
+        assert!(meaning(8).ends_with("quartiles in brackets"));
     }
 }
