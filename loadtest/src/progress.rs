@@ -91,7 +91,10 @@ impl Progress {
         let left = remaining.as_secs_f64().ceil();
         let last = || collectors.iter().filter_map(Collector::last);
         let Some(first) = last().next().filter(|_| now >= window.begin) else {
-            return self.message(format_args!("warming up, {left:.0} s left"));
+            return match remaining.as_secs() {
+                DAY.. => self.message("warming up"),
+                _ => self.message(format_args!("warming up, {left:.0} s left")),
+            };
         };
         let rate = per_second(last().map(|interval| interval.rate).sum());
         let moved = bytes_per_second(last().map(|interval| interval.bytes_per_second).sum());
