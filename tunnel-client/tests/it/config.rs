@@ -122,7 +122,7 @@ fn the_token_is_given_in_a_file_only() {
     assert!(
         missing
             .stderr
-            .starts_with("error: the token file `elsewhere` cannot be read"),
+            .starts_with("error: --token-file: the token file `elsewhere` cannot be read"),
         "{}",
         missing.stderr
     );

@@ -130,10 +130,12 @@ impl Contents {
 }
 
 fn runtime(entry: &RuntimeEntry, tokens: &[String]) -> String {
-    let mut text = format!("tokens {}", list(tokens));
+    let mut text = String::new();
+    // Beside the one that each has.
     if !entry.hosts.is_empty() {
-        let _ = write!(text, ", further hosts {}", list(&entry.hosts));
+        let _ = write!(text, "hosts {}, ", list(&entry.hosts));
     }
+    let _ = write!(text, "tokens {}", list(tokens));
     if let Some(networks) = &entry.allow_from {
         let _ = write!(text, ", allow-from {}", list(networks));
     }

@@ -369,6 +369,7 @@ async fn behind_a_proxy_that_terminates_tls_its_fields_name_the_tunnel_client() 
         }
         let refused = dial_plain(&rig, PROD, "x-forwarded-proto", "http").await;
         assert_eq!(refused.status, 403);
+        rig.metric_becomes("tunnel_server_sessions", 0.0).await;
         let mut raw = rig.raw().await;
         assert_eq!(
             raw.ask(get("/")).await.head.status(),
