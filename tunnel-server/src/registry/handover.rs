@@ -25,7 +25,9 @@ impl Registry {
     /// end here because they move there.
     pub(crate) fn hand_over(&self) -> Vec<HandedRuntime> {
         let handed = self.held();
-        // After it: one that went offline in between is reported here, and again there if its client does not come back.
+        // After it: one that went offline in between is reported here, and again there if its client does not come back. One
+        // that came online in between, or comes later by a dial under way, is not expected there: if it does not move before
+        // its session ends, nobody reports it.
         self.is_handed.store(true, Ordering::Relaxed);
         handed
     }
@@ -80,8 +82,12 @@ impl Registry {
         }
     }
 
-    /// Reports runtimes as offline that were expected and have not come in time.
+    /// Reports runtimes as offline that were expected and have not come in time, unless they are expected at another process
+    /// by now.
     pub(super) fn report_missing(&self, now: Instant) {
+        if self.is_handed.load(Ordering::Relaxed) {
+            return;
+        }
         for slot in self.slots.read().values() {
             let missing = slot
                 .state
@@ -127,6 +133,23 @@ mod tests {
         newer.sweep();
         assert_eq!(kinds(&mut at_older), []);
         assert_eq!(kinds(&mut at_newer), [EventKind::Online]);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_runtime_that_is_handed_on_before_it_has_come_is_not_offline_in_between() {
+        let (first, _slot) = registry();
+        let _membership = join(&first, 1).await;
+        let (second, _slot) = registry();
+        let (third, _slot) = registry();
+        let (mut at_second, mut at_third) = (second.events.read(), third.events.read());
+        second.expect(first.hand_over());
+        third.expect(second.hand_over());
+        let _moved = join(&third, 1).await;
+        advance(EXPECTED * 2).await;
+        second.sweep();
+        third.sweep();
+        assert_eq!(kinds(&mut at_second), []);
+        assert_eq!(kinds(&mut at_third), [EventKind::Online]);
     }
 
     #[tokio::test(start_paused = true)]
