@@ -9,7 +9,7 @@ use crate::config_file::ConfigFileError;
 pub struct FaultyFile<'a> {
     /// Its path.
     pub path: &'a Path,
-    /// How the key of the setting ends that is meant, if several name the file; empty where that is not known.
+    /// How the key of the setting ends that is most likely meant, if several name the file; empty where any may be.
     pub key_end: &'static str,
 }
 

@@ -138,7 +138,8 @@ pub trait GivenSettings: Args + Clone + Default + DeserializeOwned {
         warnings
     }
 
-    /// The origin of the setting that names this file, if one does.
+    /// The origin of the setting that names this file, if one does; of several, of the first with the end of a key that the
+    /// fault tells.
     fn origin_of_file(&self, file: FaultyFile<'_>) -> Option<SettingOrigin> {
         let mut naming = Vec::new();
         self.clone().each_path(&mut |setting, path| {

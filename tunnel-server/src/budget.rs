@@ -160,7 +160,8 @@ impl NodeBudget {
         self.websockets.now()
     }
 
-    /// What is used of each limit, and the limit, for people. Without those that have no limit.
+    /// What is used of the limits on what is open, waits or is buffered, and these limits, for people. Without those that have
+    /// no limit; the memory of what waits and the rate are left out.
     pub(crate) fn used(&self) -> Vec<(&'static str, (usize, usize))> {
         let buffered = (self.memory.held(), self.memory.limit());
         let mut used = vec![

@@ -238,14 +238,14 @@ impl Managed {
     }
 
     /// Makes no more changes, since another process has the folder from now on, and waits until those that were made are in
-    /// force, so that they are answered.
+    /// force, for at most [`WAIT`], so that they are answered.
     pub(crate) async fn stop_changes(&self) {
         let writing = self.writing.lock().await;
         self.known.lock().is_read = false;
         drop(writing);
         let version = *self.version.borrow();
         if let Err(error) = self.in_force(version).await {
-            tracing::warn!(%error, "changes of managed runtimes are not answered");
+            tracing::warn!(%error, "managed runtimes are handed over before all changes are in force here");
         }
     }
 

@@ -32,8 +32,8 @@ fn described(error: &io::Error) -> String {
         }
         Some(rustls::Error::InvalidCertificate(CertificateError::UnknownIssuer)) => {
             format!(
-                "the certificate is signed by a CA that is not trusted here, such as a private one: give its certificate \
-                 as a CA file, where the server is meant ({error})"
+                "the certificate is signed by a CA that is not trusted here, such as a private one: if this is the right \
+                 server, give the certificate of that CA as a CA file ({error})"
             )
         }
         _ => error.to_string(),

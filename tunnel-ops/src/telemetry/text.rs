@@ -5,7 +5,7 @@
 //! ```
 //!
 //! The message comes first, then the fields in the order of the code. As in the access log all values but numbers, `true`,
-//! `false` and addresses stand in quotes, so that a line can be taken apart. Spans are left out: the target says which part it is.
+//! `false`, addresses and lists stand in quotes. Spans are left out: the target says which part it is.
 
 use std::fmt::{self, Debug, Write};
 use std::net::{IpAddr, SocketAddr};

@@ -49,7 +49,7 @@ impl Registry {
         self.budget.websockets()
     }
 
-    /// What is used of the limits of all runtimes together, and each limit.
+    /// See [`NodeBudget::used`](crate::budget::NodeBudget::used).
     pub(crate) fn used_limits(&self) -> Vec<(&'static str, (usize, usize))> {
         self.budget.used()
     }
