@@ -9,6 +9,7 @@ use instant_acme::{
 };
 use secrecy::ExposeSecret;
 use tokio::time::{sleep, timeout};
+use tunnel_proto::control::millis;
 
 use super::{
     hook::{self, Action, HookError},
@@ -218,7 +219,7 @@ impl Orders<'_> {
                     value: value.clone(),
                 });
                 hook::call(&hook, Action::Present, &record, &value).await?;
-                tracing::info!(%name, record, wait = ?self.settings.dns_wait, "the record in DNS was set");
+                tracing::info!(%name, record, wait_ms = millis(self.settings.dns_wait), "the record in DNS was set");
                 sleep(self.settings.dns_wait).await;
             }
         }

@@ -5,6 +5,12 @@ use std::time::Duration;
 use prometheus::{IntCounter, IntCounterVec, IntGauge, IntGaugeVec};
 use tunnel_ops::metrics::Families;
 
+/// Results of claims.
+pub(super) const WON: &str = "won";
+pub(super) const LOST: &str = "lost";
+pub(super) const PROVISIONAL: &str = "provisional";
+pub(super) const FAILED: &str = "failed";
+
 /// What the node sees of the shared directory. Clones count together.
 #[derive(Debug, Clone)]
 pub struct DirectoryMetrics {
@@ -23,7 +29,7 @@ impl DirectoryMetrics {
                 "directory_claims_total",
                 "Claims in the shared directory: won, lost to another one, failed without an answer of etcd, or provisional",
                 "result",
-                ["won", "lost", "failed", "provisional"],
+                [WON, LOST, FAILED, PROVISIONAL],
             )?,
             is_away: new.gauge(
                 "directory_away",

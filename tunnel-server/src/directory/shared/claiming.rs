@@ -6,10 +6,10 @@ use tokio::{sync::oneshot, time::Instant};
 use tunnel_proto::handshake::InstanceId;
 
 use super::{
-    super::{Claim, ClaimGuard, ClaimRefusal, OnConflict, WithoutDirectory},
+    super::{Claim, ClaimGuard, ClaimRefusal, OnConflict, WithoutDirectory, metrics::PROVISIONAL},
     Shared,
     table::{Step, Table},
-    writer::{self, ClaimAnswer, ClaimRequest},
+    writer::{ClaimAnswer, ClaimRequest},
 };
 use crate::runtimes::{RuntimeEntry, RuntimeLabel};
 
@@ -139,7 +139,7 @@ impl Shared {
         let serial = holds.insert(label, claim.clone(), names, !is_own);
         drop(holds);
         if !is_own {
-            self.metrics.claims(writer::PROVISIONAL).inc();
+            self.metrics.claims(PROVISIONAL).inc();
         }
         self.write(label);
         Ok(self.guard(label, claim, serial))

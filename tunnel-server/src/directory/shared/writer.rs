@@ -17,7 +17,10 @@ use tunnel_etcd::{Compare, EtcdError, Request, RequestOp, Response, TxnRequest, 
 use tunnel_proto::handshake::InstanceId;
 
 use super::{
-    super::{Claim, ClaimGuard, OnConflict},
+    super::{
+        Claim, ClaimGuard, OnConflict,
+        metrics::{FAILED, LOST, WON},
+    },
     Shared, Unanswered, event_now, read_now,
     record::{ClaimRecord, HeldRecord, HeldState, decode, encode},
     table::{NextClaim, Step},
@@ -39,12 +42,6 @@ const BETWEEN_TRIES: Duration = Duration::from_millis(50);
 
 /// Time until records are tried again while etcd is away.
 const AWAY_PAUSE: Duration = Duration::from_millis(500);
-
-/// Results of claims, in the metric.
-pub(super) const WON: &str = "won";
-pub(super) const LOST: &str = "lost";
-pub(super) const PROVISIONAL: &str = "provisional";
-pub(super) const FAILED: &str = "failed";
 
 /// A claim that a session waits for.
 pub(super) struct ClaimRequest {
