@@ -47,7 +47,7 @@ pub use self::address::{AdminUrl, NotAnAdminUrl};
 pub use self::bearer::{BearerFileError, BearerGuard, BearerRefusal};
 pub use self::client::{AdminClient, AdminRequestError, AdminTarget, AdminTokenError};
 pub use self::event_parser::{EventParser, EventTooLarge, MAX_EVENT_BYTES, ReceivedEvent};
-pub use self::event_stream::{Event, HEARTBEAT, event_stream};
+pub use self::event_stream::{Event, HEARTBEAT, REPLACED, event_stream};
 pub use self::host::AdminHost;
 pub use self::page::PageFile;
 use self::permits::{ConnectionPermit, ConnectionPermits};

@@ -161,13 +161,15 @@ impl NodeBudget {
     }
 
     /// What is used of the limits on what is open, waits or is buffered, and these limits, for people. Without those that have
-    /// no limit; the memory of what waits and the rate are left out.
+    /// no limit; the rate is left out, of which nothing is used between two requests.
     pub(crate) fn used(&self) -> Vec<(&'static str, (usize, usize))> {
         let buffered = (self.memory.held(), self.memory.limit());
+        let [requests, waiting_bytes] = self.waiting.used();
         let mut used = vec![
             ("open exchanges", self.open.used()),
             ("upgraded connections", self.websockets.used()),
-            ("waiting requests", self.waiting.used()),
+            ("waiting requests", requests),
+            ("waiting bytes", waiting_bytes),
             ("buffered bytes", buffered),
         ];
         used.retain(|(_, (_, limit))| *limit != usize::MAX);

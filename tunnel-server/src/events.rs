@@ -19,6 +19,9 @@ use crate::{runtimes::RuntimeLabel, timestamp::Timestamp};
 /// clients dial again, or days of an idle server; about 200 KiB.
 pub const RING: usize = 1_024;
 
+/// The id that stands for the beginning of a process: after it come all of its events.
+pub const BEGINNING: &str = "beginning";
+
 /// Most events that are returned to a reader at once, which bounds the size of the text.
 const BATCH: usize = 64;
 
@@ -295,6 +298,9 @@ impl Events {
     }
 
     fn number_of(&self, id: &str) -> Option<u64> {
+        if id == BEGINNING {
+            return Some(0);
+        }
         let (run, number) = id.rsplit_once('-')?;
         (run == self.run).then(|| number.parse().ok())?
     }
@@ -353,10 +359,10 @@ fn missed() -> EventView {
         label: None,
         session: None,
         reason: None,
-        detail: Some(
-            "events are lost since the one named in Last-Event-ID: read the runtimes again"
-                .to_owned(),
-        ),
+        detail: Some(format!(
+            "events may be missing here: another process answers now, or more than {RING} came meanwhile; read the \
+                 runtimes again (tunnel-server runtimes list)"
+        )),
     }
 }
 

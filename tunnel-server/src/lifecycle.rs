@@ -43,6 +43,7 @@ pub(crate) struct Lifecycle {
     stopping: Stage,
     ending: Stage,
     ended: Stage,
+    finished: Stage,
     /// Replacing this process by a new one.
     pub(crate) upgrades: Upgrades,
     /// Sessions whose client has no session at another server yet.
@@ -76,6 +77,7 @@ impl Lifecycle {
             stopping: Stage::new(),
             ending: Stage::new(),
             ended: Stage::new(),
+            finished: Stage::new(),
             upgrades: Upgrades::default(),
             unmoved_sessions: TaskTracker::new(),
             public_connections: TaskTracker::new(),
@@ -210,6 +212,16 @@ impl Lifecycle {
     /// Has the sessions close, which gives their clients the reason.
     pub(crate) fn close_sessions(&self) {
         self.ended.trigger.request();
+    }
+
+    /// Everything has ended but what says so.
+    pub(crate) fn finish(&self) {
+        self.finished.trigger.request();
+    }
+
+    /// Resolves when the server is about to exit.
+    pub(crate) async fn finished(&self) {
+        self.finished.reached.requested().await;
     }
 
     /// The caller is about to drop what is still open.

@@ -31,7 +31,7 @@ use crate::{
     budget::{Budget, NodeBudget, usage::Usage},
     config::Config,
     directory::{Claim, ClaimGuard, ClaimRefusal, Directory, Epoch, Observer, OnConflict},
-    events::{Event, EventKind, Events},
+    events::Events,
     history::History,
     lock::{Mutex, RwLock},
     metrics::{Metrics, RuntimeMetrics},
@@ -366,8 +366,7 @@ impl Registry {
         drop(state);
         drop(slots);
         if is_takeover {
-            self.events
-                .report(tunnel_event(&slot.label, older.as_deref()));
+            self.report_tunnel(&slot.label, older.as_deref());
         }
         self.check_newer(&slot.label, guard.claim());
         self.share_limits(&slot);
@@ -416,25 +415,6 @@ impl Registry {
 
 fn is_same_runtime(one: &RuntimeEntry, other: &RuntimeEntry) -> bool {
     (&one.account, &one.name) == (&other.account, &other.name)
-}
-
-/// The event of a runtime that has a new tunnel. One that was taken from another instance is logged: two clients of one
-/// runtime are mostly a mistake.
-fn tunnel_event(label: &RuntimeLabel, older: Option<&Tunnel>) -> Event {
-    match older {
-        Some(older) => {
-            let claim = older.claim();
-            tracing::warn!(
-                runtime = %label,
-                from = %claim.instance,
-                "another instance has taken the runtime over: a runtime has one tunnel client, stop one of them unless it \
-                 was replaced on purpose"
-            );
-            let detail = format!("instance {}", claim.instance);
-            Event::of(EventKind::Superseded, label).detail(detail)
-        }
-        None => Event::of(EventKind::Online, label),
-    }
 }
 
 impl Slot {

@@ -34,13 +34,13 @@ use tunnel_ops::socket::listen_advice;
 use tunnel_ops::{
     admin::{AdminBindError, AdminListener, BearerFileError},
     inherited::{Inherited, UnclaimedError},
-    signals::{Shutdown, Trigger},
+    signals::Shutdown,
     task::Owned,
     telemetry::tracer::{Exporter, Exporting},
     tls_files::TlsFilesError,
 };
 
-pub(crate) use self::parts::connection_limit;
+pub(crate) use self::parts::{connection_limit, descriptors_for};
 use self::{
     handover::{Predecessor, Program, Successor, UpgradeError},
     parts::Parts,
@@ -67,6 +67,9 @@ const SWEEP: Duration = Duration::from_secs(10);
 
 /// Time for events that the platform has not taken yet when the server stops.
 const LAST_EVENTS: Duration = Duration::from_secs(1);
+
+/// Time for those who read at the admin listener to get the last events.
+const LAST_READS: Duration = Duration::from_millis(250);
 
 /// Why a server cannot start.
 #[derive(Debug, thiserror::Error)]
@@ -297,10 +300,9 @@ impl Server {
         } = self;
         parts.threads.add(Handle::current());
         let links = parts.links(true);
-        let (handed_over, admin_closes) = Shutdown::manual();
         // The first to start, unless a predecessor has it, and the last to stop: how the rest does so can be watched there.
         let api = parts.admin_api(reach(addresses.admin), links.clone());
-        let admin = serve_admin(admin, api, shutdown.clone(), admin_closes);
+        let admin = serve_admin(admin, api, shutdown.clone());
         let admin = Owned::spawn("admin", admin);
         if predecessor.is_none() {
             parts.lifecycle.serve_tunnels();
@@ -330,7 +332,7 @@ impl Server {
         let ended = wait(&parts, &shutdown, &mut running, &kept).await;
         drop((moving, acme));
         drop(serving);
-        let (failed, successor) = leave(&parts, ended, &handed_over).await;
+        let (failed, successor) = leave(&parts, ended).await;
         // Else connections would wait in them.
         kept.clear();
         // From here on not ready, so that load balancers look elsewhere while all is still served.
@@ -356,7 +358,8 @@ impl Server {
         }
         // All exchanges have ended.
         Exporting::finish(exporting, &shutdown).await;
-        drop(admin);
+        parts.lifecycle.finish();
+        let _ = timeout(LAST_READS, admin).await;
         tracing::info!("stopped");
         failed.map_or(Ok(()), Err)
     }
@@ -377,12 +380,18 @@ fn start_shards(
     shards.collect()
 }
 
-/// Serves the admin listener from when the server serves tunnel clients until it closes.
-async fn serve_admin(admin: AdminListener, api: Api, shutdown: Shutdown, closes: Shutdown) {
+/// Serves the admin listener from when the server serves tunnel clients until a new process does so, or the server exits.
+async fn serve_admin(admin: AdminListener, api: Api, shutdown: Shutdown) {
     let lifecycle = api.lifecycle.clone();
     let routes = admin::routes(api, shutdown);
     lifecycle.serving_tunnels().await;
-    admin.serve(routes, closes.requested()).await;
+    let closes = async {
+        tokio::select! {
+            () = lifecycle.replaced() => {}
+            () = lifecycle.finished() => {}
+        }
+    };
+    admin.serve(routes, closes).await;
 }
 
 fn reach(admin: SocketAddr) -> Reach {
@@ -392,15 +401,17 @@ fn reach(admin: SocketAddr) -> Reach {
     }
 }
 
-/// Says to everybody that the server leaves, and gives a successor its tunnel clients and the admin listener, which closes
-/// here by `handed_over`. Returns what has failed, and the successor.
-async fn leave(
-    parts: &Parts,
-    ended: Ended,
-    handed_over: &Trigger,
-) -> (Option<RunError>, Option<Successor>) {
+/// Says to everybody that the server leaves, and gives a successor its tunnel clients and the admin listener. Returns what
+/// has failed, and the successor.
+async fn leave(parts: &Parts, ended: Ended) -> (Option<RunError>, Option<Successor>) {
     parts.lifecycle.leave();
-    parts.events.report(Event::new(EventKind::Draining));
+    let draining = Event::new(EventKind::Draining);
+    parts.events.report(match &ended {
+        Ended::Replaced(successor) => {
+            draining.detail(format!("process {} takes over", successor.id()))
+        }
+        Ended::Requested | Ended::Failed(_) => draining,
+    });
     if let Some(directory) = parts.registry.directory().shared() {
         directory.leave();
     }
@@ -410,7 +421,6 @@ async fn leave(
         Ended::Replaced(mut successor) => {
             // Before it notifies anybody itself.
             supervisor::replaced_by(successor.id());
-            handed_over.request();
             parts.lifecycle.replace();
             if let Some(managed) = &parts.managed {
                 managed.stop_changes().await;

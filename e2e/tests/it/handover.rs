@@ -3,6 +3,7 @@
 use std::{
     fs,
     net::TcpListener,
+    process::Command,
     sync::{
         Arc,
         atomic::{AtomicUsize, Ordering},
@@ -17,7 +18,7 @@ use e2e::{
     http1::End,
     load::{ExchangeKind, Load, Plan},
     platform::PlatformClient,
-    program::Signal,
+    program::{Program, Signal, built},
     raw::RawClient,
     system::{Options, System},
     upstream::Upstream,
@@ -58,6 +59,61 @@ const LONG: [ExchangeKind; 3] = [
 async fn upgrade(system: &mut System) -> e2e::program::Ended {
     let token = system.directory().join("admin.token");
     system.server_mut().upgrade(&token).await
+}
+
+/// A running command of the server's that shows what happens.
+fn watching(system: &System, arguments: &[&str]) -> Program {
+    let token = system.directory().join("admin.token");
+    let mut command = Command::new(built("tunnel-server"));
+    command
+        .args(arguments)
+        .arg(format!("--admin=http://{}", system.server().admin().0))
+        .arg("--admin-token-file")
+        .arg(token);
+    Program::start(arguments[0], &mut command)
+}
+
+/// Also while something long is open at the old process, which ends only after it.
+#[tokio::test]
+async fn who_watches_sees_both_processes_of_an_upgrade() {
+    let upstream = Upstream::start().await;
+    let mut system = System::with(options(&upstream)).await;
+    let tail = watching(&system, &["tail", APP]);
+    let events = watching(&system, &["events"]);
+    let mut platform = RawClient::connect(&system.entry()).await;
+    eventually(SOON, "both streams", async || {
+        platform.exchange("GET", "/status/200", "").await;
+        system.server().program().signal(Signal::HUP);
+        (tail.text().contains("/status/200") && events.text().contains("reloaded")).then_some(())
+    })
+    .await;
+    let mut long = RawClient::connect(&system.entry()).await;
+    long.request("GET", "/events?count=20&every_ms=100", "", b"")
+        .await;
+    let head = long.head().await.unwrap();
+    assert_eq!(upgrade(&mut system).await.code, Some(0));
+    let log = system.server().program();
+    log.wait_for_line("platform clients are served here", SOON)
+        .await;
+    let mut new = RawClient::connect(&system.entry()).await;
+    new.exchange("GET", "/status/201", "").await;
+    tail.wait_for_line("/status/201", SOON).await;
+    let shown = tail.text();
+    assert!(!shown.contains("/events"), "{shown}");
+    let content = long.content(head.response_framing("GET")).await;
+    assert_eq!(content.end, End::Clean);
+    tail.wait_for_line("/events", SOON).await;
+    let program = system.server_mut().program_mut();
+    assert!(program.wait_exit_alone(SOON).await.success());
+    let shown = events.text();
+    let count = |kind: &str| shown.matches(kind).count();
+    assert_eq!(count("online"), 1, "{shown}");
+    assert_eq!(count("session-began"), 2, "{shown}");
+    assert_eq!(count("session-ended"), 2, "{shown}");
+    assert_eq!(count("missed"), 0, "{shown}");
+    assert!(shown.contains("takes over"), "{shown}");
+    let warnings = tail.text() + &shown;
+    assert!(!warnings.contains("warning"), "{warnings}");
 }
 
 /// The process that answers at the admin listener.

@@ -11,6 +11,10 @@ use std::{
 };
 
 use bytes::Bytes;
+use futures_util::{
+    StreamExt,
+    stream::{self, BoxStream, SelectAll},
+};
 use http::{
     HeaderValue, Method, Request, Response, StatusCode,
     header::{AUTHORIZATION, CONTENT_TYPE, HOST},
@@ -24,7 +28,7 @@ use tokio::{
     time::{sleep, timeout},
 };
 
-use super::{API_ROOT, AdminProblem, AdminUrl, EventParser, HEARTBEAT, ReceivedEvent};
+use super::{API_ROOT, AdminProblem, AdminUrl, EventParser, HEARTBEAT, REPLACED, ReceivedEvent};
 use crate::{task::Owned, terminal::printable};
 
 /// Time for the connection, which is usually local.
@@ -216,7 +220,8 @@ impl AdminClient {
     }
 
     /// Gives `take` each event of the stream at a path below the API's root, until `take` returns false. A stream that is
-    /// lost is opened again, after the last event that had an id.
+    /// lost is opened again, after the last event that had an id. One of a process that was [replaced](REPLACED) is read to
+    /// its end, beside that of the new process.
     ///
     /// # Errors
     /// When the first request fails, a later one is refused, or `take` fails.
@@ -225,27 +230,41 @@ impl AdminClient {
         path: &str,
         mut take: impl FnMut(&ReceivedEvent) -> io::Result<bool>,
     ) -> Result<(), AdminRequestError> {
-        let mut last = None;
-        let mut events = self.stream(path, None).await?;
-        loop {
-            let ended = match events.next().await {
-                Ok(Some(event)) => {
+        let (mut last, mut newest) = (None, 0);
+        let mut streams = SelectAll::new();
+        streams.push(self.stream(path, None).await?.numbered(newest));
+        while let Some((number, next)) = streams.next().await {
+            match next {
+                Ok(event) if event.name == REPLACED => {
+                    if number != newest {
+                        continue;
+                    }
+                    last = event.id;
+                }
+                Ok(event) => {
                     if !take(&event)? {
                         return Ok(());
                     }
-                    last = event.id.or(last);
+                    if number == newest {
+                        last = event.id.or(last);
+                    }
                     continue;
                 }
-                Ok(None) => "it ended".to_owned(),
-                Err(error) => error.to_string(),
-            };
-            eprintln!(
-                "warning: the stream of the {} at {} is over ({ended}): it stops, restarts or was upgraded, or the \
-                 connection was cut; connecting again",
-                self.target.program, self.target.url
-            );
-            events = self.stream_again(path, last.as_deref()).await?;
+                Err(_) if number != newest => continue,
+                Err(ended) => {
+                    eprintln!(
+                        "warning: the stream of the {} at {} is over ({ended}): it stops or restarts, or the connection \
+                         was cut; connecting again",
+                        self.target.program, self.target.url
+                    );
+                    sleep(PAUSE).await;
+                }
+            }
+            newest += 1;
+            let again = self.stream_again(path, last.as_deref()).await?;
+            streams.push(again.numbered(newest));
         }
+        Ok(())
     }
 
     /// Opens a stream again, until that succeeds or is refused.
@@ -255,14 +274,13 @@ impl AdminClient {
         last: Option<&str>,
     ) -> Result<EventStream, AdminRequestError> {
         loop {
-            sleep(PAUSE).await;
             match self.stream(path, last).await {
                 // Also cut: when the listener changes hands, or behind a forwarded port.
                 Err(
                     AdminRequestError::Unreachable { .. }
                     | AdminRequestError::Slow { .. }
                     | AdminRequestError::Broken { .. },
-                ) => {}
+                ) => sleep(PAUSE).await,
                 opened_or_refused => return opened_or_refused,
             }
         }
@@ -381,6 +399,9 @@ impl fmt::Debug for AdminClient {
     }
 }
 
+/// The events of a numbered stream, and then why it has ended.
+type NumberedEvents = BoxStream<'static, (u64, Result<ReceivedEvent, String>)>;
+
 /// A stream of events.
 struct EventStream {
     body: Incoming,
@@ -389,6 +410,20 @@ struct EventStream {
 }
 
 impl EventStream {
+    /// Its events, each with this number, and then why it has ended.
+    fn numbered(self, number: u64) -> NumberedEvents {
+        let events = stream::unfold(Some(self), async |events| {
+            let mut events = events?;
+            let ended = match events.next().await {
+                Ok(Some(event)) => return Some((Ok(event), Some(events))),
+                Ok(None) => "it ended".to_owned(),
+                Err(error) => error.to_string(),
+            };
+            Some((Err(ended), None))
+        });
+        events.map(move |next| (number, next)).boxed()
+    }
+
     /// The next event; `None` at the end of the stream.
     async fn next(
         &mut self,

@@ -20,6 +20,10 @@ use super::Streaming;
 /// Longest silence on a stream: half of what common proxies allow, so that no end considers an idle stream dead.
 pub const HEARTBEAT: Duration = Duration::from_secs(15);
 
+/// The name of the event by which a process says that a new one has taken the listener over: the reader opens the stream
+/// there, after this event's id, and goes on to read this one, which says what ends in the old process.
+pub const REPLACED: &str = "replaced";
+
 /// The reconnection time that clients are given.
 const RETRY: Duration = Duration::from_secs(1);
 

@@ -378,7 +378,7 @@ async fn events(State(api): State<Arc<Api>>, headers: HeaderMap) -> Response {
         Some(id) => api.events.read_after(id.to_str().unwrap_or_default()),
         None => api.events.read(),
     };
-    event_stream::response(reader)
+    event_stream::response(reader, api.lifecycle.clone())
 }
 
 async fn description() -> impl IntoResponse {

@@ -1,13 +1,43 @@
-//! The stream of Server-Sent Events, which ends only when its reader is too slow.
+//! The stream of Server-Sent Events, which ends only when its reader is too slow, and what all streams of the server say.
+
+use std::{future::ready, sync::Arc};
 
 use axum::response::Response;
-use futures_util::{StreamExt, stream};
-use tunnel_ops::admin::{self, Event};
+use futures_util::{
+    Stream, StreamExt,
+    stream::{self, PollNext},
+};
+use tunnel_ops::admin::{self, Event, REPLACED};
 
-use crate::events::{EventView, Reader};
+use crate::{
+    events::{BEGINNING, EventView, Reader},
+    lifecycle::Lifecycle,
+};
+
+/// These events until the server exits, and [`REPLACED`] among them when a new process has taken over.
+pub(super) fn of_process(
+    events: impl Stream<Item = Event> + Send + 'static,
+    lifecycle: Arc<Lifecycle>,
+) -> impl Stream<Item = Event> + Send + 'static {
+    let exiting = lifecycle.clone();
+    let replaced = stream::once(async move {
+        lifecycle.replaced().await;
+        Some(Event::default().event(REPLACED).id(BEGINNING).data("{}"))
+    });
+    let finished = stream::once(async move {
+        exiting.finished().await;
+        None
+    });
+    let events = events.map(Some).chain(stream::once(ready(None)));
+    // The last events come before the end.
+    let events_first = |(): &mut ()| PollNext::Left;
+    stream::select_with_strategy(events, stream::select(replaced, finished), events_first)
+        .take_while(|event| ready(event.is_some()))
+        .filter_map(ready)
+}
 
 /// The response with the events of a reader.
-pub(super) fn response(reader: Reader) -> Response {
+pub(super) fn response(reader: Reader, lifecycle: Arc<Lifecycle>) -> Response {
     let batches = stream::unfold(Some(reader), async |reader| {
         let mut reader = reader?;
         Some(match reader.next().await {
@@ -18,7 +48,8 @@ pub(super) fn response(reader: Reader) -> Response {
             }
         })
     });
-    admin::event_stream("events follow", batches.flat_map(stream::iter))
+    let events = of_process(batches.flat_map(stream::iter), lifecycle);
+    admin::event_stream("events follow", events)
 }
 
 fn event(view: &EventView) -> Event {
@@ -41,7 +72,7 @@ mod tests {
     use crate::events::{self, EventKind, Events, RING};
 
     fn body(reader: Reader) -> Body {
-        response(reader).into_body()
+        response(reader, Arc::new(Lifecycle::new())).into_body()
     }
 
     async fn piece(body: &mut Body) -> String {

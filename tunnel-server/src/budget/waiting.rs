@@ -75,9 +75,9 @@ impl WaitingRoom {
         self.requests.now()
     }
 
-    /// The number of waiting requests, and its limit.
-    pub(super) fn used(&self) -> (usize, usize) {
-        self.requests.used()
+    /// The number of waiting requests and the bytes that they hold, each with its limit.
+    pub(super) fn used(&self) -> [(usize, usize); 2] {
+        [self.requests.used(), self.bytes.used()]
     }
 }
 

@@ -11,7 +11,7 @@ use tunnel_ops::{build, descriptors, task::Owned};
 use super::{Failure, block_on};
 use crate::config::{Config, Given};
 use crate::server::{
-    Process, Server, connection_limit,
+    Process, Server, connection_limit, descriptors_for,
     handover::{self, Predecessor},
     reload::Reloader,
 };
@@ -82,12 +82,14 @@ async fn serve(process: Process, given: Given, telemetry: Arc<Telemetry>) -> Res
     let connections = connection_limit(&config);
     if connections < wanted {
         let open_files = descriptors::limit().unwrap_or_default();
+        let wanted_files = descriptors_for(wanted);
         tracing::warn!(
             open_files,
-            wanted,
+            wanted_files,
             connections,
-            "the limit of open files leaves fewer connections than max-connections on each listener: raise the hard limit \
-             (ulimit -Hn, LimitNOFILE), or lower max-connections"
+            max_connections = wanted,
+            "each listener has fewer connections than max-connections, because of the limit of open files: raise that to \
+             wanted_files (ulimit -Hn, LimitNOFILE), or lower max-connections"
         );
     }
     let opened = telemetry.open_access_log(&config.settings.access_log);

@@ -134,9 +134,13 @@ fn usage_rows(view: &ServerView, before: Before<'_>, row: &mut impl FnMut(&str, 
             format!("{memory} resident, {percent:.1} % of a core{since}"),
         );
     }
-    let limits = view.limits.iter();
-    let limits = limits.map(|(name, limit)| format!("{} of {} {name}", limit.used, limit.limit));
-    row("limits", limits.collect::<Vec<_>>().join(", "));
+    for (name, limit) in &view.limits {
+        let (used, most) = match name.ends_with("bytes") {
+            true => (bytes(limit.used), bytes(limit.limit)),
+            false => (limit.used.to_string(), limit.limit.to_string()),
+        };
+        row("limit", format!("{used} of {most} {name}"));
+    }
 }
 
 fn shown(certificate: &CertificateView) -> String {

@@ -10,6 +10,7 @@ use crate::{
     directory::{EXPECTED, HandedClaim},
     events::{Event, EventKind},
     runtimes::{RuntimeEntry, RuntimeLabel, RuntimeLimits},
+    tunnel::Tunnel,
 };
 
 /// A runtime that an instance holds.
@@ -21,13 +22,11 @@ pub(crate) struct HandedRuntime {
 }
 
 impl Registry {
-    /// Hands over the runtimes that are held. From now on the other process says which of them are offline: their sessions
-    /// end here because they move there.
+    /// Hands over the runtimes that are held. From now on the other process says which runtimes are online and offline:
+    /// sessions end here because they move there.
     pub(crate) fn hand_over(&self) -> Vec<HandedRuntime> {
         let handed = self.held();
-        // After it: one that went offline in between is reported here, and again there if its client does not come back. One
-        // that came online in between, or comes later by a dial under way, is not expected there: if it does not move before
-        // its session ends, nobody reports it.
+        // After it: one that went offline in between is reported here, and again there if its client does not come back.
         self.is_handed.store(true, Ordering::Relaxed);
         handed
     }
@@ -72,6 +71,25 @@ impl Registry {
             let slot = self.slot_of(&mut self.slots.write(), &entry);
             slot.state.lock().expected_until = Some(Instant::now() + EXPECTED);
             self.directory.expect(label, claim);
+        }
+    }
+
+    /// Reports that a runtime has a new tunnel. One that comes while all move to another process is reported there, if it moves
+    /// too. One that was taken from another instance is logged: two clients of one runtime are mostly a mistake.
+    pub(super) fn report_tunnel(&self, label: &RuntimeLabel, older: Option<&Tunnel>) {
+        if let Some(older) = older {
+            let from = &older.claim().instance;
+            tracing::warn!(
+                runtime = %label,
+                %from,
+                "another instance has taken the runtime over: a runtime has one tunnel client, stop one of them unless it \
+                 was replaced on purpose"
+            );
+            let superseded = Event::of(EventKind::Superseded, label);
+            self.events
+                .report(superseded.detail(format!("instance {from}")));
+        } else if !self.is_handed.load(Ordering::Relaxed) {
+            self.events.report(Event::of(EventKind::Online, label));
         }
     }
 
@@ -129,6 +147,8 @@ mod tests {
         newer.expect(older.hand_over());
         let _moved = join(&newer, 1).await;
         drop(membership);
+        // A dial that was under way ends at the older process.
+        drop(join(&older, 2).await);
         advance(EXPECTED * 2).await;
         newer.sweep();
         assert_eq!(kinds(&mut at_older), []);

@@ -2,7 +2,7 @@
 
 use tokio::time::Instant;
 
-use super::{Registry, tunnel_event};
+use super::Registry;
 use crate::{
     directory::{Claim, Observer},
     runtimes::RuntimeLabel,
@@ -35,9 +35,9 @@ impl Observer for Registry {
             by: claim.instance.clone(),
         });
         self.metrics.takeovers.inc();
-        let event = tunnel_event(&slot.label, Some(tunnel.as_ref()));
+        let older = tunnel.clone();
         drop(state);
-        self.events.report(event);
+        self.report_tunnel(&slot.label, Some(&older));
     }
 
     fn on_change(&self, label: &RuntimeLabel) {

@@ -381,6 +381,11 @@ fn within(wanted: usize, descriptors: Option<u64>) -> usize {
     wanted.min((descriptors - descriptors / 4).max(MIN_CONNECTIONS))
 }
 
+/// A limit on open files with which each listener may have this many connections.
+pub(crate) fn descriptors_for(connections: usize) -> usize {
+    connections + connections / 3
+}
+
 /// Reads the admin token, if one is configured.
 pub(super) fn admin_guard(config: &Config) -> Result<Option<BearerGuard>, BearerFileError> {
     let path = config.settings.admin_token_file.as_deref();
@@ -398,5 +403,9 @@ mod tests {
         assert_eq!(within(50_000, Some(4_096)), 3_072);
         assert_eq!(within(100, Some(4_096)), 100);
         assert_eq!(within(50_000, Some(10)), MIN_CONNECTIONS);
+        for wanted in [50_000, 50_001, 50_002] {
+            let enough = descriptors_for(wanted) as u64;
+            assert_eq!(within(wanted, Some(enough)), wanted);
+        }
     }
 }

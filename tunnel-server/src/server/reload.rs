@@ -217,23 +217,22 @@ impl Parts {
     }
 
     fn on_reload(&self, result: &Result<Vec<Difference>, ReloadError>) {
-        let is_good = result.is_ok();
-        self.metrics.on_reload(is_good);
-        self.config.on_reload(match result {
+        self.metrics.on_reload(result.is_ok());
+        let reloaded = Event::new(EventKind::Reloaded);
+        let (result, event) = match result {
             Ok(differences) => {
                 let waiting = differences.iter().filter(|one| one.needs_restart());
-                Ok(waiting.map(|one| one.name.clone()).collect())
+                (Ok(waiting.map(|one| one.name.clone()).collect()), reloaded)
             }
             Err(error) => {
                 let text = error.to_string();
-                Err(text.lines().next().unwrap_or_default().to_owned())
+                let fault = text.lines().next().unwrap_or_default().to_owned();
+                let event = reloaded.reason("not_good").detail(fault.clone());
+                (Err(fault), event)
             }
-        });
-        let reloaded = Event::new(EventKind::Reloaded);
-        self.events.report(match is_good {
-            true => reloaded,
-            false => reloaded.reason("not_good"),
-        });
+        };
+        self.config.on_reload(result);
+        self.events.report(event);
     }
 }
 

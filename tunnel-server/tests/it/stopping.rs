@@ -207,7 +207,8 @@ async fn the_drain_messages_to_many_clients_are_spread() {
         for client in [&one, &other] {
             let told = client.control(|control| matches!(control, Control::Drain { .. }));
             assert_eq!(told.await, Control::Drain { spread_ms });
-            client.session.send(Control::Moved).unwrap();
+            // The server may have ended the session by now, since nothing is open.
+            let _ = client.session.send(Control::Moved);
         }
         rig.stopped().await;
     }

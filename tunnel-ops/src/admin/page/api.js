@@ -81,25 +81,33 @@ async function* eventsOf(response) {
   }
 }
 
-/** Reads a stream until `signal` aborts it, and opens it anew when it breaks. `on` gets `open()`, `event(name, data)`,
+/** Reads a stream until `signal` aborts it, and opens it anew when it breaks. When a new process takes the listener over, its
+ *  stream is read beside the old one. `on` gets `open()`, `event(name, data)`,
  *  and `closed(error)`, which returns whether to go on. With `position`, an object, the stream continues where the last one that
  *  had this object ended. */
 export async function follow(path, signal, on, position) {
   while (!signal.aborted) {
     let failure = new ApiError(0, "unreachable", "the stream has ended");
+    let isReplaced = false;
     try {
       const headers = position?.last ? { "Last-Event-ID": position.last } : {};
       const response = await request(path, { signal, headers });
       on.open?.();
       for await (const { event, data, id } of eventsOf(response)) {
         if (signal.aborted) return;
-        if (position && id) position.last = id;
+        if (isReplaced && event === "replaced") continue;
+        if (position && id && !isReplaced) position.last = id;
+        if (event === "replaced") {
+          isReplaced = true;
+          follow(path, signal, on, position);
+          continue;
+        }
         on.event(event, JSON.parse(data));
       }
     } catch (error) {
       if (error instanceof ApiError) failure = error;
     }
-    if (signal.aborted || !on.closed(failure)) return;
+    if (signal.aborted || isReplaced || !on.closed(failure)) return;
     await new Promise((resolve) => {
       const timer = setTimeout(resolve, 2000);
       signal.addEventListener("abort", () => { clearTimeout(timer); resolve(); }, { once: true });

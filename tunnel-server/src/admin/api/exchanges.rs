@@ -16,6 +16,7 @@ use tunnel_http::tail::{
 
 use super::{Api, ApiError, PathLabel, ROOT, Reach, Scope, given, query_malformed};
 use crate::admin::{
+    event_stream::of_process,
     other_tails,
     view::{self, RuntimeView},
 };
@@ -41,14 +42,12 @@ pub(super) async fn exchanges(
         }
         _ => own.boxed(),
     };
-    let (reach, lifecycle) = (api.reach, api.lifecycle.clone());
-    // A link is at rest before it ends. The reader of a process that was replaced finds the new one, when it asks again.
-    let ends = Box::pin(async move {
-        if reach != Reach::Nodes {
-            lifecycle.replaced().await;
-        }
-        lifecycle.stopping().requested().await;
-    });
+    let lifecycle = api.lifecycle.clone();
+    if api.reach != Reach::Nodes {
+        return Ok(tail_stream::response(of_process(events, lifecycle)));
+    }
+    // A link is at rest before it ends.
+    let ends = Box::pin(async move { lifecycle.stopping().requested().await });
     Ok(tail_stream::response(events.take_until(ends)))
 }
 
