@@ -70,7 +70,10 @@ fn block(client: &AdminClient, view: &ServerView, before: Before<'_>) -> String 
     let (online, known) = (view.runtimes_online, view.runtimes);
     row("runtimes", format!("{online} of {known} online"));
     row("sessions", view.sessions.to_string());
-    row("open exchanges", view.open_exchanges.to_string());
+    // Else it is among those that have a limit.
+    if !view.limits.contains_key("open exchanges") {
+        row("open exchanges", view.open_exchanges.to_string());
+    }
     usage_rows(view, before, &mut row);
     let reload = match (view.last_reload_ok, view.last_reload) {
         (Some(is_good), Some(time)) => {
@@ -139,7 +142,7 @@ fn usage_rows(view: &ServerView, before: Before<'_>, row: &mut impl FnMut(&str, 
             true => (bytes(limit.used), bytes(limit.limit)),
             false => (limit.used.to_string(), limit.limit.to_string()),
         };
-        row("limit", format!("{used} of {most} {name}"));
+        row(name, format!("{used} of {most}"));
     }
 }
 
