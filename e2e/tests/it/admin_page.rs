@@ -12,6 +12,8 @@ use e2e::{
         Window, walk,
     },
     platform::PlatformClient,
+    program::Signal,
+    raw::RawClient,
     stranger::Stranger,
     system::{ADMIN_TOKEN, Options, System},
     upstream::Upstream,
@@ -104,6 +106,49 @@ async fn the_servers_page_is_used_by_keyboard_alone_and_shows_hostile_text_as_te
         () = ask_again_and_again(&system, "/status/201") => {}
         code = attending => panic!("the stranger's session has ended: {code:?}"),
     }
+}
+
+/// Also while a request is open at the old process, which the page goes on to read.
+#[tokio::test]
+async fn the_servers_page_follows_an_upgrade() {
+    let upstream = Upstream::start().await;
+    let mut system = System::start(&upstream.url()).await;
+    let admin = system.server().admin();
+    let steps = [
+        Run("location.hash = '#/runtimes/demo-app'".to_owned()),
+        BrowserStep::await_text("Live exchanges"),
+        Run("document.querySelector('form.filters button').click()".to_owned()),
+        BrowserStep::await_text("takes over"),
+        BrowserStep::await_text("GET /status/201"),
+        BrowserStep::await_text("GET /events"),
+    ];
+    let url = format!("http://{}/", admin.0);
+    let window = Window {
+        width: 1280,
+        scheme: "dark",
+    };
+    let upgrading = async {
+        let tails = ["table=\"tails\""];
+        admin
+            .wait_metric("tunnel_server_held", &tails, |tails| tails > 0.0)
+            .await;
+        let mut long = RawClient::connect(&system.entry()).await;
+        let target = "/events?count=20&every_ms=100";
+        long.request("GET", target, "", b"").await;
+        let head = long.head().await.unwrap();
+        let server = system.server_mut();
+        server.program().signal(Signal::USR2);
+        let taken_over = "platform clients are served here";
+        server.program().wait_for_line(taken_over, SOON).await;
+        server.find_successor().await;
+        admin
+            .wait_metric("tunnel_server_held", &tails, |tails| tails > 0.0)
+            .await;
+        let mut platform = PlatformClient::http1(&system.entry()).await;
+        platform.get("/status/201").await;
+        long.content(head.response_framing("GET")).await;
+    };
+    tokio::join!(walk(&url, window, &steps), upgrading);
 }
 
 #[tokio::test]
