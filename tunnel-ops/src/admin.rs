@@ -276,6 +276,7 @@ impl AdminListener {
             }
         };
         tokio::select! {
+            biased;
             () = closing => {}
             () = accept_all => {}
         }

@@ -19,9 +19,6 @@ use crate::{runtimes::RuntimeLabel, timestamp::Timestamp};
 /// clients dial again, or days of an idle server; about 200 KiB.
 pub const RING: usize = 1_024;
 
-/// The id that stands for the beginning of a process: after it come all of its events.
-pub const BEGINNING: &str = "beginning";
-
 /// Most events that are returned to a reader at once, which bounds the size of the text.
 const BATCH: usize = 64;
 
@@ -54,7 +51,7 @@ pub enum EventKind {
     Certificate,
     /// The server has begun to stop.
     Draining,
-    /// Made for a reader that has missed events because it was away for too long.
+    /// Made for a reader that may have missed events: it was away for too long, or its last event is of another process.
     Missed,
 }
 
@@ -298,7 +295,7 @@ impl Events {
     }
 
     fn number_of(&self, id: &str) -> Option<u64> {
-        if id == BEGINNING {
+        if id == beginning_of(std::process::id()) {
             return Some(0);
         }
         let (run, number) = id.rsplit_once('-')?;
@@ -350,7 +347,13 @@ impl Reader {
     }
 }
 
-/// The event for a reader that connects again too late.
+/// The id that stands for the beginning of a process: after it come all of its events.
+#[must_use]
+pub fn beginning_of(process: u32) -> String {
+    format!("beginning-{process}")
+}
+
+/// The event for a reader whose last event is of another process, or not kept any more.
 fn missed() -> EventView {
     EventView {
         id: None,

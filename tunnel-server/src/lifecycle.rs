@@ -1,15 +1,15 @@
 //! The stages of the server's life, from serving to its end.
 //!
 //! ```text
-//!   starting ─▶ serving ─▶ leaving ─▶ draining ─▶ closing ─▶ stopping ─▶ ending ─▶ ended
+//!   starting ─▶ serving ─▶ leaving ─▶ draining ─▶ closing ─▶ stopping ─▶ ending ─▶ ended ─▶ exiting
 //! ```
 //!
-//! `server/drain.rs` moves it from stage to stage and defines each; the other parts check or await the stages that
+//! `server/drain.rs` moves it from stage to stage and defines each, up to the exit; the other parts check or await the stages that
 //! concern them. A stage that was reached stays reached. Serving begins for tunnel clients and for platform clients
 //! separately, since a server may take over from another process (`server/handover.rs`).
 
 use std::{
-    sync::atomic::{AtomicBool, AtomicU64, Ordering},
+    sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering},
     time::{Duration, SystemTime},
 };
 
@@ -43,7 +43,9 @@ pub(crate) struct Lifecycle {
     stopping: Stage,
     ending: Stage,
     ended: Stage,
-    finished: Stage,
+    exiting: Stage,
+    /// The process that takes over; 0 if there is none.
+    successor: AtomicU32,
     /// Replacing this process by a new one.
     pub(crate) upgrades: Upgrades,
     /// Sessions whose client has no session at another server yet.
@@ -77,7 +79,8 @@ impl Lifecycle {
             stopping: Stage::new(),
             ending: Stage::new(),
             ended: Stage::new(),
-            finished: Stage::new(),
+            exiting: Stage::new(),
+            successor: AtomicU32::new(0),
             upgrades: Upgrades::default(),
             unmoved_sessions: TaskTracker::new(),
             public_connections: TaskTracker::new(),
@@ -105,9 +108,10 @@ impl Lifecycle {
         self.leaving.reached.is_requested()
     }
 
-    /// Resolves when a new process has taken over the admin listener.
-    pub(crate) async fn replaced(&self) {
+    /// Resolves when a new process takes over, with its id: this one leaves the admin listener.
+    pub(crate) async fn replaced(&self) -> u32 {
         self.replaced.reached.requested().await;
+        self.successor.load(Ordering::Relaxed)
     }
 
     /// Resolves when tunnel clients may be accepted.
@@ -184,7 +188,8 @@ impl Lifecycle {
         self.leaving.trigger.request();
     }
 
-    pub(crate) fn replace(&self) {
+    pub(crate) fn replace(&self, successor: u32) {
+        self.successor.store(successor, Ordering::Relaxed);
         self.replaced.trigger.request();
     }
 
@@ -215,13 +220,13 @@ impl Lifecycle {
     }
 
     /// Everything has ended but what says so.
-    pub(crate) fn finish(&self) {
-        self.finished.trigger.request();
+    pub(crate) fn exit(&self) {
+        self.exiting.trigger.request();
     }
 
     /// Resolves when the server is about to exit.
-    pub(crate) async fn finished(&self) {
-        self.finished.reached.requested().await;
+    pub(crate) async fn exiting(&self) {
+        self.exiting.reached.requested().await;
     }
 
     /// The caller is about to drop what is still open.

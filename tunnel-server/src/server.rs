@@ -68,8 +68,8 @@ const SWEEP: Duration = Duration::from_secs(10);
 /// Time for events that the platform has not taken yet when the server stops.
 const LAST_EVENTS: Duration = Duration::from_secs(1);
 
-/// Time for those who read at the admin listener to get the last events.
-const LAST_READS: Duration = Duration::from_millis(250);
+/// Time for those who read at the admin listener to get the last events: less than drain.rs leaves for the exit.
+const LAST_READS: Duration = Duration::from_millis(100);
 
 /// Why a server cannot start.
 #[derive(Debug, thiserror::Error)]
@@ -358,7 +358,7 @@ impl Server {
         }
         // All exchanges have ended.
         Exporting::finish(exporting, &shutdown).await;
-        parts.lifecycle.finish();
+        parts.lifecycle.exit();
         let _ = timeout(LAST_READS, admin).await;
         tracing::info!("stopped");
         failed.map_or(Ok(()), Err)
@@ -380,15 +380,16 @@ fn start_shards(
     shards.collect()
 }
 
-/// Serves the admin listener from when the server serves tunnel clients until a new process does so, or the server exits.
+/// Accepts at the admin listener from when the server serves tunnel clients until a new process takes over; serves streams
+/// until the server exits.
 async fn serve_admin(admin: AdminListener, api: Api, shutdown: Shutdown) {
     let lifecycle = api.lifecycle.clone();
     let routes = admin::routes(api, shutdown);
     lifecycle.serving_tunnels().await;
     let closes = async {
         tokio::select! {
-            () = lifecycle.replaced() => {}
-            () = lifecycle.finished() => {}
+            _ = lifecycle.replaced() => {}
+            () = lifecycle.exiting() => {}
         }
     };
     admin.serve(routes, closes).await;
@@ -421,7 +422,7 @@ async fn leave(parts: &Parts, ended: Ended) -> (Option<RunError>, Option<Success
         Ended::Replaced(mut successor) => {
             // Before it notifies anybody itself.
             supervisor::replaced_by(successor.id());
-            parts.lifecycle.replace();
+            parts.lifecycle.replace(successor.id());
             if let Some(managed) = &parts.managed {
                 managed.stop_changes().await;
             }

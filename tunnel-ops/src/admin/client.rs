@@ -5,6 +5,7 @@
 
 use std::{
     fmt, fs,
+    future::ready,
     io::{self, Read},
     path::{Path, PathBuf},
     time::Duration,
@@ -152,6 +153,16 @@ pub enum AdminRequestError {
     Output(#[from] io::Error),
 }
 
+impl AdminRequestError {
+    /// Whether another attempt may succeed: also when the listener changes hands, or behind a forwarded port.
+    fn is_of_network(&self) -> bool {
+        matches!(
+            self,
+            Self::Unreachable { .. } | Self::Slow { .. } | Self::Broken { .. }
+        )
+    }
+}
+
 impl AdminClient {
     /// A client without a token.
     #[must_use]
@@ -230,57 +241,78 @@ impl AdminClient {
         path: &str,
         mut take: impl FnMut(&ReceivedEvent) -> io::Result<bool>,
     ) -> Result<(), AdminRequestError> {
-        let (mut last, mut newest) = (None, 0);
+        let (mut last, mut newest, mut refused) = (None, 0, None);
         let mut streams = SelectAll::new();
-        streams.push(self.stream(path, None).await?.numbered(newest));
+        streams.push(self.stream(path, None).await?.events(newest));
+        // It is opened beside those that are open, so that these are read meanwhile.
         while let Some((number, next)) = streams.next().await {
+            let is_newest = number == newest;
             match next {
                 Ok(event) if event.name == REPLACED => {
-                    if number != newest {
-                        continue;
+                    if is_newest {
+                        (last, newest) = (event.id, newest + 1);
+                        let opening = self.stream(path, last.clone());
+                        streams.push(self.opened(newest, opening));
                     }
-                    last = event.id;
                 }
                 Ok(event) => {
                     if !take(&event)? {
                         return Ok(());
                     }
-                    if number == newest {
+                    if is_newest {
                         last = event.id.or(last);
                     }
-                    continue;
                 }
-                Err(_) if number != newest => continue,
-                Err(ended) => {
+                Err(StreamEnd::Refused(error)) => refused = Some(error),
+                Err(end) if is_newest => {
                     eprintln!(
-                        "warning: the stream of the {} at {} is over ({ended}): it stops or restarts, or the connection \
-                         was cut; connecting again",
+                        "warning: the stream of the {} at {} is over ({end}): it stops or restarts, or the connection was \
+                         cut; connecting again",
                         self.target.program, self.target.url
                     );
-                    sleep(PAUSE).await;
+                    newest += 1;
+                    let opening = self.stream_again(path, last.clone());
+                    streams.push(self.opened(newest, opening));
                 }
+                Err(StreamEnd::Ended) => {}
+                Err(StreamEnd::Lost(cause)) => eprintln!(
+                    "warning: the connection to the process that was replaced is lost ({cause}): what ends there from now \
+                     on is missing"
+                ),
             }
-            newest += 1;
-            let again = self.stream_again(path, last.as_deref()).await?;
-            streams.push(again.numbered(newest));
         }
-        Ok(())
+        refused.map_or(Ok(()), Err)
     }
 
-    /// Opens a stream again, until that succeeds or is refused.
+    /// The events of a stream that is being opened.
+    fn opened<'a>(
+        &'a self,
+        number: u64,
+        opening: impl Future<Output = Result<EventStream, AdminRequestError>> + Send + 'a,
+    ) -> NumberedEvents<'a> {
+        let opening = stream::once(opening).map(move |opened| match opened {
+            Ok(stream) => stream.events(number),
+            Err(error) => {
+                let end = match error.is_of_network() {
+                    true => StreamEnd::Lost(error.to_string()),
+                    false => StreamEnd::Refused(error),
+                };
+                stream::once(ready((number, Err(end)))).boxed()
+            }
+        });
+        opening.flatten().boxed()
+    }
+
+    /// Opens a stream again after a pause, until that succeeds or is refused.
     async fn stream_again(
         &self,
         path: &str,
-        last: Option<&str>,
+        last: Option<String>,
     ) -> Result<EventStream, AdminRequestError> {
         loop {
-            match self.stream(path, last).await {
-                // Also cut: when the listener changes hands, or behind a forwarded port.
-                Err(
-                    AdminRequestError::Unreachable { .. }
-                    | AdminRequestError::Slow { .. }
-                    | AdminRequestError::Broken { .. },
-                ) => sleep(PAUSE).await,
+            sleep(PAUSE).await;
+            match self.stream(path, last.clone()).await {
+                Err(error) if error.is_of_network() => {}
                 opened_or_refused => return opened_or_refused,
             }
         }
@@ -290,11 +322,11 @@ impl AdminClient {
     async fn stream(
         &self,
         path: &str,
-        last: Option<&str>,
+        last: Option<String>,
     ) -> Result<EventStream, AdminRequestError> {
         let stream = self.connect().await?;
         let mut request = self.request(Method::GET, path, Bytes::new())?;
-        if let Some(id) = last.and_then(|id| HeaderValue::from_str(id).ok()) {
+        if let Some(id) = last.and_then(|id| HeaderValue::from_str(&id).ok()) {
             request.headers_mut().insert("last-event-id", id);
         }
         let begun = timeout(RESPONSE_DEADLINE, begin(stream, request)).await;
@@ -400,7 +432,21 @@ impl fmt::Debug for AdminClient {
 }
 
 /// The events of a numbered stream, and then why it has ended.
-type NumberedEvents = BoxStream<'static, (u64, Result<ReceivedEvent, String>)>;
+type NumberedEvents<'a> = BoxStream<'a, (u64, Result<ReceivedEvent, StreamEnd>)>;
+
+/// Why a stream of events has ended.
+#[derive(Debug, thiserror::Error)]
+enum StreamEnd {
+    /// The program has ended it.
+    #[error("it ended")]
+    Ended,
+    /// The network, or what came by it.
+    #[error("{0}")]
+    Lost(String),
+    /// The program has refused it.
+    #[error(transparent)]
+    Refused(AdminRequestError),
+}
 
 /// A stream of events.
 struct EventStream {
@@ -411,15 +457,15 @@ struct EventStream {
 
 impl EventStream {
     /// Its events, each with this number, and then why it has ended.
-    fn numbered(self, number: u64) -> NumberedEvents {
+    fn events(self, number: u64) -> NumberedEvents<'static> {
         let events = stream::unfold(Some(self), async |events| {
             let mut events = events?;
-            let ended = match events.next().await {
+            let end = match events.next().await {
                 Ok(Some(event)) => return Some((Ok(event), Some(events))),
-                Ok(None) => "it ended".to_owned(),
-                Err(error) => error.to_string(),
+                Ok(None) => StreamEnd::Ended,
+                Err(error) => StreamEnd::Lost(error.to_string()),
             };
-            Some((Err(ended), None))
+            Some((Err(end), None))
         });
         events.map(move |next| (number, next)).boxed()
     }

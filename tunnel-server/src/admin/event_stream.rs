@@ -1,39 +1,36 @@
-//! The stream of Server-Sent Events, which ends only when its reader is too slow, and what all streams of the server say.
+//! The stream of Server-Sent Events, which ends when its reader is too slow, and what all streams of the server say.
 
-use std::{future::ready, sync::Arc};
+use std::sync::Arc;
 
 use axum::response::Response;
-use futures_util::{
-    Stream, StreamExt,
-    stream::{self, PollNext},
-};
+use futures_util::{Stream, StreamExt, stream};
 use tunnel_ops::admin::{self, Event, REPLACED};
 
 use crate::{
-    events::{BEGINNING, EventView, Reader},
+    events::{EventView, Reader, beginning_of},
     lifecycle::Lifecycle,
 };
 
-/// These events until the server exits, and [`REPLACED`] among them when a new process has taken over.
+/// These events until the server exits, and [`REPLACED`] among them when a new process takes over.
 pub(super) fn of_process(
     events: impl Stream<Item = Event> + Send + 'static,
     lifecycle: Arc<Lifecycle>,
 ) -> impl Stream<Item = Event> + Send + 'static {
-    let exiting = lifecycle.clone();
-    let replaced = stream::once(async move {
-        lifecycle.replaced().await;
-        Some(Event::default().event(REPLACED).id(BEGINNING).data("{}"))
-    });
-    let finished = stream::once(async move {
-        exiting.finished().await;
-        None
-    });
-    let events = events.map(Some).chain(stream::once(ready(None)));
-    // The last events come before the end.
-    let events_first = |(): &mut ()| PollNext::Left;
-    stream::select_with_strategy(events, stream::select(replaced, finished), events_first)
-        .take_while(|event| ready(event.is_some()))
-        .filter_map(ready)
+    let state = (events.boxed(), lifecycle, false);
+    stream::unfold(state, async |(mut events, lifecycle, is_told)| {
+        let event = tokio::select! {
+            biased;
+            successor = lifecycle.replaced(), if !is_told => {
+                let id = beginning_of(successor);
+                let replaced = Event::default().event(REPLACED).id(id).data("{}");
+                return Some((replaced, (events, lifecycle, true)));
+            }
+            // The last ones come before the end.
+            event = events.next() => event?,
+            () = lifecycle.exiting() => return None,
+        };
+        Some((event, (events, lifecycle, is_told)))
+    })
 }
 
 /// The response with the events of a reader.

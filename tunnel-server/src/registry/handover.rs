@@ -26,7 +26,8 @@ impl Registry {
     /// sessions end here because they move there.
     pub(crate) fn hand_over(&self) -> Vec<HandedRuntime> {
         let handed = self.held();
-        // After it: one that went offline in between is reported here, and again there if its client does not come back.
+        // After it: one that went offline in between is reported here, and again there if its client does not come back. One
+        // that came online in between is reported here, and not expected there.
         self.is_handed.store(true, Ordering::Relaxed);
         handed
     }

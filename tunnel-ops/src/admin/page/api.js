@@ -81,17 +81,22 @@ async function* eventsOf(response) {
   }
 }
 
+/** How long the stream of a process that was replaced is read on, in milliseconds: a browser has six connections for a host. */
+const REPLACED_MS = 10_000;
+
 /** Reads a stream until `signal` aborts it, and opens it anew when it breaks. When a new process takes the listener over, its
- *  stream is read beside the old one. `on` gets `open()`, `event(name, data)`,
+ *  stream is read, and for a while the old one. `on` gets `open()`, `event(name, data)`,
  *  and `closed(error)`, which returns whether to go on. With `position`, an object, the stream continues where the last one that
  *  had this object ended. */
 export async function follow(path, signal, on, position) {
   while (!signal.aborted) {
     let failure = new ApiError(0, "unreachable", "the stream has ended");
     let isReplaced = false;
+    const over = new AbortController();
+    const either = AbortSignal.any([signal, over.signal]);
     try {
       const headers = position?.last ? { "Last-Event-ID": position.last } : {};
-      const response = await request(path, { signal, headers });
+      const response = await request(path, { signal: either, headers });
       on.open?.();
       for await (const { event, data, id } of eventsOf(response)) {
         if (signal.aborted) return;
@@ -99,6 +104,7 @@ export async function follow(path, signal, on, position) {
         if (position && id && !isReplaced) position.last = id;
         if (event === "replaced") {
           isReplaced = true;
+          setTimeout(() => over.abort(), REPLACED_MS);
           follow(path, signal, on, position);
           continue;
         }

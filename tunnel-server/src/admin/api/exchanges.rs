@@ -7,7 +7,7 @@ use axum::{
     response::Response,
 };
 use bytes::Bytes;
-use futures_util::{StreamExt, stream};
+use futures_util::{FutureExt, StreamExt, future::BoxFuture, stream};
 use http::Method;
 use tunnel_http::tail::{
     TailFilter,
@@ -15,10 +15,13 @@ use tunnel_http::tail::{
 };
 
 use super::{Api, ApiError, PathLabel, ROOT, Reach, Scope, given, query_malformed};
-use crate::admin::{
-    event_stream::of_process,
-    other_tails,
-    view::{self, RuntimeView},
+use crate::{
+    admin::{
+        event_stream::of_process,
+        other_tails,
+        view::{self, RuntimeView},
+    },
+    lifecycle::Lifecycle,
 };
 
 pub(super) async fn exchanges(
@@ -38,6 +41,8 @@ pub(super) async fn exchanges(
         (Scope::All, Some(peers)) => {
             let path = path_at_other(&label, &filter);
             let others = other_tails::events(peers.clone(), path);
+            // Their links end then.
+            let others = others.take_until(stopping(api.lifecycle.clone()));
             stream::select(own, others).boxed()
         }
         _ => own.boxed(),
@@ -47,8 +52,13 @@ pub(super) async fn exchanges(
         return Ok(tail_stream::response(of_process(events, lifecycle)));
     }
     // A link is at rest before it ends.
-    let ends = Box::pin(async move { lifecycle.stopping().requested().await });
-    Ok(tail_stream::response(events.take_until(ends)))
+    Ok(tail_stream::response(
+        events.take_until(stopping(lifecycle)),
+    ))
+}
+
+fn stopping(lifecycle: Arc<Lifecycle>) -> BoxFuture<'static, ()> {
+    async move { lifecycle.stopping().requested().await }.boxed()
 }
 
 /// The scope and the filter of a query.
