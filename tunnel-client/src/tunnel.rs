@@ -298,12 +298,12 @@ impl Shared {
     fn on_expiring(&self, session: &mut Session, within: Duration) -> bool {
         match self.credentials.read() {
             Ok(latest) if session.uses(&latest) => tracing::warn!(
-                ?within,
+                in_ms = millis(within),
                 "the credential of a session expires, and its file holds no newer one: put one there"
             ),
             Ok(latest) => return session.use_credential(latest),
             Err(error) => tracing::warn!(
-                ?within,
+                in_ms = millis(within),
                 %error,
                 "the credential of a session expires, and a newer one cannot be read"
             ),

@@ -13,6 +13,7 @@ use rustls_pki_types::CertificateDer;
 use tokio::time::Instant;
 use tunnel_ops::connect::Attempt;
 use tunnel_ops::connect::step::{ended_within, within};
+use tunnel_proto::control::millis;
 
 use super::proxy_error::ProxyResponse;
 use super::step::StepError;
@@ -81,7 +82,7 @@ impl Observer for Logged {
     fn ends(&mut self, step: Step, took: Duration, error: Option<&StepError>) {
         tracing::debug!(
             step = step.name(),
-            ?took,
+            took_ms = millis(took),
             attempts = error.map(|error| error.attempts().len()),
             certificate = error
                 .and_then(StepError::certificate)

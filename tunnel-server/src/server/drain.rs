@@ -16,6 +16,7 @@
 use std::time::Duration;
 
 use tokio::time::{Instant, sleep, sleep_until, timeout_at};
+use tunnel_proto::control::millis;
 
 use super::{finish, handover::Successor, parts::Parts, shard::Shard};
 
@@ -69,7 +70,7 @@ pub(super) async fn drain(parts: &Parts, running: &mut [Shard], successor: Optio
         None => {
             lifecycle.close();
             tracing::info!(
-                ?spread,
+                spread_ms = millis(spread),
                 "draining: accepting no new connections, sending drain messages to tunnel clients"
             );
             // Tunnel clients move first, so that requests to another server find their runtimes there.
@@ -81,7 +82,7 @@ pub(super) async fn drain(parts: &Parts, running: &mut [Shard], successor: Optio
         }
         Some(mut successor) => {
             tracing::info!(
-                ?spread,
+                spread_ms = millis(spread),
                 "draining: sending drain messages to tunnel clients, which dial the new process"
             );
             // Where tunnel clients come by the public listener, it is the successor's at once, and requests wait there for

@@ -243,7 +243,7 @@ impl Credential {
             let in_ms = millis(left);
             let _ = session.send(Control::Expiring { in_ms });
             let runtime = self.grant.runtime.label.as_str();
-            tracing::info!(runtime, credential = %self.grant.credential, ?left, "a credential expires");
+            tracing::info!(runtime, credential = %self.grant.credential, in_ms, "a credential expires");
         }
     }
 
