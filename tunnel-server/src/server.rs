@@ -68,7 +68,8 @@ const SWEEP: Duration = Duration::from_secs(10);
 /// Time for events that the platform has not taken yet when the server stops.
 const LAST_EVENTS: Duration = Duration::from_secs(1);
 
-/// Time for those who read at the admin listener to get the last events: less than drain.rs leaves for the exit.
+/// Time for those who read at the admin listener to get the last events: less than drain.rs leaves for the exit of a
+/// server with a grace period of 2 s or more.
 const LAST_READS: Duration = Duration::from_millis(100);
 
 /// Why a server cannot start.

@@ -244,7 +244,7 @@ impl AdminClient {
         let (mut last, mut newest, mut refused) = (None, 0, None);
         let mut streams = SelectAll::new();
         streams.push(self.stream(path, None).await?.events(newest));
-        // It is opened beside those that are open, so that these are read meanwhile.
+        // Another one is opened as a part of these, so that they are read meanwhile.
         while let Some((number, next)) = streams.next().await {
             let is_newest = number == newest;
             match next {
@@ -263,7 +263,14 @@ impl AdminClient {
                         last = event.id.or(last);
                     }
                 }
-                Err(StreamEnd::Refused(error)) => refused = Some(error),
+                Err(StreamEnd::Refused(error)) => {
+                    if !streams.is_empty() {
+                        eprintln!(
+                            "warning: {error}: only what ends in the process that was replaced follows"
+                        );
+                    }
+                    refused = Some(error);
+                }
                 Err(end) if is_newest => {
                     eprintln!(
                         "warning: the stream of the {} at {} is over ({end}): it stops or restarts, or the connection was \

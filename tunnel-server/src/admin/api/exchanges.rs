@@ -41,8 +41,6 @@ pub(super) async fn exchanges(
         (Scope::All, Some(peers)) => {
             let path = path_at_other(&label, &filter);
             let others = other_tails::events(peers.clone(), path);
-            // Their links end then.
-            let others = others.take_until(stopping(api.lifecycle.clone()));
             stream::select(own, others).boxed()
         }
         _ => own.boxed(),
