@@ -7,7 +7,7 @@ use axum::{
     response::Response,
 };
 use bytes::Bytes;
-use futures_util::{FutureExt, StreamExt, future::BoxFuture, stream};
+use futures_util::{StreamExt, stream};
 use http::Method;
 use tunnel_http::tail::{
     TailFilter,
@@ -15,13 +15,10 @@ use tunnel_http::tail::{
 };
 
 use super::{Api, ApiError, PathLabel, ROOT, Reach, Scope, given, query_malformed};
-use crate::{
-    admin::{
-        event_stream::of_process,
-        other_tails,
-        view::{self, RuntimeView},
-    },
-    lifecycle::Lifecycle,
+use crate::admin::{
+    event_stream::of_process,
+    other_tails,
+    view::{self, RuntimeView},
 };
 
 pub(super) async fn exchanges(
@@ -50,13 +47,8 @@ pub(super) async fn exchanges(
         return Ok(tail_stream::response(of_process(events, lifecycle)));
     }
     // A link is at rest before it ends.
-    Ok(tail_stream::response(
-        events.take_until(stopping(lifecycle)),
-    ))
-}
-
-fn stopping(lifecycle: Arc<Lifecycle>) -> BoxFuture<'static, ()> {
-    async move { lifecycle.stopping().requested().await }.boxed()
+    let ends = Box::pin(async move { lifecycle.stopping().requested().await });
+    Ok(tail_stream::response(events.take_until(ends)))
 }
 
 /// The scope and the filter of a query.
