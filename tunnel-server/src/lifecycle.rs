@@ -34,7 +34,7 @@ pub(crate) struct Lifecycle {
     replaced: Stage,
     /// Whether the public listener is closed; an atomic, because it is read for each request.
     is_closing: AtomicBool,
-    /// Whether everything that is open is cut now.
+    /// Whether everything that is open is cut now; an atomic, because it is read for each request.
     is_cut: AtomicBool,
     /// Time over which the clients' dials are spread, in milliseconds; set when draining begins.
     spread_ms: AtomicU64,
@@ -112,6 +112,11 @@ impl Lifecycle {
     pub(crate) async fn replaced(&self) -> u32 {
         self.replaced.reached.requested().await;
         self.successor.load(Ordering::Relaxed)
+    }
+
+    /// Whether a new process takes over.
+    pub(crate) fn is_replaced(&self) -> bool {
+        self.replaced.reached.is_requested()
     }
 
     /// Resolves when tunnel clients may be accepted.
@@ -214,11 +219,6 @@ impl Lifecycle {
         self.ending.trigger.request();
     }
 
-    /// Has the sessions close, which gives their clients the reason.
-    pub(crate) fn close_sessions(&self) {
-        self.ended.trigger.request();
-    }
-
     /// Everything has ended but what says so.
     pub(crate) fn exit(&self) {
         self.exiting.trigger.request();
@@ -229,9 +229,10 @@ impl Lifecycle {
         self.exiting.reached.requested().await;
     }
 
-    /// The caller is about to drop what is still open.
+    /// Has the sessions close, which gives their clients the reason and cuts what is still open.
     pub(crate) fn cut(&self) {
         self.is_cut.store(true, Ordering::Relaxed);
+        self.ended.trigger.request();
     }
 }
 

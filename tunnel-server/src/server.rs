@@ -23,7 +23,7 @@ use std::{
 
 use tokio::{
     runtime::Handle,
-    time::{interval, timeout},
+    time::{Instant, interval, sleep_until, timeout},
 };
 use tunnel_http::{
     access_log::AccessLog,
@@ -61,6 +61,10 @@ use crate::{
     registry::Registry,
     runtimes::NameError,
 };
+
+/// Time from when a process serves everything to when it can be replaced: a tunnel client waits longer and longer before it
+/// dials if its sessions are drained within a second (`--redial-base`).
+const SETTLING: Duration = Duration::from_secs(1);
 
 /// Time between two looks at what may be forgotten.
 const SWEEP: Duration = Duration::from_secs(10);
@@ -545,10 +549,12 @@ async fn wait(
 /// Starts a new process whenever one is requested, until one is ready.
 async fn replaced(parts: &Parts, kept: &[(&'static str, TcpListener)]) -> Successor {
     let upgrades = &parts.lifecycle.upgrades;
+    // Not before this process has everything that its own predecessor hands over.
+    parts.lifecycle.serving_public().await;
+    let earliest = Instant::now() + SETTLING;
     loop {
         upgrades.requested().await;
-        // Not before this process has everything that its own predecessor hands over.
-        parts.lifecycle.serving_public().await;
+        sleep_until(earliest).await;
         tracing::info!("starting a new process to take over");
         match start_successor(parts, kept).await {
             Ok(successor) => return successor,

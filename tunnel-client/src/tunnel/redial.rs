@@ -31,6 +31,12 @@ pub(crate) const PENDING_LIMIT: Duration = Duration::from_secs(5 * 60);
 /// After an outage, which is longer, a new series begins.
 const REFUSALS_APART: Duration = Duration::from_secs(60);
 
+/// Bound of a wait while a server that has drained its sessions is replaced: requests for the runtime wait 5 s by default.
+const REPLACED_MAX: Duration = Duration::from_secs(4);
+
+/// How long a server is replaced, from its drain: longer than its grace period and its next start.
+const REPLACED_WITHIN: Duration = Duration::from_secs(60);
+
 /// Bound of the first wait after the runtime was lost to another instance.
 const STANDBY_FIRST: Duration = Duration::from_secs(30);
 
@@ -62,6 +68,8 @@ pub(crate) struct Redial {
     settings: RedialSettings,
     /// Failed dials and short sessions. Sessions that are lost during a wait do not count.
     failures: u32,
+    /// When the server last drained a session.
+    drained: Option<Instant>,
     /// The end of the current wait.
     at: Option<Instant>,
     /// The earliest time by the server's `Retry-After`.
@@ -110,6 +118,7 @@ impl Redial {
         Self {
             settings,
             failures: 0,
+            drained: None,
             at: None,
             not_before: None,
         }
@@ -137,7 +146,7 @@ impl Redial {
         now: Instant,
         random: u64,
     ) {
-        let wait = self.grow(random);
+        let wait = self.grow(now, random);
         self.at = self.at.max(Some(now + wait));
         // After the time that the server set, and not all clients at once.
         match retry_after {
@@ -166,32 +175,44 @@ impl Redial {
         now: Instant,
         random: u64,
     ) {
-        let was_stable = self.on_lived(lived);
+        let was_stable = match reason {
+            CloseReason::Drained => self.on_drained(lived, now, random),
+            _ => self.on_lived(lived),
+        };
         if self.next_dial(now) != NextDial::Now {
-            // Lost together with another session, or while the server is down. But a server that drained has refused
-            // all dials meanwhile: its successor is up, or soon will be.
-            if reason == CloseReason::Drained && lived >= self.settings.base {
-                let soon = now + fraction(2 * self.settings.base, random);
-                self.failures = self.failures.min(1);
-                self.at = self.at.map(|at| at.min(soon));
-            }
+            // Lost together with another session, or while the server is down.
             return;
         }
         let wait = match reason.after() {
             // The server drains, or the path to it broke: only a short random wait, since its other clients dial too.
             AfterClose::Redial if was_stable => fraction(self.settings.base / 4, random),
-            AfterClose::Redial | AfterClose::Wait | AfterClose::Stop => self.grow(random),
+            AfterClose::Redial | AfterClose::Wait | AfterClose::Stop => self.grow(now, random),
         };
         self.at = Some(now + wait);
     }
 
-    /// After the server has drained a session that lasted for `lived`. Its directive says when to dial, but a server that
-    /// drains every new session is dialled with growing waits.
+    /// After the server's directive to drain a session that has lasted for `lived`. The directive says when to dial, but a
+    /// server that drains every new session is dialled with growing waits.
     pub(crate) fn after_drain(&mut self, lived: Duration, now: Instant, random: u64) {
-        self.on_lived(lived);
-        if lived < self.settings.base {
-            self.after_session(CloseReason::Drained, lived, now, random);
+        let was_stable = self.on_drained(lived, now, random);
+        if !was_stable && self.next_dial(now) == NextDial::Now {
+            let wait = self.grow(now, random);
+            self.at = Some(now + wait);
         }
+    }
+
+    /// The server drains a session that has lasted for `lived`: another process takes its place, now or soon. So failures
+    /// until now do not count, and the wait for them is cut short, unless the session was very short. Returns whether it
+    /// was not.
+    fn on_drained(&mut self, lived: Duration, now: Instant, random: u64) -> bool {
+        self.drained = Some(now);
+        let was_stable = lived >= self.settings.base;
+        if was_stable {
+            let soon = now + fraction(self.settings.base, random);
+            self.failures = 0;
+            self.at = self.at.map(|at| at.min(soon));
+        }
+        was_stable
     }
 
     /// A session has lasted for `lived`. If it was stable, failures before it no longer count. Returns whether it was.
@@ -214,11 +235,16 @@ impl Redial {
         self.not_before = None;
     }
 
-    fn grow(&mut self, random: u64) -> Duration {
+    fn grow(&mut self, now: Instant, random: u64) -> Duration {
         let factor = 1_u32.checked_shl(self.failures).unwrap_or(u32::MAX);
         let bound = self.settings.base.saturating_mul(factor);
         self.failures = self.failures.saturating_add(1);
-        fraction(bound.min(self.settings.cap), random)
+        let is_replaced = self.drained.is_some_and(|at| now < at + REPLACED_WITHIN);
+        let cap = match is_replaced {
+            true => self.settings.cap.min(REPLACED_MAX),
+            false => self.settings.cap,
+        };
+        fraction(bound.min(cap), random)
     }
 }
 
@@ -360,15 +386,23 @@ mod tests {
         assert_eq!(pass(&redial, &mut now), SECOND);
     }
 
+    /// Requests wait for the runtime for 5 s: one that comes at the start of the server's new process is answered.
     #[test]
-    fn dials_that_failed_while_a_session_stood_do_not_hold_up_the_next_for_long() {
+    fn a_server_that_leaves_is_dialled_often_until_another_is_in_its_place() {
         let (mut redial, mut now) = redial();
         for _ in 0..8 {
             wait_after_failure(&mut redial, &mut now);
         }
         redial.after_failure(None, now, LARGEST);
-        redial.after_session(CloseReason::Drained, 120 * SECOND, now, LARGEST);
-        assert_eq!(pass(&redial, &mut now), 2 * SECOND);
+        redial.after_drain(SECOND, now, LARGEST);
+        let drained = now;
+        let waits = [SECOND, SECOND, 2 * SECOND, 4 * SECOND, 4 * SECOND];
+        assert_eq!(pass(&redial, &mut now), waits[0]);
+        for wait in &waits[1..] {
+            assert_eq!(wait_after_failure(&mut redial, &mut now), *wait);
+        }
+        now = drained + REPLACED_WITHIN;
+        assert_eq!(wait_after_failure(&mut redial, &mut now), 16 * SECOND);
     }
 
     #[test]
@@ -408,11 +442,13 @@ mod tests {
     #[test]
     fn a_server_that_leaves_is_dialled_again_almost_at_once() {
         let (mut redial, mut now) = redial();
-        redial.after_session(CloseReason::Drained, 60 * SECOND, now, LARGEST);
-        assert_eq!(pass(&redial, &mut now), SECOND / 4);
-        // Unless it leaves again and again.
-        for seconds in [1, 2, 4] {
+        for _ in 0..3 {
             redial.after_session(CloseReason::Drained, SECOND, now, LARGEST);
+            assert_eq!(pass(&redial, &mut now), SECOND / 4);
+        }
+        // Unless it leaves again and again, at once.
+        for seconds in [1, 2, 4, 4] {
+            redial.after_session(CloseReason::Drained, SECOND / 2, now, LARGEST);
             assert_eq!(pass(&redial, &mut now), seconds * SECOND);
         }
     }
@@ -422,7 +458,7 @@ mod tests {
         let (mut redial, mut now) = redial();
         redial.after_drain(5 * SECOND, now, LARGEST);
         assert_eq!(redial.next_dial(now), NextDial::Now);
-        for seconds in [1, 2, 4] {
+        for seconds in [1, 2, 4, 4] {
             redial.after_drain(SECOND / 10, now, LARGEST);
             assert_eq!(pass(&redial, &mut now), seconds * SECOND);
         }

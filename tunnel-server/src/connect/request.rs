@@ -195,7 +195,12 @@ async fn admit<B>(
     }
     if shared.lifecycle.is_draining() {
         go_elsewhere(shared, &greeting)?;
-        let (reason, after) = (RefusalReason::ServerDraining, Duration::from_secs(1));
+        // A new process accepts already.
+        let after = match shared.lifecycle.is_replaced() {
+            true => Duration::ZERO,
+            false => Duration::from_secs(1),
+        };
+        let reason = RefusalReason::ServerDraining;
         return Err(Refusal::for_now(
             reason,
             "this server is shutting down: dial again",

@@ -115,7 +115,7 @@ pub(super) async fn drain(parts: &Parts, running: &mut [Shard], successor: Optio
     // The rest of the time is for the sessions' close handshakes, which give the reason.
     let last = end - CLOSE_HANDSHAKE.min(grace / 10);
     if timeout_at(last, finish(running)).await.is_err() {
-        lifecycle.close_sessions();
+        lifecycle.cut();
         let _ = timeout_at(end, finish(running)).await;
     }
 }
