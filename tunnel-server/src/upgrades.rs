@@ -6,6 +6,7 @@
 use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
 use tokio::sync::Notify;
+use tunnel_ops::timestamp::Timestamp;
 
 /// The requests for an upgrade.
 #[derive(Debug, Default)]
@@ -21,10 +22,10 @@ enum State {
     Unavailable,
     /// None was requested yet.
     Available,
-    /// A new process is being started.
-    Starting,
-    /// The last one failed.
-    Failed(String),
+    /// A new process is being started, since then.
+    Starting(Timestamp),
+    /// The last one failed: when, and why.
+    Failed(Timestamp, String),
     /// The server stops, or a new process has taken over.
     Leaving,
 }
@@ -34,6 +35,8 @@ enum State {
 pub struct UpgradeView {
     /// Whether the new process is being started, or has failed.
     pub state: UpgradeState,
+    /// Since when.
+    pub since: Timestamp,
     /// Why it has failed.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub reason: Option<String>,
@@ -58,8 +61,8 @@ pub(crate) enum UpgradeRefusal {
     )]
     Unavailable,
     /// Another one is under way.
-    #[error("an upgrade is under way already")]
-    UnderWay,
+    #[error("an upgrade is under way already, since {0}")]
+    UnderWay(Timestamp),
     /// The server stops.
     #[error("this process is stopping")]
     Leaving,
@@ -79,9 +82,9 @@ impl Upgrades {
         let mut state = self.state.lock();
         match *state {
             State::Unavailable => return Err(UpgradeRefusal::Unavailable),
-            State::Starting => return Err(UpgradeRefusal::UnderWay),
+            State::Starting(since) => return Err(UpgradeRefusal::UnderWay(since)),
             State::Leaving => return Err(UpgradeRefusal::Leaving),
-            State::Available | State::Failed(_) => *state = State::Starting,
+            State::Available | State::Failed(..) => *state = State::Starting(Timestamp::now()),
         }
         self.requested.notify_one();
         Ok(())
@@ -99,16 +102,20 @@ impl Upgrades {
 
     /// The upgrade has failed.
     pub(crate) fn on_failed(&self, reason: String) {
-        *self.state.lock() = State::Failed(reason);
+        *self.state.lock() = State::Failed(Timestamp::now(), reason);
     }
 
     /// The upgrade that is under way or has failed, if there is one.
     pub(crate) fn view(&self) -> Option<UpgradeView> {
-        let (state, reason) = match &*self.state.lock() {
+        let (state, since, reason) = match &*self.state.lock() {
             State::Unavailable | State::Available | State::Leaving => return None,
-            State::Starting => (UpgradeState::Starting, None),
-            State::Failed(reason) => (UpgradeState::Failed, Some(reason.clone())),
+            State::Starting(since) => (UpgradeState::Starting, *since, None),
+            State::Failed(since, reason) => (UpgradeState::Failed, *since, Some(reason.clone())),
         };
-        Some(UpgradeView { state, reason })
+        Some(UpgradeView {
+            state,
+            since,
+            reason,
+        })
     }
 }

@@ -320,7 +320,14 @@ impl AdminClient {
             sleep(PAUSE).await;
             match self.stream(path, last.clone()).await {
                 Err(error) if error.is_of_network() => {}
-                opened_or_refused => return opened_or_refused,
+                Ok(stream) => {
+                    eprintln!(
+                        "the stream of the {} at {} goes on",
+                        self.target.program, self.target.url
+                    );
+                    return Ok(stream);
+                }
+                Err(refused) => return Err(refused),
             }
         }
     }

@@ -46,7 +46,7 @@ impl From<UpgradeRefusal> for ApiError {
     fn from(refusal: UpgradeRefusal) -> Self {
         let reason = match refusal {
             UpgradeRefusal::Unavailable => "upgrade_unavailable",
-            UpgradeRefusal::UnderWay => "upgrade_under_way",
+            UpgradeRefusal::UnderWay(_) => "upgrade_under_way",
             UpgradeRefusal::Leaving => "server_stopping",
         };
         Self::new(StatusCode::CONFLICT, reason, refusal)

@@ -2,8 +2,9 @@
 
 use std::io;
 
+use serde::de::IgnoredAny;
 use tunnel_ops::{
-    admin::ReceivedEvent,
+    admin::{AdminClient, AdminRequestError, ReceivedEvent},
     terminal::{print, printable},
 };
 
@@ -12,8 +13,23 @@ use crate::{cli::EventsArgs, events::EventView};
 
 pub(super) async fn events(args: &EventsArgs) -> Result<(), Failure> {
     let client = admin_client(&args.admin)?;
+    if let Some(label) = &args.runtime {
+        warn_if_unknown(&client, label).await?;
+    }
     let show = |event: &ReceivedEvent| show(args, &event.data);
     Ok(client.follow("/events", show).await?)
+}
+
+/// An unknown runtime may be made later, but mostly its name has a fault.
+async fn warn_if_unknown(client: &AdminClient, label: &str) -> Result<(), Failure> {
+    match client.get(&format!("/runtimes/{label}")).await {
+        Ok(IgnoredAny) => {}
+        Err(AdminRequestError::Refused { reason, detail }) if reason == "runtime_unknown" => {
+            eprintln!("warning: {detail}: showing its events from when it is known");
+        }
+        Err(error) => return Err(error.into()),
+    }
+    Ok(())
 }
 
 /// Prints an event, if it is wanted. Returns whether anybody reads.
@@ -37,7 +53,11 @@ fn one_line(event: &EventView) -> String {
     let kind = event.kind.name();
     let label = event.label.as_deref().unwrap_or("-");
     let mut text = format!("{}  {kind:<13}  {label}", event.time);
-    for part in [&event.reason, &event.detail].into_iter().flatten() {
+    let session = event.session.as_ref().map(|id| format!("session {id}"));
+    for part in [&event.reason, &event.detail, &session]
+        .into_iter()
+        .flatten()
+    {
         text += "  ";
         text += part;
     }

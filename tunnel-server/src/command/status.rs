@@ -13,6 +13,7 @@ use super::{
 use crate::{
     admin::view::{CertificateSource, CertificateView, ServerState, ServerView},
     cli::StatusArgs,
+    upgrades::{UpgradeState, UpgradeView},
 };
 
 pub(super) async fn status(args: &StatusArgs) -> Result<(), Failure> {
@@ -56,7 +57,11 @@ fn block(client: &AdminClient, view: &ServerView, before: Before<'_>) -> String 
     let version = &view.version;
     row(
         "server",
-        format!("tunnel-server {version}, {}", client.url()),
+        format!(
+            "tunnel-server {version}, process {}, {}",
+            view.pid,
+            client.url()
+        ),
     );
     let state = match view.state {
         ServerState::Running => "running",
@@ -67,6 +72,9 @@ fn block(client: &AdminClient, view: &ServerView, before: Before<'_>) -> String 
         "state",
         format!("{state}, up {uptime} since {}", view.started),
     );
+    if let Some(upgrade) = &view.upgrade {
+        row("upgrade", upgrade_text(upgrade));
+    }
     let (online, known) = (view.runtimes_online, view.runtimes);
     row("runtimes", format!("{online} of {known} online"));
     row("sessions", view.sessions.to_string());
@@ -100,6 +108,18 @@ fn block(client: &AdminClient, view: &ServerView, before: Before<'_>) -> String 
         row("certificate", shown(certificate));
     }
     table.to_string()
+}
+
+fn upgrade_text(upgrade: &UpgradeView) -> String {
+    let since = age(upgrade.since.age());
+    match upgrade.state {
+        UpgradeState::Starting => format!("a new process is being started, for {since}"),
+        UpgradeState::Failed => {
+            let faults = upgrade.reason.as_deref().unwrap_or_default().lines();
+            let faults = faults.collect::<Vec<_>>().join("; ");
+            format!("FAILED {since} ago, this process continues: {faults}")
+        }
+    }
 }
 
 /// The rows of what the server does and uses.

@@ -34,7 +34,7 @@ pub(super) async fn upgrade(args: &UpgradeArgs) -> Result<(), Failure> {
         sleep(CHECK_INTERVAL).await;
     }
     Err(Failure::running(format_args!(
-        "no new process serves after {limit:?}: see the server's log"
+        "no new process serves after {limit:?}: the upgrade goes on, `tunnel-server status` shows how it ends"
     )))
 }
 

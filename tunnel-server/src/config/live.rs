@@ -17,8 +17,10 @@ pub(crate) struct LiveConfig {
 #[derive(Debug, Clone)]
 pub(crate) struct LastReload {
     pub(crate) at: SystemTime,
-    /// The settings that wait for a restart, or the first fault of the files.
-    pub(crate) result: Result<Vec<String>, String>,
+    /// The first fault of the files, for which it failed.
+    pub(crate) fault: Option<String>,
+    /// The settings that wait for a restart, by the last one that did not fail.
+    pub(crate) waiting: Vec<String>,
 }
 
 impl LiveConfig {
@@ -45,8 +47,14 @@ impl LiveConfig {
 
     /// Records a reload: the settings that wait for a restart, or the first fault of the files.
     pub(crate) fn on_reload(&self, result: Result<Vec<String>, String>) {
+        let mut last = self.last_reload.lock();
+        let before = last.take().map(|last| last.waiting);
+        let (fault, waiting) = match result {
+            Ok(waiting) => (None, waiting),
+            Err(fault) => (Some(fault), before.unwrap_or_default()),
+        };
         let at = SystemTime::now();
-        *self.last_reload.lock() = Some(LastReload { at, result });
+        *last = Some(LastReload { at, fault, waiting });
     }
 
     /// The last reload; `None` before the first one.

@@ -4,6 +4,7 @@
 //! parts with the new configuration, or with the last valid one and a log line for each fault. Only sessions whose
 //! credential is no longer valid are closed.
 
+use std::path::PathBuf;
 use std::sync::Arc;
 
 use tunnel_ops::admin::BearerFileError;
@@ -61,9 +62,14 @@ pub(crate) enum ApplyError {
     AdminToken(#[from] BearerFileError),
     /// A file that had entries has none.
     #[error(
-        "{0}: the file has no entries any more, as while it is being written: send SIGHUP to apply it anyway"
+        "{setting}: {}: the file has no entries any more, as while it is being written: send SIGHUP to apply it anyway",
+        .file.display()
     )]
-    Emptied(&'static str),
+    Emptied {
+        /// The setting that names it.
+        setting: &'static str,
+        file: PathBuf,
+    },
 }
 
 /// What to do about a runtimes file or revocation list that had entries and has none.
@@ -206,12 +212,19 @@ impl Parts {
         next: &PreparedCredentials,
     ) -> Result<(), ApplyError> {
         let had_runtimes = self.config.load().runtimes.iter().next().is_some();
-        if had_runtimes && config.runtimes.iter().next().is_none() {
-            return Err(ApplyError::Emptied("runtimes"));
+        if had_runtimes
+            && config.runtimes.iter().next().is_none()
+            && let Some(file) = config.settings.runtimes.clone()
+        {
+            let setting = "runtimes";
+            return Err(ApplyError::Emptied { setting, file });
         }
-        let has_list = config.settings.revocations.is_some();
-        if has_list && self.authenticator.has_revocation_list() && !next.has_revocations() {
-            return Err(ApplyError::Emptied("revocations"));
+        if self.authenticator.has_revocation_list()
+            && !next.has_revocations()
+            && let Some(file) = config.settings.revocations.clone()
+        {
+            let setting = "revocations";
+            return Err(ApplyError::Emptied { setting, file });
         }
         Ok(())
     }

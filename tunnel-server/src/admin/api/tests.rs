@@ -287,6 +287,7 @@ fn server() -> ServerView {
         last_reload: Some(Timestamp::now()),
         upgrade: Some(UpgradeView {
             state: UpgradeState::Failed,
+            since: Timestamp::now(),
             reason: Some("broken".into()),
         }),
         last_reload_fault: Some("server.toml:1:1: unknown key".into()),

@@ -158,12 +158,10 @@ pub(in crate::admin) fn server_view(
         certificates,
         limits,
         config_version: metrics.config_version(),
-        last_reload_ok: last_reload.as_ref().map(|reload| reload.result.is_ok()),
+        last_reload_ok: last_reload.as_ref().map(|reload| reload.fault.is_none()),
         last_reload: last_reload.as_ref().map(|reload| reload.at.into()),
-        last_reload_fault: (last_reload.as_ref()).and_then(|reload| reload.result.clone().err()),
-        waiting_for_restart: last_reload
-            .and_then(|reload| reload.result.ok())
-            .unwrap_or_default(),
+        last_reload_fault: (last_reload.as_ref()).and_then(|reload| reload.fault.clone()),
+        waiting_for_restart: last_reload.map_or_else(Vec::new, |reload| reload.waiting),
         upgrade: lifecycle.upgrades.view(),
         nodes: nodes::views(registry.directory()),
     }

@@ -2,10 +2,11 @@
 
 use std::{
     env,
-    ffi::OsString,
+    ffi::{OsStr, OsString},
     io,
     net::TcpListener,
     os::{fd::OwnedFd, unix::net::UnixStream as StdUnixStream},
+    path::Path,
     process::{Child, Command, Stdio},
     time::Duration,
 };
@@ -52,7 +53,7 @@ pub(crate) enum UpgradeError {
     #[error("cannot pass the listeners' sockets on: {0}")]
     Sockets(#[source] io::Error),
     /// The new process cannot be started.
-    #[error("cannot start {}: {source}", .program.display())]
+    #[error("cannot start {} ({}): {source}", .program.display(), looked_up(.program))]
     Spawn {
         /// The program.
         program: OsString,
@@ -68,6 +69,21 @@ pub(crate) enum UpgradeError {
     /// It was not ready in time.
     #[error("the new process was not ready within {READY_LIMIT:?}: see its lines in the log")]
     Late,
+}
+
+/// Where the system has looked for a program, as it was given at the start of this process.
+fn looked_up(program: &OsStr) -> String {
+    match (
+        Path::new(program).components().count() > 1,
+        env::current_dir(),
+    ) {
+        (false, _) => format!(
+            "looked for in PATH: {}",
+            env::var("PATH").unwrap_or_default()
+        ),
+        (true, Ok(folder)) => format!("in {}", folder.display()),
+        (true, Err(error)) => format!("the working directory is not known: {error}"),
+    }
 }
 
 /// The new process.
