@@ -297,7 +297,15 @@ const PATIENT: [&str; 2] = ["--grace-period", "60s"];
 /// A system in which one request is open for as long as anybody waits for it.
 async fn with_one_held(upstream: &Upstream) -> (System, RawClient) {
     let options = Options::to(&upstream.h2c_url()).server_flags(&["--drain-delay", "20s"]);
-    let system = System::with(options.server_flags(&PATIENT).client_flags(&PATIENT)).await;
+    with_held(
+        upstream,
+        options.server_flags(&PATIENT).client_flags(&PATIENT),
+    )
+    .await
+}
+
+async fn with_held(upstream: &Upstream, options: Options) -> (System, RawClient) {
+    let system = System::with(options).await;
     let mut client = RawClient::connect(&system.entry()).await;
     client.request("GET", "/hold", "", b"").await;
     upstream.wait_request("/hold").await;
@@ -311,6 +319,19 @@ async fn a_second_signal_ends_the_server_at_once() {
     assert_ends_when_asked_again(system.server_mut().program_mut()).await;
     held.wait_end(SOON).await;
     let program = system.server().program();
+    let line = program.wait_for_line("\"/hold\"", SOON).await;
+    assert!(line.contains("cut_by_stop"), "{line}");
+}
+
+#[tokio::test]
+async fn what_is_open_when_the_grace_period_ends_is_cut_by_the_stop() {
+    let upstream = Upstream::start().await;
+    let options = Options::to(&upstream.h2c_url()).server_flags(&["--grace-period", "1s"]);
+    let (mut system, mut held) = with_held(&upstream, options).await;
+    let program = system.server_mut().program_mut();
+    program.signal(Signal::TERM);
+    assert!(program.wait_exit_alone(SOON).await.success());
+    held.wait_end(SOON).await;
     let line = program.wait_for_line("\"/hold\"", SOON).await;
     assert!(line.contains("cut_by_stop"), "{line}");
 }

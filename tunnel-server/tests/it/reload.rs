@@ -20,7 +20,7 @@ use crate::{
     authority::{Authority, that_ran_out},
     jwt_keys::Issuer,
     program::Folder,
-    rig::connect,
+    rig::{ask_admin, connect},
     serving::{Files, OpenStream, SUCCEEDED, Serving, VERSION},
 };
 
@@ -198,11 +198,10 @@ async fn a_file_that_became_empty_counts_only_when_a_person_asks_for_it() {
         let good = serving.folder.read(file);
         serving.folder.write(file, "");
         serving.metric_becomes(SUCCEEDED, 0.0).await;
-        let told = format!("{name}: the file has no entries any more");
+        let told = format!("{file}: the file has no entries any more");
         let is_told = |line: &Value| {
-            line["fault"]
-                .as_str()
-                .is_some_and(|it| it.starts_with(&told))
+            let fault = line["fault"].as_str();
+            fault.is_some_and(|it| it.starts_with(&format!("{name}: ")) && it.contains(&told))
         };
         serving.logged(&told, is_told).await;
         stream.goes_on().await;
@@ -325,6 +324,20 @@ async fn the_log_level_counts_at_once() {
     let log = serving.stop().await;
     let begins = |line: &&Value| line["message"] == "reading the configuration again";
     assert_eq!(log.iter().filter(begins).count(), 2);
+}
+
+#[tokio::test]
+async fn what_waits_for_a_restart_waits_after_a_bad_file_too() {
+    let serving = Files::new().serve("").await;
+    serving.set("shards = 2\n");
+    serving.metric_becomes(VERSION, 2.0).await;
+    serving.set("shards = 2\nno_such_key = 1\n");
+    serving.metric_becomes(SUCCEEDED, 0.0).await;
+    let (_, status) = ask_admin(serving.admin, "/api/v1/status").await;
+    let status: Value = serde_json::from_str(&status).unwrap();
+    assert_eq!(status["last_reload_ok"], false);
+    assert_eq!(status["waiting_for_restart"][0], "shards");
+    serving.stop().await;
 }
 
 #[tokio::test]
