@@ -220,6 +220,9 @@ async fn an_upgraded_server_can_be_upgraded_again() {
     assert_eq!(report.failures(), 0, "{report}");
 }
 
+/// Requests at once: with 256 connections the admin listener closes those whose request has not come.
+const MAKERS: usize = 8;
+
 /// What the admin API has answered as durable is, whichever process has answered.
 #[tokio::test]
 async fn runtimes_that_are_made_during_an_upgrade_are_there_afterwards() {
@@ -242,6 +245,9 @@ async fn runtimes_that_are_made_during_an_upgrade_are_there_afterwards() {
         let mut pace = interval(Duration::from_millis(3));
         for number in 0.. {
             pace.tick().await;
+            while open.len() >= MAKERS {
+                open.join_next().await.unwrap().unwrap();
+            }
             let (admin, fields, made) = (admin.clone(), fields.clone(), made.clone());
             open.spawn(async move {
                 let name = format!("r{number}");
