@@ -31,7 +31,7 @@ Exit codes:
 const UPGRADE_EXIT_CODES: &str = "\
 Exit codes:
   0  the new process serves
-  1  it could not take over, and the running one continues; it needs longer; or no server was reached
+  1  it could not take over, and the running one continues; it does not serve yet; or no server was reached
   2  bad usage or configuration of this command";
 
 const DRAIN_EXIT_CODES: &str = "\

@@ -53,7 +53,7 @@ pub(crate) enum UpgradeError {
     #[error("cannot pass the listeners' sockets on: {0}")]
     Sockets(#[source] io::Error),
     /// The new process cannot be started.
-    #[error("cannot start {} ({}): {source}", .program.display(), looked_up(.program))]
+    #[error("cannot start {}: {source}", place(.program))]
     Spawn {
         /// The program.
         program: OsString,
@@ -71,18 +71,14 @@ pub(crate) enum UpgradeError {
     Late,
 }
 
-/// Where the system has looked for a program, as it was given at the start of this process.
-fn looked_up(program: &OsStr) -> String {
-    match (
-        Path::new(program).components().count() > 1,
-        env::current_dir(),
-    ) {
-        (false, _) => format!(
-            "looked for in PATH: {}",
-            env::var("PATH").unwrap_or_default()
-        ),
-        (true, Ok(folder)) => format!("in {}", folder.display()),
-        (true, Err(error)) => format!("the working directory is not known: {error}"),
+/// Where the system looks for a program that is given by this name or path.
+fn place(program: &OsStr) -> String {
+    let path = Path::new(program);
+    let is_name = !path.as_os_str().as_encoded_bytes().contains(&b'/');
+    match (is_name, env::var("PATH"), env::current_dir()) {
+        (true, Ok(folders), _) => format!("{}, looked for in PATH ({folders})", path.display()),
+        (false, _, Ok(folder)) => folder.join(path).display().to_string(),
+        _ => path.display().to_string(),
     }
 }
 
