@@ -23,7 +23,7 @@ use std::{
 
 use tokio::{
     runtime::Handle,
-    time::{Instant, interval, sleep_until, timeout},
+    time::{interval, sleep, timeout},
 };
 use tunnel_http::{
     access_log::AccessLog,
@@ -65,6 +65,9 @@ use crate::{
 /// Time from when a process serves everything to when it can be replaced: a tunnel client waits longer and longer before it
 /// dials if its sessions are drained within a second (`--redial-base`).
 const SETTLING: Duration = Duration::from_secs(1);
+
+/// Time in which another one of the tunnel clients comes that were handed over: they are spread over seconds, and then need 2 s.
+const COMING: Duration = Duration::from_secs(2);
 
 /// Time between two looks at what may be forgotten.
 const SWEEP: Duration = Duration::from_secs(10);
@@ -551,10 +554,9 @@ async fn replaced(parts: &Parts, kept: &[(&'static str, TcpListener)]) -> Succes
     let upgrades = &parts.lifecycle.upgrades;
     // Not before this process has everything that its own predecessor hands over.
     parts.lifecycle.serving_public().await;
-    let earliest = Instant::now() + SETTLING;
+    settled(&parts.registry).await;
     loop {
         upgrades.requested().await;
-        sleep_until(earliest).await;
         tracing::info!("starting a new process to take over");
         match start_successor(parts, kept).await {
             Ok(successor) => return successor,
@@ -562,6 +564,20 @@ async fn replaced(parts: &Parts, kept: &[(&'static str, TcpListener)]) -> Succes
                 tracing::error!(%error, "no upgrade: this process continues");
                 upgrades.on_failed(error.to_string());
             }
+        }
+    }
+}
+
+/// Waits until tunnel clients take their sessions here for good ones, and all that were handed over have come, or none of them
+/// comes any more.
+async fn settled(registry: &Registry) {
+    sleep(SETTLING).await;
+    let mut expected = registry.expected();
+    while expected > 0 {
+        sleep(COMING).await;
+        let before = std::mem::replace(&mut expected, registry.expected());
+        if expected == before {
+            return;
         }
     }
 }

@@ -20,12 +20,8 @@ enum State {
     /// Nothing can replace this server: it is part of another program.
     #[default]
     Unavailable,
-    /// None was requested yet.
-    Available,
-    /// A new process is being started, since then.
-    Starting(Timestamp),
-    /// The last one failed: when, and why.
-    Failed(Timestamp, String),
+    /// One may be requested, unless the last one is under way. None if there was none.
+    Available(Option<UpgradeView>),
     /// The server stops, or a new process has taken over.
     Leaving,
 }
@@ -33,9 +29,10 @@ enum State {
 /// How an upgrade goes.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct UpgradeView {
-    /// Whether the new process is being started, or has failed.
+    /// Whether it is under way, or has failed.
     pub state: UpgradeState,
-    /// Since when.
+    /// Since when; now, from a server that does not say so.
+    #[serde(default = "Timestamp::now")]
     pub since: Timestamp,
     /// Why it has failed.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -46,7 +43,7 @@ pub struct UpgradeView {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum UpgradeState {
-    /// The new process is being started.
+    /// It is under way: the new process is being started, or will be once this one has what its own predecessor hands over.
     Starting,
     /// It has failed; this process continues.
     Failed,
@@ -71,7 +68,7 @@ pub(crate) enum UpgradeRefusal {
 impl Upgrades {
     /// Upgrades may be requested from now on.
     pub(crate) fn enable(&self) {
-        *self.state.lock() = State::Available;
+        *self.state.lock() = State::Available(None);
     }
 
     /// Requests an upgrade.
@@ -80,11 +77,15 @@ impl Upgrades {
     /// When it cannot begin.
     pub(crate) fn request(&self) -> Result<(), UpgradeRefusal> {
         let mut state = self.state.lock();
-        match *state {
+        match &*state {
             State::Unavailable => return Err(UpgradeRefusal::Unavailable),
-            State::Starting(since) => return Err(UpgradeRefusal::UnderWay(since)),
             State::Leaving => return Err(UpgradeRefusal::Leaving),
-            State::Available | State::Failed(..) => *state = State::Starting(Timestamp::now()),
+            State::Available(Some(last)) if last.state == UpgradeState::Starting => {
+                return Err(UpgradeRefusal::UnderWay(last.since));
+            }
+            State::Available(_) => {
+                *state = State::Available(Some(UpgradeView::new(UpgradeState::Starting, None)));
+            }
         }
         self.requested.notify_one();
         Ok(())
@@ -102,20 +103,26 @@ impl Upgrades {
 
     /// The upgrade has failed.
     pub(crate) fn on_failed(&self, reason: String) {
-        *self.state.lock() = State::Failed(Timestamp::now(), reason);
+        let view = UpgradeView::new(UpgradeState::Failed, Some(reason));
+        *self.state.lock() = State::Available(Some(view));
     }
 
     /// The upgrade that is under way or has failed, if there is one.
     pub(crate) fn view(&self) -> Option<UpgradeView> {
-        let (state, since, reason) = match &*self.state.lock() {
-            State::Unavailable | State::Available | State::Leaving => return None,
-            State::Starting(since) => (UpgradeState::Starting, *since, None),
-            State::Failed(since, reason) => (UpgradeState::Failed, *since, Some(reason.clone())),
-        };
-        Some(UpgradeView {
+        match &*self.state.lock() {
+            State::Available(last) => last.clone(),
+            State::Unavailable | State::Leaving => None,
+        }
+    }
+}
+
+impl UpgradeView {
+    fn new(state: UpgradeState, reason: Option<String>) -> Self {
+        let since = Timestamp::now();
+        Self {
             state,
             since,
             reason,
-        })
+        }
     }
 }

@@ -116,7 +116,7 @@ tunnel_ops::settings! {
         redial_base: PositiveDuration = Duration::from_secs(1), "TIME", Restart;
         /// Longest wait before any new dial
         redial_cap: PositiveDuration = Duration::from_secs(30), "TIME", Restart;
-        /// How long a session must last to reset the waits
+        /// How long a session must last to reset the waits; one that the server drains: --redial-base
         redial_stable: DurationText = Duration::from_secs(60), "TIME", Restart;
         /// What to do after a final refusal
         ///

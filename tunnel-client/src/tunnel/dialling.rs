@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use parking_lot::Mutex;
-use tokio::sync::{Mutex as Queue, watch};
+use tokio::sync::{Mutex as Queue, Notify, watch};
 use tokio::time::{Instant, sleep, sleep_until};
 use tunnel_ops::timestamp::Timestamp;
 use tunnel_proto::close::{AfterClose, CloseReason};
@@ -54,6 +54,8 @@ pub(super) struct Dialling {
     parts: DiallingParts,
     state: Queue<DialState>,
     servers: Mutex<Servers>,
+    /// The next dial may be due earlier than the slot that waits for it has read.
+    is_due_earlier: Notify,
     locations: Arc<SessionLocations>,
     refusals: Mutex<Refusals>,
     /// Since when this client holds the runtime: the first welcome since the slots began.
@@ -97,6 +99,7 @@ impl Dialling {
         Self {
             state: Queue::default(),
             servers: Mutex::new(Servers::new(parts.diallers.len(), &parts.redial, random())),
+            is_due_earlier: Notify::new(),
             locations: Arc::default(),
             refusals: Mutex::new(Refusals::new(parts.refusal_wait)),
             held_since: Mutex::default(),
@@ -200,6 +203,7 @@ impl Dialling {
         redial.after_session(ended.reason, ended.lived, now, random());
         let wait = servers.next(now, |_| 0, &[]).1.after(now);
         drop(servers);
+        self.is_due_earlier.notify_one();
         self.show_wait(WaitReason::Failure, wait);
         let (reason, why) = (ended.reason.name(), &ended.detail);
         match ended.reason.is_planned() {
@@ -224,6 +228,7 @@ impl Dialling {
         let lived = session.lived();
         let mut servers = self.servers.lock();
         (servers.of(server)).after_drain(lived, Instant::now(), random());
+        self.is_due_earlier.notify_one();
     }
 
     /// The client replaces a session by its own choice.
@@ -261,6 +266,7 @@ impl Dialling {
                     let has_changed = tokio::select! {
                         has_changed = path::wait(at - now, || path::current(peer)) => has_changed,
                         Ok(()) = credential.changed() => true,
+                        () = self.is_due_earlier.notified() => false,
                     };
                     if has_changed {
                         self.retry_now();

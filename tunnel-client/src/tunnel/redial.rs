@@ -47,7 +47,7 @@ pub(crate) struct RedialSettings {
     pub(crate) base: Duration,
     /// Bound of any wait.
     pub(crate) cap: Duration,
-    /// How long a session has to last to reset the waits.
+    /// How long a session has to last to reset the waits; one that the server drains: `base`.
     pub(crate) stable: Duration,
 }
 
@@ -68,7 +68,7 @@ pub(crate) struct Redial {
     settings: RedialSettings,
     /// Failed dials and short sessions. Sessions that are lost during a wait do not count.
     failures: u32,
-    /// When the server last drained a session.
+    /// When the server last drained a session that was not very short.
     drained: Option<Instant>,
     /// The end of the current wait.
     at: Option<Instant>,
@@ -201,13 +201,13 @@ impl Redial {
         }
     }
 
-    /// The server drains a session that has lasted for `lived`: another process takes its place, now or soon. So failures
-    /// until now do not count, and the wait for them is cut short, unless the session was very short. Returns whether it
-    /// was not.
+    /// The server drains a session that has lasted for `lived`: mostly, another process takes its place now or soon. So
+    /// failures until now do not count, and the wait for them is cut short, unless the session was very short. Returns
+    /// whether it was not.
     fn on_drained(&mut self, lived: Duration, now: Instant, random: u64) -> bool {
-        self.drained = Some(now);
         let was_stable = lived >= self.settings.base;
         if was_stable {
+            self.drained = Some(now);
             let soon = now + fraction(self.settings.base, random);
             self.failures = 0;
             self.at = self.at.map(|at| at.min(soon));
@@ -458,7 +458,8 @@ mod tests {
         let (mut redial, mut now) = redial();
         redial.after_drain(5 * SECOND, now, LARGEST);
         assert_eq!(redial.next_dial(now), NextDial::Now);
-        for seconds in [1, 2, 4, 4] {
+        now += REPLACED_WITHIN;
+        for seconds in [1, 2, 4, 8] {
             redial.after_drain(SECOND / 10, now, LARGEST);
             assert_eq!(pass(&redial, &mut now), seconds * SECOND);
         }

@@ -378,6 +378,21 @@ async fn a_place_that_is_refused_for_good_comes_again_after_a_long_wait() {
     two.client.wait_metric("sessions", 2.0).await;
 }
 
+/// All slots wait together, however long a load balancer in maintenance has asked one of them to.
+#[tokio::test]
+async fn a_drain_ends_the_wait_after_a_failed_dial() {
+    let mut two = Two::new(NOBODY).await;
+    let maintenance = Response::builder().status(503).header("retry-after", "60");
+    two.server
+        .refuse([maintenance.body(String::new()).unwrap()]);
+    drop(two.second);
+    let refused = "dials_total{result=\"refused\"}";
+    two.client.wait_metric(refused, 1.0).await;
+    two.first.send(drain(0));
+    two.server.welcome().await;
+    two.server.welcome().await;
+}
+
 #[tokio::test]
 async fn who_finds_the_runtime_held_waits_as_told_and_comes_again() {
     let mut server = FakeServer::start().await;

@@ -113,7 +113,7 @@ fn block(client: &AdminClient, view: &ServerView, before: Before<'_>) -> String 
 fn upgrade_text(upgrade: &UpgradeView) -> String {
     let since = age(upgrade.since.age());
     match upgrade.state {
-        UpgradeState::Starting => format!("a new process is being started, for {since}"),
+        UpgradeState::Starting => format!("under way for {since}"),
         UpgradeState::Failed => {
             let faults = upgrade.reason.as_deref().unwrap_or_default().lines();
             let faults = faults.collect::<Vec<_>>().join("; ");

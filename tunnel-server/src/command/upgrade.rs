@@ -16,23 +16,29 @@ pub(super) async fn upgrade(args: &UpgradeArgs) -> Result<(), Failure> {
     let limit = Duration::from(args.timeout);
     let until = Instant::now() + limit;
     let before: ServerView = client.post("/upgrade", Bytes::new()).await?;
+    let mut last = Ok(());
     while Instant::now() < until {
         // A connection may be cut when the listener changes hands: the next one shows.
-        if let Ok(now) = client.get::<ServerView>("/status").await {
-            if now.pid != before.pid {
+        match client.get::<ServerView>("/status").await {
+            Ok(now) if now.pid != before.pid => {
                 return print(&upgraded(&before, &now)).map(drop);
             }
-            if let Some(upgrade) = now.upgrade
-                && upgrade.state == UpgradeState::Failed
-            {
-                let reason = upgrade.reason.unwrap_or_default();
-                return Err(Failure::running(format_args!(
-                    "{reason}\nthe server continues as before"
-                )));
+            Ok(now) => {
+                if let Some(upgrade) = now.upgrade
+                    && upgrade.state == UpgradeState::Failed
+                {
+                    let reason = upgrade.reason.unwrap_or_default();
+                    return Err(Failure::running(format_args!(
+                        "{reason}\nthe server continues as before"
+                    )));
+                }
+                last = Ok(());
             }
+            Err(error) => last = Err(error),
         }
         sleep(CHECK_INTERVAL).await;
     }
+    last?;
     Err(Failure::running(format_args!(
         "no new process serves after {limit:?}: the upgrade goes on, `tunnel-server status` shows how it ends"
     )))

@@ -5,7 +5,7 @@ use std::sync::{Arc, atomic::Ordering};
 use serde::{Deserialize, Serialize};
 use tokio::time::Instant;
 
-use super::Registry;
+use super::{Registry, Slot};
 use crate::{
     directory::{EXPECTED, HandedClaim},
     events::{Event, EventKind},
@@ -73,6 +73,16 @@ impl Registry {
             slot.state.lock().expected_until = Some(Instant::now() + EXPECTED);
             self.directory.expect(label, claim);
         }
+    }
+
+    /// The number of runtimes that are expected and have not come yet.
+    pub(crate) fn expected(&self) -> usize {
+        let now = Instant::now();
+        let is_expected = |slot: &&Arc<Slot>| {
+            let until = slot.state.lock().expected_until;
+            until.is_some_and(|until| now < until)
+        };
+        self.slots.read().values().filter(is_expected).count()
     }
 
     /// Reports that a runtime has a new tunnel. One that comes while all move to another process is reported there, if it moves
@@ -146,7 +156,9 @@ mod tests {
         let (newer, _slot) = registry();
         let (mut at_older, mut at_newer) = (older.events.read(), newer.events.read());
         newer.expect(older.hand_over());
+        assert_eq!(newer.expected(), 1);
         let _moved = join(&newer, 1).await;
+        assert_eq!(newer.expected(), 0);
         drop(membership);
         // A dial that was under way ends at the older process.
         drop(join(&older, 2).await);

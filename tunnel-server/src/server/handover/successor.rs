@@ -66,6 +66,11 @@ pub(crate) enum UpgradeError {
     /// It ended without a word.
     #[error("the new process ended before it was ready ({0}): see its lines in the log")]
     Ended(String),
+    /// Its report is not one of this version.
+    #[error(
+        "the new process reports what this version does not know ({0}): restart the server instead"
+    )]
+    Unclear(#[source] io::Error),
     /// It was not ready in time.
     #[error("the new process was not ready within {READY_LIMIT:?}: see its lines in the log")]
     Late,
@@ -114,13 +119,14 @@ impl Program {
             source,
         })?;
         match timeout(READY_LIMIT, successor.report()).await {
-            Ok(Some(SuccessorReport::Ready { version })) => {
+            Ok(Ok(Some(SuccessorReport::Ready { version }))) => {
                 let process = successor.child.id();
                 tracing::info!(version, process, "the new process is ready");
                 Ok(successor)
             }
-            Ok(Some(SuccessorReport::Failed { reason })) => Err(UpgradeError::Failed(reason)),
-            Ok(None) => Err(UpgradeError::Ended(successor.end())),
+            Ok(Ok(Some(SuccessorReport::Failed { reason }))) => Err(UpgradeError::Failed(reason)),
+            Ok(Err(error)) => Err(UpgradeError::Unclear(error)),
+            Ok(Ok(None)) => Err(UpgradeError::Ended(successor.end())),
             Err(_) => Err(UpgradeError::Late),
         }
     }
@@ -183,12 +189,14 @@ impl Successor {
         }
     }
 
-    /// The next report; `None` if it has ended, or reports what this version does not know.
-    async fn report(&mut self) -> Option<SuccessorReport> {
+    /// The next report; `None` if it has ended.
+    async fn report(&mut self) -> io::Result<Option<SuccessorReport>> {
         let mut line = Vec::new();
         let mut channel = (&mut self.channel).take(LINE_BYTES);
-        channel.read_until(b'\n', &mut line).await.ok()?;
-        serde_json::from_slice(&line).ok()
+        match channel.read_until(b'\n', &mut line).await? {
+            0 => Ok(None),
+            _ => Ok(Some(serde_json::from_slice(&line)?)),
+        }
     }
 
     /// Ends the process. Returns how it has ended.
