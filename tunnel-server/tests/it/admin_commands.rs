@@ -92,11 +92,14 @@ async fn status_shows_the_server() {
     let _client = FakeClient::describing(&rig, PROD).await;
     let operator = Operator::new(&rig, None);
     let text = operator.sees(&["status"]).await;
-    let version = env!("CARGO_PKG_VERSION");
+    let (version, process) = (env!("CARGO_PKG_VERSION"), std::process::id());
     let rows: Vec<String> = words(&text).iter().map(|row| row.join(" ")).collect();
     assert_eq!(
         rows[0],
-        format!("server tunnel-server {version}, {}", operator.url)
+        format!(
+            "server tunnel-server {version}, process {process}, {}",
+            operator.url
+        )
     );
     assert!(rows[1].starts_with("state running, up "), "{text}");
     assert_eq!(rows[2..4], ["runtimes 1 of 2 online", "sessions 1"]);
