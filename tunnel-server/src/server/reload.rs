@@ -235,7 +235,14 @@ impl Parts {
         let (result, event) = match result {
             Ok(differences) => {
                 let waiting = differences.iter().filter(|one| one.needs_restart());
-                (Ok(waiting.map(|one| one.name.clone()).collect()), reloaded)
+                let waiting: Vec<String> = waiting.map(|one| one.name.clone()).collect();
+                let event = match waiting.is_empty() {
+                    true => reloaded,
+                    false => {
+                        reloaded.detail(format!("only after a restart: {}", waiting.join(", ")))
+                    }
+                };
+                (Ok(waiting), event)
             }
             Err(error) => {
                 let text = error.to_string();
