@@ -17,6 +17,7 @@ at any of the widths, and when the console has an error, such as a breach of the
 import asyncio
 import base64
 import json
+import os
 import sys
 import tempfile
 import urllib.request
@@ -171,6 +172,8 @@ async def main(chromium, url, steps, width="1280", scheme="light", screenshot=No
         browser = await asyncio.create_subprocess_exec(
             chromium, *FLAGS, f"--user-data-dir={profile}", "about:blank",
             stdout=asyncio.subprocess.DEVNULL, stderr=asyncio.subprocess.PIPE,
+            # What it would leave there when it is killed.
+            env={**os.environ, "TMPDIR": profile},
         )
         try:
             async with connect(await tab_address(browser), max_size=None) as socket:
