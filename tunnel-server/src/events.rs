@@ -51,6 +51,8 @@ pub enum EventKind {
     Certificate,
     /// The server has begun to stop.
     Draining,
+    /// No new process could take over; this one continues.
+    UpgradeFailed,
     /// Made for a reader that may have missed events: it was away for too long, or its last event is of another process.
     Missed,
 }
@@ -125,7 +127,7 @@ pub struct TooSlow;
 
 impl EventKind {
     /// Every kind.
-    pub const ALL: [Self; 13] = [
+    pub const ALL: [Self; 14] = [
         Self::Online,
         Self::Offline,
         Self::SessionBegan,
@@ -138,6 +140,7 @@ impl EventKind {
         Self::Reloaded,
         Self::Certificate,
         Self::Draining,
+        Self::UpgradeFailed,
         Self::Missed,
     ];
 
@@ -157,6 +160,7 @@ impl EventKind {
             Self::Reloaded => "reloaded",
             Self::Certificate => "certificate",
             Self::Draining => "draining",
+            Self::UpgradeFailed => "upgrade-failed",
             Self::Missed => "missed",
         }
     }
@@ -175,6 +179,7 @@ tunnel_ops::word_value!(EventKind {
     "reloaded" => EventKind::Reloaded,
     "certificate" => EventKind::Certificate,
     "draining" => EventKind::Draining,
+    "upgrade-failed" => EventKind::UpgradeFailed,
     "missed" => EventKind::Missed,
 });
 

@@ -23,7 +23,7 @@ use std::{
 
 use tokio::{
     runtime::Handle,
-    time::{interval, sleep, timeout},
+    time::{interval, timeout},
 };
 use tunnel_http::{
     access_log::AccessLog,
@@ -42,7 +42,7 @@ use tunnel_ops::{
 
 pub(crate) use self::parts::{connection_limit, descriptors_for};
 use self::{
-    handover::{Predecessor, Program, Successor, UpgradeError},
+    handover::{Predecessor, Successor},
     parts::Parts,
     shard::{Shard, Sockets},
 };
@@ -61,13 +61,6 @@ use crate::{
     registry::Registry,
     runtimes::NameError,
 };
-
-/// Time from when a process serves everything to when it can be replaced: a tunnel client waits longer and longer before it
-/// dials if its sessions are drained within a second (`--redial-base`).
-const SETTLING: Duration = Duration::from_secs(1);
-
-/// Time in which another one of the tunnel clients comes that were handed over: they are spread over seconds, and then need 2 s.
-const COMING: Duration = Duration::from_secs(2);
 
 /// Time between two looks at what may be forgotten.
 const SWEEP: Duration = Duration::from_secs(10);
@@ -446,7 +439,7 @@ async fn leave(parts: &Parts, ended: Ended) -> (Option<RunError>, Option<Success
 async fn take_over(parts: Arc<Parts>, predecessor: Option<Predecessor>) {
     let lifecycle = &parts.lifecycle;
     if let Some(predecessor) = predecessor {
-        match predecessor.ready().await {
+        match predecessor.ready(parts.empty_lists()).await {
             Ok(mut channel) => {
                 let handed = channel.tunnels().await;
                 // The predecessor changes them no more, and may have done so since they were read here.
@@ -545,56 +538,8 @@ async fn wait(
             Ended::Failed(RunError::ShardFailed(number))
         }
         error = failed => Ended::Failed(error.into()),
-        successor = replaced(parts, kept) => Ended::Replaced(successor),
+        successor = handover::successor(parts, kept) => Ended::Replaced(successor),
     }
-}
-
-/// Starts a new process whenever one is requested, until one is ready.
-async fn replaced(parts: &Parts, kept: &[(&'static str, TcpListener)]) -> Successor {
-    let upgrades = &parts.lifecycle.upgrades;
-    // Not before this process has everything that its own predecessor hands over.
-    parts.lifecycle.serving_public().await;
-    settled(&parts.registry).await;
-    loop {
-        upgrades.requested().await;
-        tracing::info!("starting a new process to take over");
-        match start_successor(parts, kept).await {
-            Ok(successor) => return successor,
-            Err(error) => {
-                tracing::error!(%error, "no upgrade: this process continues");
-                upgrades.on_failed(error.to_string());
-            }
-        }
-    }
-}
-
-/// Waits until tunnel clients take their sessions here for good ones, and all that were handed over have come, or none of them
-/// comes any more.
-async fn settled(registry: &Registry) {
-    sleep(SETTLING).await;
-    let mut expected = registry.expected();
-    while expected > 0 {
-        sleep(COMING).await;
-        let before = std::mem::replace(&mut expected, registry.expected());
-        if expected == before {
-            return;
-        }
-    }
-}
-
-async fn start_successor(
-    parts: &Parts,
-    kept: &[(&'static str, TcpListener)],
-) -> Result<Successor, UpgradeError> {
-    if parts.registry.directory().shared().is_some() {
-        return Err(UpgradeError::SeveralNodes);
-    }
-    let program = Program::this();
-    let clones = kept
-        .iter()
-        .map(|(name, socket)| Ok((*name, socket.try_clone()?)));
-    let sockets = clones.collect::<io::Result<_>>();
-    program.start(sockets.map_err(UpgradeError::Sockets)?).await
 }
 
 async fn finish(running: &mut [Shard]) {

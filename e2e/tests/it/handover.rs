@@ -301,6 +301,18 @@ async fn an_upgrade_to_a_broken_configuration_leaves_the_server_as_it_is() {
     let mut client = RawClient::connect(&system.entry()).await;
     let answer = client.exchange("GET", "/status/200", "").await;
     assert_eq!(answer.head.status(), 200);
+    // A file that is empty is being written, as for a reload: its clients would lose their sessions.
+    let events = watching(&system, &["events"]);
+    eventually(SOON, "the stream", async || {
+        fs::write(&runtimes, &good).unwrap();
+        events.text().contains("reloaded").then_some(())
+    })
+    .await;
+    fs::write(&runtimes, "").unwrap();
+    let ended = upgrade(&mut system).await;
+    assert_eq!(ended.code, Some(1), "{ended:?}");
+    assert!(ended.err.contains("no entries any more"), "{}", ended.err);
+    events.wait_for_line("upgrade-failed", SOON).await;
     // Nor does the failure prevent the next one.
     fs::write(&runtimes, good).unwrap();
     assert_eq!(upgrade(&mut system).await.code, Some(0));

@@ -273,8 +273,8 @@ impl AdminClient {
                 }
                 Err(end) if is_newest => {
                     eprintln!(
-                        "warning: the stream of the {} at {} is over ({end}): it stops or restarts, or the connection was \
-                         cut; connecting again",
+                        "warning: the stream of the {0} at {1} is over ({end}): the {0} stops or restarts, or the \
+                         connection was cut; connecting again",
                         self.target.program, self.target.url
                     );
                     newest += 1;
@@ -322,7 +322,7 @@ impl AdminClient {
                 Err(error) if error.is_of_network() => {}
                 Ok(stream) => {
                     eprintln!(
-                        "the stream of the {} at {} goes on",
+                        "warning: the stream of the {} at {} goes on; what happened in between may be missing",
                         self.target.program, self.target.url
                     );
                     return Ok(stream);

@@ -24,8 +24,10 @@ pub(super) async fn events(args: &EventsArgs) -> Result<(), Failure> {
 async fn warn_if_unknown(client: &AdminClient, label: &str) -> Result<(), Failure> {
     match client.get(&format!("/runtimes/{label}")).await {
         Ok(IgnoredAny) => {}
-        Err(AdminRequestError::Refused { reason, detail }) if reason == "runtime_unknown" => {
-            eprintln!("warning: {detail}: showing its events from when it is known");
+        Err(AdminRequestError::Refused { reason, .. }) if reason == "runtime_unknown" => {
+            eprintln!(
+                "warning: no runtime has the label `{label}`; waiting until one has it (`tunnel-server runtimes list` shows all)"
+            );
         }
         Err(error) => return Err(error.into()),
     }

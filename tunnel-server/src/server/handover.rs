@@ -20,22 +20,35 @@
 mod predecessor;
 mod successor;
 
-use std::{io, sync::Arc};
+use std::{io, net::TcpListener, sync::Arc, time::Duration};
 
 use serde::{Deserialize, Serialize};
-use tokio::signal::unix::{SignalKind, signal};
+use tokio::{
+    signal::unix::{SignalKind, signal},
+    time::sleep,
+};
 
 pub use self::predecessor::Predecessor;
 pub(super) use self::successor::Successor;
-pub(crate) use self::successor::{Program, UpgradeError};
-use super::parts::Parts;
-use crate::registry::HandedRuntime;
+use self::successor::{Program, UpgradeError};
+use super::{parts::Parts, reload::EmptyList};
+use crate::{
+    events::{Event, EventKind},
+    registry::{HandedRuntime, Registry},
+};
 
 /// The environment variable that makes a process a successor: the predecessor's process id.
 const VARIABLE: &str = "TUNNEL_PREDECESSOR";
 
 /// Longest line, in bytes: the records of some hundred thousand runtimes.
 const LINE_BYTES: u64 = 256 * 1024 * 1024;
+
+/// Time from when a process serves everything to when it can be replaced: a tunnel client waits longer and longer before it
+/// dials if its sessions are drained within a second (`--redial-base`).
+const SETTLING: Duration = Duration::from_secs(1);
+
+/// Time in which another one of the tunnel clients comes that were handed over: they are spread over seconds, and then need 2 s.
+const COMING: Duration = Duration::from_secs(2);
 
 /// Requests an upgrade at each SIGUSR2. Never ends.
 ///
@@ -52,6 +65,62 @@ pub(crate) fn on_signal(parts: Arc<Parts>) -> io::Result<impl Future<Output = ()
     })
 }
 
+/// Starts a new process whenever one is requested, until one is ready.
+pub(super) async fn successor(parts: &Parts, kept: &[(&'static str, TcpListener)]) -> Successor {
+    let upgrades = &parts.lifecycle.upgrades;
+    // Not before this process has everything that its own predecessor hands over.
+    parts.lifecycle.serving_public().await;
+    settled(&parts.registry).await;
+    loop {
+        upgrades.requested().await;
+        tracing::info!("starting a new process to take over");
+        match start_successor(parts, kept).await {
+            Ok(successor) => return successor,
+            Err(error) => {
+                let reason = error.to_string();
+                tracing::error!(reason, "no upgrade: this process continues");
+                let failed = Event::new(EventKind::UpgradeFailed);
+                let first = reason.lines().next().unwrap_or_default();
+                parts.events.report(failed.detail(first.to_owned()));
+                upgrades.on_failed(reason);
+            }
+        }
+    }
+}
+
+/// Waits until tunnel clients take their sessions here for good ones, and all that were handed over have come, or none of them
+/// comes any more.
+async fn settled(registry: &Registry) {
+    sleep(SETTLING).await;
+    let mut expected = registry.expected();
+    while expected > 0 {
+        sleep(COMING).await;
+        let before = std::mem::replace(&mut expected, registry.expected());
+        if expected == before {
+            return;
+        }
+    }
+}
+
+async fn start_successor(
+    parts: &Parts,
+    kept: &[(&'static str, TcpListener)],
+) -> Result<Successor, UpgradeError> {
+    if parts.registry.directory().shared().is_some() {
+        return Err(UpgradeError::SeveralNodes);
+    }
+    let program = Program::this();
+    let clones = kept
+        .iter()
+        .map(|(name, socket)| Ok((*name, socket.try_clone()?)));
+    let sockets = clones.collect::<io::Result<_>>();
+    let sockets = sockets.map_err(UpgradeError::Sockets)?;
+    let mut successor = program.start(sockets).await?;
+    // Ends it otherwise.
+    parts.check_not_emptied(successor.empty_lists())?;
+    Ok(successor)
+}
+
 /// What the successor reports.
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
@@ -60,6 +129,9 @@ enum SuccessorReport {
     Ready {
         /// Its version.
         version: String,
+        /// The lists that it has found empty.
+        #[serde(default)]
+        empty: Vec<EmptyList>,
     },
     /// It cannot.
     Failed {

@@ -7,6 +7,7 @@
 use std::path::PathBuf;
 use std::sync::Arc;
 
+use serde::{Deserialize, Serialize};
 use tunnel_ops::admin::BearerFileError;
 use tunnel_ops::task::Owned;
 use tunnel_ops::telemetry::{AccessLogError, Telemetry};
@@ -62,14 +63,18 @@ pub(crate) enum ApplyError {
     AdminToken(#[from] BearerFileError),
     /// A file that had entries has none.
     #[error(
-        "{setting}: {}: the file has no entries any more, as while it is being written: send SIGHUP to apply it anyway",
-        .file.display()
+        "{}: {}: the file has no entries any more, as while it is being written: to apply it anyway, send SIGHUP",
+        .0.setting, .0.file.display()
     )]
-    Emptied {
-        /// The setting that names it.
-        setting: &'static str,
-        file: PathBuf,
-    },
+    Emptied(EmptyList),
+}
+
+/// A runtimes file or revocation list without entries.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct EmptyList {
+    /// The setting that names it.
+    setting: String,
+    file: PathBuf,
 }
 
 /// What to do about a runtimes file or revocation list that had entries and has none.
@@ -162,7 +167,7 @@ impl Parts {
         };
         let credentials = PreparedCredentials::read(&config, runtimes.clone())?;
         if emptied == Emptied::Refuse {
-            self.check_not_emptied(&config, &credentials)?;
+            self.check_not_emptied(empty_lists(&config, credentials.has_revocations()))?;
         }
         let next = config.effective(&credentials.contents());
         let differences = differences(&self.effective(), &next);
@@ -204,29 +209,24 @@ impl Parts {
         Ok(differences)
     }
 
-    /// Refuses files that had entries and have none: a program that writes a file in place empties it first, which would
+    /// The lists without entries.
+    pub(super) fn empty_lists(&self) -> Vec<EmptyList> {
+        let has_revocations = self.authenticator.has_revocation_list();
+        empty_lists(&self.config.load(), has_revocations)
+    }
+
+    /// Refuses lists without entries that have some here: a program that writes a file in place empties it first, which would
     /// disconnect every client, or lift all revocations, until it is written.
-    fn check_not_emptied(
-        &self,
-        config: &Config,
-        next: &PreparedCredentials,
-    ) -> Result<(), ApplyError> {
-        let had_runtimes = self.config.load().runtimes.iter().next().is_some();
-        if had_runtimes
-            && config.runtimes.iter().next().is_none()
-            && let Some(file) = config.settings.runtimes.clone()
-        {
-            let setting = "runtimes";
-            return Err(ApplyError::Emptied { setting, file });
-        }
-        if self.authenticator.has_revocation_list()
-            && !next.has_revocations()
-            && let Some(file) = config.settings.revocations.clone()
-        {
-            let setting = "revocations";
-            return Err(ApplyError::Emptied { setting, file });
-        }
-        Ok(())
+    ///
+    /// # Errors
+    /// For the first such list.
+    pub(super) fn check_not_emptied(&self, empty: Vec<EmptyList>) -> Result<(), ApplyError> {
+        let has_entries = |list: &EmptyList| match list.setting.as_str() {
+            "runtimes" => self.config.load().runtimes.iter().next().is_some(),
+            _ => self.authenticator.has_revocation_list(),
+        };
+        let emptied = empty.into_iter().find(has_entries);
+        emptied.map_or(Ok(()), |list| Err(ApplyError::Emptied(list)))
     }
 
     fn on_reload(&self, result: &Result<Vec<Difference>, ReloadError>) {
@@ -254,6 +254,23 @@ impl Parts {
         self.config.on_reload(result);
         self.events.report(event);
     }
+}
+
+/// The lists without entries of this configuration.
+fn empty_lists(config: &Config, has_revocations: bool) -> Vec<EmptyList> {
+    let has_runtimes = config.runtimes.iter().next().is_some();
+    let settings = &config.settings;
+    [
+        ("runtimes", &settings.runtimes, has_runtimes),
+        ("revocations", &settings.revocations, has_revocations),
+    ]
+    .into_iter()
+    .filter(|(.., has_entries)| !has_entries)
+    .filter_map(|(setting, file, _)| {
+        let (setting, file) = (setting.to_owned(), file.clone()?);
+        Some(EmptyList { setting, file })
+    })
+    .collect()
 }
 
 fn log_differences(differences: &[Difference]) {

@@ -12,7 +12,7 @@ use tokio::{
 };
 
 use super::{LINE_BYTES, PredecessorOrder, SuccessorReport, VARIABLE};
-use crate::registry::HandedRuntime;
+use crate::{registry::HandedRuntime, server::reload::EmptyList};
 
 /// The process that hands its listeners over to this one.
 #[derive(Debug)]
@@ -56,13 +56,13 @@ impl Predecessor {
         let _ = (&self.channel).write_all(&line(&SuccessorReport::Failed { reason }));
     }
 
-    /// Reports that this process can serve.
-    pub(in crate::server) async fn ready(self) -> io::Result<Channel> {
+    /// Reports that this process can serve, and the lists that it has found empty.
+    pub(in crate::server) async fn ready(self, empty: Vec<EmptyList>) -> io::Result<Channel> {
         self.channel.set_nonblocking(true)?;
         let mut stream = BufReader::new(UnixStream::from_std(self.channel)?);
         let version = env!("CARGO_PKG_VERSION").to_owned();
         stream
-            .write_all(&line(&SuccessorReport::Ready { version }))
+            .write_all(&line(&SuccessorReport::Ready { version, empty }))
             .await?;
         Ok(Channel { stream })
     }

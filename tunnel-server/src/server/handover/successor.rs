@@ -20,7 +20,10 @@ use tokio::{
 use tunnel_ops::inherited;
 
 use super::{LINE_BYTES, PredecessorOrder, SuccessorReport, VARIABLE};
-use crate::registry::HandedRuntime;
+use crate::{
+    registry::HandedRuntime,
+    server::reload::{ApplyError, EmptyList},
+};
 
 /// Time in which the new process must be ready: far more than it needs to read the files of a large installation.
 const READY_LIMIT: Duration = Duration::from_secs(30);
@@ -60,6 +63,9 @@ pub(crate) enum UpgradeError {
         /// The error of the system.
         source: io::Error,
     },
+    /// It has found a list empty that has entries here.
+    #[error(transparent)]
+    Emptied(#[from] ApplyError),
     /// It reported why it cannot serve.
     #[error("the new process cannot serve: {0}")]
     Failed(String),
@@ -92,6 +98,8 @@ fn place(program: &OsStr) -> String {
 pub(in crate::server) struct Successor {
     child: Child,
     channel: BufReader<UnixStream>,
+    /// The lists that it has found empty.
+    empty: Vec<EmptyList>,
     /// Whether it has the tunnel listener; if not, it is ended when this is dropped.
     is_serving: bool,
 }
@@ -119,9 +127,10 @@ impl Program {
             source,
         })?;
         match timeout(READY_LIMIT, successor.report()).await {
-            Ok(Ok(Some(SuccessorReport::Ready { version }))) => {
+            Ok(Ok(Some(SuccessorReport::Ready { version, empty }))) => {
                 let process = successor.child.id();
                 tracing::info!(version, process, "the new process is ready");
+                successor.empty = empty;
                 Ok(successor)
             }
             Ok(Ok(Some(SuccessorReport::Failed { reason }))) => Err(UpgradeError::Failed(reason)),
@@ -155,6 +164,7 @@ impl Program {
         Ok(Successor {
             child,
             channel: BufReader::new(UnixStream::from_std(ours)?),
+            empty: Vec::new(),
             is_serving: false,
         })
     }
@@ -164,6 +174,11 @@ impl Successor {
     /// Its process id.
     pub(in crate::server) fn id(&self) -> u32 {
         self.child.id()
+    }
+
+    /// Takes the lists that it has found empty.
+    pub(in crate::server) fn empty_lists(&mut self) -> Vec<EmptyList> {
+        std::mem::take(&mut self.empty)
     }
 
     /// Has it accept tunnel clients, and answer at the admin listener. From now on it is on its own.
