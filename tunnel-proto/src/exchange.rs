@@ -180,8 +180,9 @@ impl ExchangeStream {
         match (self.received, self.sent) {
             // The rest of its message is for the reader of the body.
             (false, _) => stream.poll_reset(cx),
-            // Its message is complete: another byte breaks the protocol, and the end of the stream cancels
-            // the exchange.
+            // Its message is complete, and this end's is not: another byte breaks the protocol, and the end of the
+            // stream cancels the exchange.
+            (true, false) if !self.decoder.is_between_messages() => Poll::Ready(()),
             (true, false) => stream.poll_read(cx).map(drop),
             // Both messages are complete: further bytes belong to the next exchange.
             (true, true) => stream.poll_reset(cx),

@@ -201,9 +201,10 @@ impl Cancellation<'_> {
 }
 
 impl ExchangeStream {
-    /// Prepares the next exchange, if the stream may carry one.
+    /// Prepares the next exchange, if the stream may carry one. Its request may be there: the tunnel server sends it as soon
+    /// as it has the response, when the end of the last request may be unread here.
     fn begin_next(&mut self) -> bool {
-        let is_reusable = self.is_whole() && !self.is_upgrade;
+        let is_reusable = self.sent && self.received && !self.is_upgrade;
         if is_reusable {
             self.decoder.reset();
             self.sent = false;
