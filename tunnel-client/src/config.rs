@@ -402,6 +402,7 @@ fn defaults(settings: &Settings) -> RouteDefaults {
         ca_file: settings.upstream_ca_file.clone(),
         connect_timeout: settings.upstream_connect_timeout,
         head_timeout: settings.upstream_head_timeout,
+        http: settings.upstream_http,
     }
 }
 

@@ -1,5 +1,18 @@
 //! The limit of open files and sockets of the process.
 
+use std::io;
+
+use rustix::io::Errno;
+
+/// Whether an error is that the process, or the system, has as many files and sockets open as it may.
+#[must_use]
+pub fn is_exhausted(error: &io::Error) -> bool {
+    matches!(
+        Errno::from_io_error(error),
+        Some(Errno::MFILE | Errno::NFILE)
+    )
+}
+
 /// The current soft limit; `None` if it cannot be determined.
 #[must_use]
 pub fn limit() -> Option<u64> {

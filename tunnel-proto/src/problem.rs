@@ -119,6 +119,7 @@ reasons! {
     SessionLost = "session_lost", BAD_GATEWAY, "connection_terminated", Tunnel, "the session ended before the answer's head, and the request must not be sent again";
     NotHeld = "not_held", SERVICE_UNAVAILABLE, "destination_unavailable", Tunnel, "the server node that the request was forwarded to has no session of the runtime any more; only between nodes";
     PeerLost = "peer_lost", BAD_GATEWAY, "connection_terminated", Tunnel, "the server node that the request was forwarded to was lost before the answer's head, and the request must not be sent again";
+    DescriptorLimit = "descriptor_limit", SERVICE_UNAVAILABLE, "connection_limit_reached", Tunnel, "the client has as many files and sockets open as its process may, and an exchange over HTTP/1.1 needs one";
     WireMalformed = "wire_malformed", BAD_GATEWAY, "http_protocol_error", Tunnel, "the other end of the session sent a message that cannot be read";
     InternalError = "internal_error", INTERNAL_SERVER_ERROR, "proxy_internal_error", Tunnel, "an internal error of the server or the client";
 
@@ -136,6 +137,7 @@ reasons! {
     ConnectionTerminated = "connection_terminated", BAD_GATEWAY, "connection_terminated", Upstream, "the upstream closed the connection before it answered";
     TlsCertificateError = "tls_certificate_error", BAD_GATEWAY, "tls_certificate_error", Upstream, "the upstream's certificate is not trusted";
     TlsProtocolError = "tls_protocol_error", BAD_GATEWAY, "tls_protocol_error", Upstream, "TLS with the upstream failed for another reason";
+    ProtocolRefused = "protocol_refused", BAD_GATEWAY, "tls_alert_received", Upstream, "the upstream does not speak the version of HTTP that the request needs (HTTP/2 for gRPC) or that the route's `http` names";
     ResponseTimeout = "response_timeout", GATEWAY_TIMEOUT, "http_response_timeout", Upstream, "no head of the upstream's answer came within `head_timeout`";
     IdleTimeout = "idle_timeout", GATEWAY_TIMEOUT, "http_response_timeout", Upstream, "no byte was received or sent for the route's `idle_timeout`";
     ResponseInvalid = "response_invalid", BAD_GATEWAY, "http_protocol_error", Upstream, "the upstream's answer violates HTTP";

@@ -30,7 +30,8 @@ use crate::pattern::{Pattern, segment_at};
 use crate::rewrite::Rewrite;
 use crate::template::{RefusedSegment, Template};
 pub use crate::upstream::{
-    EjectionOptions, HealthOptions, TlsOptions, UpstreamMember, UpstreamOptions, UpstreamsConfig,
+    EjectionOptions, HealthOptions, TlsOptions, UpstreamHttp, UpstreamMember, UpstreamOptions,
+    UpstreamsConfig,
 };
 use crate::url::UpstreamUrl;
 
@@ -55,6 +56,8 @@ pub struct RouteDefaults {
     pub connect_timeout: Duration,
     /// Limit from the end of a request to the head of its response.
     pub head_timeout: Duration,
+    /// The version of HTTP for `https` upstreams.
+    pub http: UpstreamHttp,
 }
 
 impl Default for RouteDefaults {
@@ -64,6 +67,7 @@ impl Default for RouteDefaults {
             ca_file: None,
             connect_timeout: CONNECT_TIMEOUT,
             head_timeout: HEAD_TIMEOUT,
+            http: UpstreamHttp::default(),
         }
     }
 }
@@ -286,6 +290,7 @@ impl UpstreamOptions {
             idle_timeout: None,
             max_body: None,
             tls,
+            http: defaults.http,
         }
     }
 }

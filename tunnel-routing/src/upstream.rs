@@ -12,6 +12,7 @@
 mod balance;
 mod body;
 mod cache;
+mod closing;
 mod destination;
 mod dial;
 mod failure;
@@ -40,25 +41,28 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
 use std::time::Duration;
 
+use http::request::Parts;
 use tokio::sync::Notify;
 use tokio::time::{Instant, interval, sleep_until};
-use tunnel_proto::problem::Problem;
+use tunnel_proto::problem::{Hop, Problem, Reason};
 
 pub use self::body::UpstreamBody;
 pub(crate) use self::cache::UpstreamCache;
+use self::closing::{Closing, UpstreamSocket};
 use self::destination::Destination;
 pub use self::dial::TryDialError;
 use self::dial::{Dialled, UpstreamDialler};
 pub use self::failure::UpstreamBodyError;
 use self::http1::Connection;
 use self::http2::{Http2, Lease};
+use self::outgoing::Streaming;
 use self::pool::Pool;
 pub use self::progress::Progress;
 pub use self::routed_request::RoutedRequest;
 pub(crate) use self::set::{UpstreamCondition, UpstreamSet, UpstreamState};
 pub use self::settings::{
-    EjectionOptions, HealthOptions, TlsOptions, UpstreamError, UpstreamMember, UpstreamOptions,
-    UpstreamShared, UpstreamsConfig,
+    EjectionOptions, HealthOptions, TlsOptions, UpstreamError, UpstreamHttp, UpstreamMember,
+    UpstreamOptions, UpstreamShared, UpstreamsConfig,
 };
 use self::socket::Socket;
 use self::tls::{Offer, TlsOffers};
@@ -77,9 +81,13 @@ pub struct Upstream {
     max_body: Option<u64>,
     pool: Arc<Pool>,
     http2: Http2,
+    closing: Arc<Closing>,
     shared: Arc<UpstreamShared>,
-    /// Whether the last new connection spoke HTTP/1.1, so that each exchange needs its own.
-    speaks_http1: AtomicBool,
+    http: UpstreamHttp,
+    /// Whether the last dial that offered HTTP/1.1 alone was refused for that, so that all requests go over HTTP/2.
+    refuses_http1: AtomicBool,
+    /// Whether the last dial that offered both has led to HTTP/1.1.
+    refuses_http2: AtomicBool,
     /// Held while a connection is dialled that others may share.
     dialling: tokio::sync::Mutex<LastFailure>,
     /// The result of the last dial, as a [`LastDial`].
@@ -163,7 +171,9 @@ impl Upstream {
     ) -> Self {
         let limit = options.connect_timeout;
         Self {
-            speaks_http1: AtomicBool::new(destination.scheme() == UpstreamScheme::Http),
+            http: options.http,
+            refuses_http1: AtomicBool::new(false),
+            refuses_http2: AtomicBool::new(false),
             dialler: UpstreamDialler::new(destination.clone(), tls, limit, shared),
             destination,
             head_timeout: options.head_timeout,
@@ -171,6 +181,7 @@ impl Upstream {
             max_body: options.max_body,
             pool: Arc::new(Pool::new(shared.idle_pool)),
             http2: Http2::default(),
+            closing: Arc::default(),
             shared: Arc::clone(shared),
             dialling: tokio::sync::Mutex::default(),
             last_dial: AtomicU8::new(LastDial::None as u8),
@@ -184,7 +195,12 @@ impl Upstream {
     /// # Errors
     /// See [`TryDialError`].
     pub async fn try_dial(&self) -> Result<(), TryDialError> {
-        self.dialler.try_dial().await
+        let offer = match self.http {
+            UpstreamHttp::Auto => Offer::Any,
+            UpstreamHttp::Http1 => Offer::Http1,
+            UpstreamHttp::Http2 => Offer::Http2,
+        };
+        self.dialler.try_dial(offer).await
     }
 
     /// Makes one health check: requests `path`, with `host` if it is given, within `timeout`.
@@ -280,22 +296,54 @@ impl Upstream {
         self.was_reached.load(Ordering::Relaxed)
     }
 
-    /// A connection when none is open: a new one, possibly shared with other requests.
-    async fn dialled_link(&self) -> Result<Link, LinkError> {
-        if self.speaks_http1() {
-            return Ok(self.new_link().await?);
+    /// The versions of HTTP that the connection of a request may have.
+    fn offer(&self, head: &Parts) -> Offer {
+        match (self.destination.scheme(), self.http) {
+            (UpstreamScheme::Http, _) | (UpstreamScheme::Https, UpstreamHttp::Http1) => {
+                Offer::Http1
+            }
+            (UpstreamScheme::H2c, _) | (UpstreamScheme::Https, UpstreamHttp::Http2) => Offer::Http2,
+            (UpstreamScheme::Https, UpstreamHttp::Auto) => match outgoing::streaming(head) {
+                Some(Streaming::Grpc) => Offer::Http2,
+                Some(Streaming::Connect) => Offer::Any,
+                None if self.refuses_http1.load(Ordering::Relaxed) => Offer::Http2,
+                None => Offer::Http1,
+            },
         }
+    }
+
+    /// A connection when none is open: a new one, possibly shared with other requests.
+    async fn dialled_link(&self, offer: Offer) -> Result<Link, LinkError> {
+        if offer != Offer::Http1 {
+            return self.shared_link(offer).await;
+        }
+        match self.new_link(offer).await {
+            Err(problem) if self.may_try_http2(&problem) => {
+                self.refuses_http1.store(true, Ordering::Relaxed);
+                self.shared_link(Offer::Http2).await
+            }
+            dialled => Ok(dialled?),
+        }
+    }
+
+    /// Whether HTTP/2 may be tried after a dial for HTTP/1.1 has failed.
+    fn may_try_http2(&self, problem: &Problem) -> bool {
+        problem.reason() == Reason::ProtocolRefused && self.http == UpstreamHttp::Auto
+    }
+
+    /// A connection that others may share.
+    async fn shared_link(&self, offer: Offer) -> Result<Link, LinkError> {
         // The first of many requests without a connection dials for all of them, and fails for all of them; else each
         // would wait for the dials before its own.
         let started = Instant::now();
         let mut last_failure = self.dialling.lock().await;
-        if let Some(link) = self.used_link() {
+        if let Some(link) = self.used_link(offer) {
             return Ok(link);
         }
-        if self.speaks_http1() {
-            // The dial has shown that each exchange needs its own connection.
+        if offer == Offer::Any && self.refuses_http2.load(Ordering::Relaxed) {
+            // Each exchange needs a connection of its own.
             drop(last_failure);
-            return Ok(self.new_link().await?);
+            return Ok(self.new_link(offer).await?);
         }
         if let Some((at, problem)) = &*last_failure
             && *at >= started
@@ -305,7 +353,7 @@ impl Upstream {
                 is_shared: true,
             });
         }
-        let dialled = self.new_link().await;
+        let dialled = self.new_link(offer).await;
         *last_failure = dialled
             .as_ref()
             .err()
@@ -313,17 +361,17 @@ impl Upstream {
         Ok(dialled?)
     }
 
-    fn speaks_http1(&self) -> bool {
-        self.speaks_http1.load(Ordering::Relaxed)
-    }
-
     /// An open connection.
-    fn used_link(&self) -> Option<Link> {
+    fn used_link(&self, offer: Offer) -> Option<Link> {
+        let http1 = || self.pool.take().map(LinkKind::Http1);
         let http2 = || self.http2.take().map(LinkKind::Http2);
-        let connection = match self.destination.scheme() {
-            UpstreamScheme::Http => self.pool.take().map(LinkKind::Http1),
-            UpstreamScheme::H2c => http2(),
-            UpstreamScheme::Https => http2().or_else(|| self.pool.take().map(LinkKind::Http1)),
+        let connection = match offer {
+            Offer::Http1 => http1(),
+            Offer::Http2 => http2(),
+            Offer::Any => http2().or_else(|| {
+                let refuses_http2 = self.refuses_http2.load(Ordering::Relaxed);
+                refuses_http2.then(http1).flatten()
+            }),
         };
         connection.map(|connection| Link {
             is_used: true,
@@ -349,16 +397,31 @@ impl Upstream {
         Ok((socket, peer))
     }
 
+    fn http1_connection(&self, socket: Socket, peer: Option<IpAddr>) -> Box<Connection> {
+        let socket = UpstreamSocket::new(socket, &self.closing);
+        Box::new(Connection::new(socket, peer, self.dialler.memory()))
+    }
+
     /// A new connection.
-    async fn new_link(&self) -> Result<Link, Problem> {
-        let (socket, peer) = self.dial(Offer::Any).await?;
+    async fn new_link(&self, offer: Offer) -> Result<Link, Problem> {
+        let (socket, peer) = self.dial(offer).await.inspect_err(|problem| {
+            if offer == Offer::Http2 && problem.reason() == Reason::ProtocolRefused {
+                self.refuses_http1.store(false, Ordering::Relaxed);
+            }
+        })?;
         let is_http2 = self.destination.scheme() == UpstreamScheme::H2c || socket.is_http2();
-        self.speaks_http1.store(!is_http2, Ordering::Relaxed);
+        match offer {
+            Offer::Http2 if !is_http2 => {
+                let detail = format!("{} does not speak HTTP/2 over TLS", self.destination);
+                return Err(Problem::new(Hop::Client, Reason::ProtocolRefused, detail));
+            }
+            Offer::Any => self.refuses_http2.store(!is_http2, Ordering::Relaxed),
+            Offer::Http1 | Offer::Http2 => {}
+        }
         let connection = if is_http2 {
             LinkKind::Http2(self.http2.add(socket, peer).await?)
         } else {
-            let memory = self.dialler.memory();
-            LinkKind::Http1(Box::new(Connection::new(socket, peer, memory)))
+            LinkKind::Http1(self.http1_connection(socket, peer))
         };
         Ok(Link {
             is_used: false,

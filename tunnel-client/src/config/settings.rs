@@ -20,7 +20,7 @@ use tunnel_ops::settings::{self, OneOrMore, OneOrMorePaths};
 use tunnel_ops::telemetry::tracer::{CollectorUrl, Ratio};
 use tunnel_ops::telemetry::{AccessLogTarget, LogFilter, LogFormat};
 use tunnel_proto::session::DEFAULT_PING_INTERVAL;
-use tunnel_routing::config::{CONNECT_TIMEOUT, HEAD_TIMEOUT, RawRoute};
+use tunnel_routing::config::{CONNECT_TIMEOUT, HEAD_TIMEOUT, RawRoute, UpstreamHttp};
 use tunnel_routing::url::UpstreamUrl;
 
 use super::dns_server::DnsServer;
@@ -145,6 +145,11 @@ tunnel_ops::settings! {
         upstream_connect_timeout: PositiveDuration = CONNECT_TIMEOUT, "TIME", AtOnce;
         /// Time for the head of the upstream's response
         upstream_head_timeout: PositiveDuration = HEAD_TIMEOUT, "TIME", AtOnce;
+        /// The version of HTTP for https upstreams: auto, 1.1 or 2
+        ///
+        /// `auto` is HTTP/1.1, where each exchange has a connection to itself; HTTP/2 for gRPC and Connect's streams, and for
+        /// all requests where the upstream refuses HTTP/1.1. Also for routes that name none
+        upstream_http: UpstreamHttp = UpstreamHttp::Auto, "VERSION", AtOnce;
         // As many as a busy client has exchanges at once. What a burst leaves is closed within 45 s, so that a high bound
         // costs little, and a lower one would have connections made anew all the time.
         /// Most idle connections that are kept to each upstream

@@ -8,16 +8,16 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use bytes::Bytes;
-use http::{HeaderMap, Request, Response, StatusCode, Version};
+use http::{HeaderMap, HeaderValue, Request, Response, StatusCode, Version};
 use http_body::Frame;
 use http_body_util::combinators::BoxBody;
 use http_body_util::{BodyExt, Empty, Full, StreamBody};
 use hyper::body::Incoming;
 use hyper::service::service_fn;
 use hyper_util::rt::{TokioExecutor, TokioIo};
-use rustls::ServerConfig;
+use rustls::{HandshakeKind, ServerConfig};
 use testkit::deadline::SOON;
-use testkit::tunnel::body::data;
+use testkit::tunnel::{body::data, whole};
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::{Barrier, mpsc, oneshot};
@@ -28,6 +28,7 @@ use tunnel_ops::task::Owned;
 use tunnel_ops::tls_files::{Roots, server_config};
 use tunnel_proto::handshake::accept_key;
 use tunnel_proto::problem::Reason;
+use tunnel_routing::config::UpstreamHttp;
 
 use crate::setup::{Setup, get, post, post_fed};
 use crate::upgrade::{KEY, next, websocket};
@@ -423,29 +424,93 @@ fn tls(alpn: &[&[u8]]) -> (Arc<ServerConfig>, Roots) {
     (server_config(&identity, alpn, None).unwrap(), made.roots())
 }
 
+/// A request of a protocol, by its media type.
+fn of_type(media_type: &str) -> Request<Empty<Bytes>> {
+    let request = Request::get("https://a-b.tunnels.test/").header("content-type", media_type);
+    request.body(Empty::new()).unwrap()
+}
+
 #[tokio::test]
-async fn https_speaks_what_both_ends_like_best() {
+async fn https_speaks_http1_unless_route_request_or_upstream_wants_http2() {
+    use UpstreamHttp::{Auto, Http1, Http2};
+    const BOTH: &[&[u8]] = &[b"h2", b"http/1.1"];
+    const H2: &[&[u8]] = &[b"h2"];
+    const HTTP1: &[&[u8]] = &[b"http/1.1"];
     let version = async |request: Request<Incoming>| text(format!("{:?}", request.version()));
-    for (alpn, expected) in [
-        (&[&b"h2"[..], b"http/1.1"][..], "HTTP/2.0"),
-        (&[b"http/1.1"], "HTTP/1.1"),
-        (&[], "HTTP/1.1"),
+    let (one, two, refused) = (Ok("HTTP/1.1"), Ok("HTTP/2.0"), Err(Reason::ProtocolRefused));
+    // What TLS of the upstream knows; what the route says; an ordinary request, gRPC, a stream of Connect, gRPC-Web.
+    for (alpn, http, expected) in [
+        (BOTH, Auto, [one, two, two, one]),
+        (HTTP1, Auto, [one, refused, one, one]),
+        (H2, Auto, [two, two, two, two]),
+        (&[], Auto, [one, refused, one, one]),
+        (BOTH, Http1, [one, one, one, one]),
+        (H2, Http1, [refused, refused, refused, refused]),
+        (BOTH, Http2, [two, two, two, two]),
+        (HTTP1, Http2, [refused, refused, refused, refused]),
     ] {
         let (server, roots) = tls(alpn);
         let upstream = Http2Upstream::start(Some(server), 200, version).await;
         let setup = Setup::with(&upstream.url("https"), |config| {
             config.upstream_roots = Some(roots);
+            config.settings.upstream_http = http;
         })
         .await;
-        let (one, two) = tokio::join!(setup.session.fetch(get("/")), setup.session.fetch(get("/")));
-        assert_eq!([one.body(), two.body()], [expected; 2]);
-        let before = upstream.connections.load(Ordering::SeqCst);
-        assert_eq!(setup.session.fetch(get("/")).await.body(), expected);
-        assert_eq!(
-            upstream.connections.load(Ordering::SeqCst),
-            before,
-            "used again"
-        );
+        // The second time open connections are used, none of which another protocol has opened.
+        let mut connections = 0;
+        for round in 1..=2 {
+            for (media_type, expected) in [
+                "application/json",
+                "application/grpc+proto",
+                "Application/connect+json",
+                "application/grpc-web",
+            ]
+            .into_iter()
+            .zip(expected)
+            {
+                let result = setup.session.ask(of_type(media_type)).await;
+                let version = match result {
+                    Ok(response) => Ok(whole(response).await.into_body()),
+                    Err(problem) => Err(problem.reason()),
+                };
+                let expected = expected.map(str::to_owned);
+                assert_eq!(version, expected, "{alpn:?} {http} {media_type}");
+            }
+            let now = upstream.connections.load(Ordering::SeqCst);
+            if round == 2 && !expected.contains(&refused) {
+                assert_eq!(now, connections, "{alpn:?} {http}");
+            }
+            connections = now;
+        }
+    }
+}
+
+#[tokio::test]
+async fn tls_sessions_of_an_upstream_are_resumed() {
+    let (server, roots) = tls(&[b"http/1.1"]);
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let url = format!("https://{}", listener.local_addr().unwrap());
+    let (report, mut handshakes) = mpsc::channel(2);
+    let _serving = Owned::spawn("upstream", async move {
+        loop {
+            let (stream, _) = listener.accept().await.unwrap();
+            let stream = TlsAcceptor::from(server.clone()).accept(stream).await;
+            let stream = stream.unwrap();
+            let kind = stream.get_ref().1.handshake_kind().unwrap();
+            report.send(kind).await.unwrap();
+            let once = async |_: Request<Incoming>| {
+                let mut response = text("hi");
+                let close = HeaderValue::from_static("close");
+                response.headers_mut().insert("connection", close);
+                response
+            };
+            serve(stream, false, 0, once).await;
+        }
+    });
+    let setup = Setup::with(&url, |config| config.upstream_roots = Some(roots)).await;
+    for expected in [HandshakeKind::Full, HandshakeKind::Resumed] {
+        assert_eq!(setup.session.fetch(get("/")).await.body(), "hi");
+        assert_eq!(handshakes.recv().await, Some(expected));
     }
 }
 
@@ -484,7 +549,7 @@ async fn those_who_waited_for_a_dial_that_cannot_be_shared_do_not_dial_in_turn()
         config.settings.upstream_connect_timeout = Duration::from_secs(1);
     })
     .await;
-    let fetch = || setup.session.fetch(get("/"));
+    let fetch = || setup.session.fetch(of_type("application/connect+json"));
     tokio::join!(fetch(), fetch(), fetch());
 }
 
@@ -499,7 +564,8 @@ async fn https_upgrades_over_http1_until_http2_is_known_to_take_them() {
     })
     .await;
     let setup = Setup::with(&upstream.url("https"), |config| {
-        config.upstream_roots = Some(roots)
+        config.upstream_roots = Some(roots);
+        config.settings.upstream_http = UpstreamHttp::Http2;
     })
     .await;
     check_echo(&setup).await;

@@ -45,6 +45,15 @@ pub fn is_certificate_error(error: &io::Error) -> bool {
     )
 }
 
+/// Whether the peer refused the handshake because it speaks none of the offered protocols (RFC 7301 section 3.2).
+pub fn is_protocol_refused(error: &io::Error) -> bool {
+    use rustls::{AlertDescription::NoApplicationProtocol, Error};
+    matches!(
+        tls_error(error),
+        Some(Error::AlertReceived(NoApplicationProtocol) | Error::NoApplicationProtocol)
+    )
+}
+
 /// The error of the peer's certificate, if that made the handshake fail.
 pub fn certificate_error(error: &io::Error) -> Option<&CertificateError> {
     match tls_error(error)? {

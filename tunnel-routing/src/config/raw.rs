@@ -43,6 +43,8 @@ pub struct RawRoute {
     pub(super) idle_timeout: Option<Text>,
     #[serde(default, deserialize_with = "value_text")]
     pub(super) max_body: Option<Text>,
+    #[serde(default, deserialize_with = "value_text")]
+    pub(super) http: Option<Text>,
     pub(super) cors: Option<Spanned<RawCors>>,
     pub(super) tls: Option<Spanned<RawTls>>,
     pub(super) health: Option<Spanned<RawHealth>>,

@@ -163,6 +163,37 @@ deny = "no"
 }
 
 #[test]
+fn a_version_of_http_is_for_https_upstreams() {
+    let upstream = |url: &str, http: &str| {
+        format!("[[route]]\nname = \"a\"\npath = \"/\"\nupstream = \"{url}\"\nhttp = {http}\n")
+    };
+    for (http, expected) in [
+        ("\"auto\"", UpstreamHttp::Auto),
+        ("\"1.1\"", UpstreamHttp::Http1),
+        ("\"2\"", UpstreamHttp::Http2),
+    ] {
+        let text = upstream("https://a", http);
+        let file = TomlFile::from_text("r.toml", text);
+        let routes = RouteList::from_file(&file, &RouteDefaults::default()).unwrap();
+        let RouteAction::Upstreams(upstreams) = &routes.0[0].action else {
+            panic!("{routes:?}")
+        };
+        assert_eq!(upstreams.options.http, expected);
+    }
+    check(
+        &upstream("https://a", "\"3\""),
+        &["r.toml:5:8: route.http: expected `auto`, `1.1` or `2`"],
+    );
+    check(
+        &upstream("h2c://a", "\"2\""),
+        &[
+            "r.toml:5:8: route.http: only https:// upstreams have a choice: http:// and unix: get HTTP/1.1, \
+             h2c:// gets HTTP/2",
+        ],
+    );
+}
+
+#[test]
 fn an_unknown_key_is_named_with_its_line() {
     let route = "[[route]]\nname = \"a\"\npath = \"/\"\ndeny = \"no\"\n";
     for (line, index) in [

@@ -13,8 +13,8 @@ use tunnel_ops::tls_files::Identity;
 use super::check::Checker;
 use super::raw::{RawDirectResponse, RawEjection, RawHealth, RawMember, RawRoute, RawTls, Text};
 use super::{
-    DirectResponse, EjectionOptions, HealthOptions, RouteAction, TlsOptions, UpstreamMember,
-    UpstreamOptions, UpstreamsConfig,
+    DirectResponse, EjectionOptions, HealthOptions, RouteAction, TlsOptions, UpstreamHttp,
+    UpstreamMember, UpstreamOptions, UpstreamsConfig,
 };
 use crate::pattern::Pattern;
 use crate::template::Template;
@@ -78,6 +78,7 @@ impl Checker<'_> {
             ("head_timeout", raw.head_timeout.as_ref().map(Spanned::span)),
             ("idle_timeout", raw.idle_timeout.as_ref().map(Spanned::span)),
             ("max_body", raw.max_body.as_ref().map(Spanned::span)),
+            ("http", raw.http.as_ref().map(Spanned::span)),
             ("tls", raw.tls.as_ref().map(Spanned::span)),
             ("health", raw.health.as_ref().map(Spanned::span)),
             ("ejection", raw.ejection.as_ref().map(Spanned::span)),
@@ -252,13 +253,28 @@ impl Checker<'_> {
             (tls, true) => self.tls(tls.as_ref(), raw).map(Some),
             (None, false) => Some(None),
         };
+        let http = self.http(raw, has_https);
         Some(UpstreamOptions {
             connect_timeout: connect?,
             head_timeout: head?,
             idle_timeout: idle?,
             max_body: max_body?,
             tls: tls?,
+            http: http?,
         })
+    }
+
+    fn http(&mut self, raw: &RawRoute, has_https: bool) -> Option<UpstreamHttp> {
+        let Some(http) = &raw.http else {
+            return Some(self.defaults.http);
+        };
+        if !has_https {
+            let problem = "only https:// upstreams have a choice: http:// and unix: get HTTP/1.1, h2c:// gets \
+                           HTTP/2";
+            self.fault(http.span(), "route.http", problem);
+            return None;
+        }
+        self.take(http, "route.http")
     }
 
     fn tls(&mut self, raw: Option<&Spanned<RawTls>>, route: &RawRoute) -> Option<TlsOptions> {

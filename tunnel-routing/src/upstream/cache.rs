@@ -161,6 +161,7 @@ mod tests {
 
     fn cache() -> UpstreamCache {
         let options = UpstreamOptions {
+            http: super::super::UpstreamHttp::Auto,
             tls: None,
             connect_timeout: Duration::from_secs(5),
             head_timeout: Duration::from_secs(5),

@@ -12,6 +12,7 @@ use rustls::CertificateError;
 use tokio::net::{TcpStream, UnixStream};
 use tunnel_ops::connect::step::{self, within};
 use tunnel_ops::connect::{Keepalive, connect, tls};
+use tunnel_ops::descriptors;
 use tunnel_proto::memory::MemoryAccount;
 use tunnel_proto::problem::{Hop, Problem, Reason};
 
@@ -120,8 +121,8 @@ impl UpstreamDialler {
     }
 
     /// Connects and closes the connection.
-    pub(super) async fn try_dial(&self) -> Result<(), TryDialError> {
-        let dialled = self.take_steps(Offer::Any).await;
+    pub(super) async fn try_dial(&self, offer: Offer) -> Result<(), TryDialError> {
+        let dialled = self.take_steps(offer).await;
         dialled.map(drop).map_err(|error| TryDialError {
             problem: self.problem(&error),
             certificate: match error {
@@ -211,7 +212,11 @@ fn reason(error: &StepError) -> Reason {
         StepError::Failed(Step::Tls, error) if tls::is_certificate_error(error) => {
             Reason::TlsCertificateError
         }
+        StepError::Failed(Step::Tls, error) if tls::is_protocol_refused(error) => {
+            Reason::ProtocolRefused
+        }
         StepError::Failed(Step::Tls, _) => Reason::TlsProtocolError,
+        StepError::Failed(_, error) if descriptors::is_exhausted(error) => Reason::DescriptorLimit,
         // A Unix socket without a listener: its file is there (refused) or missing (not found).
         StepError::Failed(_, error)
             if matches!(
@@ -291,6 +296,23 @@ mod tests {
         assert_eq!(reason(&url, None).await, Reason::ConnectionRefused);
         drop(tokio::net::UnixListener::bind(&path).unwrap());
         assert_eq!(reason(&url, None).await, Reason::ConnectionRefused);
+    }
+
+    #[test]
+    #[cfg(target_os = "linux")]
+    fn a_process_that_may_open_no_more_sockets_says_so() {
+        // EMFILE, ENFILE and EADDRNOTAVAIL.
+        for (errno, expected) in [
+            (24, Reason::DescriptorLimit),
+            (23, Reason::DescriptorLimit),
+            (99, Reason::ConnectionFailed),
+        ] {
+            let error = io::Error::from_raw_os_error(errno);
+            assert_eq!(
+                super::reason(&StepError::Failed(Step::Connect, error)),
+                expected
+            );
+        }
     }
 
     #[tokio::test]

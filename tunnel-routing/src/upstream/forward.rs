@@ -28,6 +28,7 @@ use super::outgoing::{self, Http2Content};
 use super::outgoing_body::OutgoingBody;
 use super::progress::Progress;
 use super::routed_request::RoutedRequest;
+use super::settings::UpstreamHttp;
 use super::tls::Offer;
 use super::upgrade::{self, UpgradedConnection};
 use super::{Link, LinkError, LinkKind, Upstream, failure, response};
@@ -153,9 +154,13 @@ impl Upstream {
 
     /// A connection for the request: one that is open, or a new one.
     async fn link(&self, request: &mut RoutedRequest) -> Result<Link, LinkError> {
-        match self.used_link() {
+        let offer = self.offer(&request.head);
+        match self.used_link(offer) {
             Some(link) => Ok(link),
-            None => RoutedRequest::wait(&mut request.waited, Box::pin(self.dialled_link())).await,
+            None => {
+                let dialling = Box::pin(self.dialled_link(offer));
+                RoutedRequest::wait(&mut request.waited, dialling).await
+            }
         }
     }
 
@@ -199,11 +204,12 @@ impl Upstream {
         is_http2: bool,
     ) -> Result<Response<UpstreamBody>, ForwardError> {
         let content = request.take_content();
+        let offer = self.offer(&request.head);
         let linking = async {
             if is_http2 {
-                return self.dialled_link().await;
+                return self.dialled_link(offer).await;
             }
-            Ok(self.new_link().await?)
+            Ok(self.new_link(offer).await?)
         };
         match RoutedRequest::wait(&mut request.waited, linking).await {
             Ok(link) => {
@@ -395,8 +401,11 @@ impl Upstream {
         let lease = match self.destination.scheme() {
             UpstreamScheme::Http => None,
             // Most that speak HTTP/2 over TLS still take upgrades over HTTP/1.1 only.
-            UpstreamScheme::Https => self.http2.take().filter(Lease::is_extended_connect_known),
-            UpstreamScheme::H2c => return self.forward_upgrade_any(request, protocol).await,
+            UpstreamScheme::Https if self.http == UpstreamHttp::Http2 => {
+                self.http2.take().filter(Lease::is_extended_connect_known)
+            }
+            UpstreamScheme::Https => None,
+            UpstreamScheme::H2c => return self.forward_upgrade_http2(request, protocol).await,
         };
         if let Some(lease) = lease {
             return Ok(self.upgrade_http2(request, protocol, lease).await?);
@@ -404,34 +413,39 @@ impl Upstream {
         let dialled = RoutedRequest::wait(&mut request.waited, self.dial(Offer::Http1)).await;
         let (socket, peer) = match dialled {
             Ok(dialled) => dialled,
-            // Perhaps it speaks HTTP/2 alone.
-            Err(problem) if problem.reason() == Reason::TlsProtocolError => {
-                return self.forward_upgrade_any(request, protocol).await;
+            Err(problem)
+                if problem.reason() == Reason::ProtocolRefused
+                    && self.http != UpstreamHttp::Http1 =>
+            {
+                return self.forward_upgrade_http2(request, protocol).await;
             }
             Err(problem) => return Err(LinkError::from(problem).into()),
         };
-        let connection = Box::new(Connection::new(socket, peer, self.dialler.memory()));
+        let connection = self.http1_connection(socket, peer);
         Ok(self.upgrade_http1(request, protocol, connection).await?)
     }
 
-    /// Forwards an upgrade over the protocol that the upstream speaks.
-    async fn forward_upgrade_any(
+    /// Forwards an upgrade to an upstream that speaks HTTP/2 alone.
+    async fn forward_upgrade_http2(
         &self,
         request: &mut RoutedRequest,
         protocol: Protocol,
     ) -> Result<Response<UpstreamBody>, ForwardError> {
-        match self.link(request).await?.connection {
-            LinkKind::Http1(connection) => {
-                Ok(self.upgrade_http1(request, protocol, connection).await?)
+        let link = match self.used_link(Offer::Http2) {
+            Some(link) => link,
+            None => {
+                let dialling = Box::pin(self.shared_link(Offer::Http2));
+                RoutedRequest::wait(&mut request.waited, dialling).await?
             }
-            LinkKind::Http2(mut lease) => {
-                if !RoutedRequest::wait(&mut request.waited, lease.has_extended_connect()).await {
-                    let detail = "the upstream takes no upgrades over HTTP/2 (RFC 8441)";
-                    return Err(upgrade::failed(detail).into());
-                }
-                Ok(self.upgrade_http2(request, protocol, lease).await?)
-            }
+        };
+        let LinkKind::Http2(mut lease) = link.connection else {
+            return Err(upgrade::failed("the upstream does not speak HTTP/2").into());
+        };
+        if !RoutedRequest::wait(&mut request.waited, lease.has_extended_connect()).await {
+            let detail = "the upstream takes no upgrades over HTTP/2 (RFC 8441)";
+            return Err(upgrade::failed(detail).into());
         }
+        Ok(self.upgrade_http2(request, protocol, lease).await?)
     }
 
     async fn upgrade_http1(
@@ -453,7 +467,9 @@ impl Upstream {
             return self.response_http1(response, connection, request);
         }
         let head = upgrade::check_switch(response.into_parts().0.headers, protocol, &key)?;
-        let (socket, unread) = connection.into_parts();
+        let Some((socket, unread)) = connection.into_parts() else {
+            return Err(upgrade::failed("the connection is gone"));
+        };
         let content = request.take_content();
         let switched =
             UpgradedConnection::new(socket, unread, content, &self.shared.half_closed, None);

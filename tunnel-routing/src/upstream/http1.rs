@@ -22,7 +22,7 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use http::{HeaderMap, Method, Response, StatusCode};
-use http_body::Frame;
+use http_body::{Body, Frame};
 use tokio::io::{AsyncRead, ReadHalf};
 use tokio::time::Instant;
 use tunnel_ops::task::Owned;
@@ -35,13 +35,14 @@ use self::head::HeadError;
 use self::input::Input;
 use self::sending::Sending;
 pub(super) use self::sending::{Framing, SendError, field};
+use super::closing::{ExchangeState, UpstreamSocket};
 use super::outgoing_body::OutgoingBody;
 use super::socket::Socket;
 use tunnel_ops::alarm::Alarm;
 
 /// A connection for one request at a time.
 pub(super) struct Connection {
-    socket: Socket,
+    socket: UpstreamSocket,
     /// The address of the upstream's name; `None` without a name.
     peer: Option<IpAddr>,
     input: Input,
@@ -79,7 +80,11 @@ pub(super) enum ResponseError {
 impl Connection {
     /// A new connection; `peer` is the address of the upstream's name if it has one. What is read at once counts in
     /// `memory`.
-    pub(super) fn new(socket: Socket, peer: Option<IpAddr>, memory: &Arc<MemoryAccount>) -> Self {
+    pub(super) fn new(
+        socket: UpstreamSocket,
+        peer: Option<IpAddr>,
+        memory: &Arc<MemoryAccount>,
+    ) -> Self {
         socket.limit_unacknowledged(true);
         Self {
             socket,
@@ -119,6 +124,7 @@ impl Connection {
     ) {
         self.limit_unacknowledged(true);
         self.is_head = *method == Method::HEAD;
+        self.socket.state().on_request(!body.is_end_stream());
         let framing = write(self.sending.head(), &body);
         self.sending.begin(framing, body);
     }
@@ -136,7 +142,8 @@ impl Connection {
                 }
                 // The upstream may have responded before it closed its end.
                 Poll::Ready(Err(SendError::Write(error))) => self.broken = Some(error),
-                Poll::Ready(Ok(())) | Poll::Pending => {}
+                Poll::Ready(Ok(())) => self.socket.state().on_request_sent(),
+                Poll::Pending => {}
             }
         }
         loop {
@@ -151,6 +158,8 @@ impl Connection {
                 self.is_kept = head.is_kept;
                 self.keep_alive = head.keep_alive;
                 self.content = head.content;
+                self.socket.state().on_response_head();
+                self.on_content_taken();
                 let mut response = Response::new(());
                 *response.status_mut() = head.status;
                 *response.headers_mut() = head.headers;
@@ -185,7 +194,15 @@ impl Connection {
         &mut self,
         cx: &mut Context<'_>,
     ) -> Poll<Option<Result<Frame<Bytes>, ContentError>>> {
-        poll_frame(&mut self.content, &mut self.input, &mut self.socket, cx)
+        let frame = poll_frame(&mut self.content, &mut self.input, &mut self.socket, cx);
+        self.on_content_taken();
+        frame
+    }
+
+    fn on_content_taken(&self) {
+        if self.content.has_ended() {
+            self.socket.state().on_response_end();
+        }
     }
 
     /// Whether no byte of the response has come.
@@ -235,29 +252,36 @@ impl Connection {
         read.is_pending()
     }
 
-    /// The socket, and what was read past the last head.
-    pub(super) fn into_parts(mut self) -> (Socket, Bytes) {
+    /// The socket, and what was read past the last head; `None` if the socket is gone.
+    pub(super) fn into_parts(mut self) -> Option<(Socket, Bytes)> {
         self.limit_unacknowledged(false);
         let unread = std::mem::take(self.input.bytes()).freeze();
-        (self.socket, unread)
+        Some((self.socket.take()?, unread))
     }
 
     /// Moves the rest of the request to a task, so that neither direction holds up the other.
     pub(super) fn split(mut self) -> Split {
         // The host is alive, and the upstream may take the rest as slowly as it likes.
         self.limit_unacknowledged(false);
+        let state = Arc::clone(self.socket.state());
         let (reader, mut writer) = tokio::io::split(self.socket);
         let mut sending = self.sending;
+        let sent_state = Arc::clone(&state);
         let sending = Owned::spawn("upstream request", async move {
             let sent = std::future::poll_fn(|cx| sending.poll(&mut writer, cx)).await;
             // Only the content's own error counts; an error of the connection shows in the response.
             match sent {
                 Err(SendError::Content(error)) => Some(error),
-                Err(SendError::Write(_)) | Ok(()) => None,
+                Err(SendError::Write(_)) => None,
+                Ok(()) => {
+                    sent_state.on_request_sent();
+                    None
+                }
             }
         });
         Split {
             reader,
+            state,
             input: self.input,
             content: self.content,
             sending: Some(sending),
@@ -267,7 +291,8 @@ impl Connection {
 
 /// A connection whose request is still sent while its response is read.
 pub(super) struct Split {
-    reader: ReadHalf<Socket>,
+    reader: ReadHalf<UpstreamSocket>,
+    state: Arc<ExchangeState>,
     input: Input,
     content: Content,
     /// Ends with the error of the request's content, if it failed.
@@ -290,7 +315,11 @@ impl Split {
                 Ok(Some(error)) | Err(error) => return Poll::Ready(Some(Err(error))),
             }
         }
-        poll_frame(&mut self.content, &mut self.input, &mut self.reader, cx)
+        let frame = poll_frame(&mut self.content, &mut self.input, &mut self.reader, cx);
+        if self.content.has_ended() {
+            self.state.on_response_end();
+        }
+        frame
     }
 
     /// Whether all of the response's content was taken.
@@ -333,20 +362,20 @@ mod tests {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let stream = TcpStream::connect(listener.local_addr().unwrap()).await;
         let memory = MemoryAccount::new(usize::MAX);
-        let mut connection = Connection::new(Socket::Plain(stream.unwrap()), None, &memory);
-        let limit = |connection: &Connection| {
-            let tcp = SockRef::from(connection.socket.tcp().unwrap());
-            tcp.tcp_user_timeout().unwrap()
-        };
+        let stream = stream.unwrap();
+        // The kernel's own view, by another descriptor of the socket.
+        let tcp = SockRef::from(&stream).try_clone().unwrap();
+        let socket = UpstreamSocket::new(Socket::Plain(stream), &Arc::default());
+        let mut connection = Connection::new(socket, None, &memory);
+        let limit = || tcp.tcp_user_timeout().unwrap();
         let is_set = Some(Duration::from_secs(20));
-        assert_eq!(limit(&connection), is_set);
+        assert_eq!(limit(), is_set);
         connection.limit_unacknowledged(false);
-        assert_eq!(limit(&connection), None);
+        assert_eq!(limit(), None);
         let empty = OutgoingBody::empty(Progress::of_test());
         connection.send(&Method::GET, empty, |_, _| Framing::Length);
-        assert_eq!(limit(&connection), is_set, "for the next request");
-        let (socket, _) = connection.into_parts();
-        let tcp = SockRef::from(socket.tcp().unwrap());
-        assert_eq!(tcp.tcp_user_timeout().unwrap(), None, "upgraded");
+        assert_eq!(limit(), is_set, "for the next request");
+        let _parts = connection.into_parts();
+        assert_eq!(limit(), None, "upgraded");
     }
 }

@@ -6,7 +6,7 @@
 
 use std::io::Write as _;
 
-use http::header::{CONTENT_LENGTH, EXPECT, HOST, TE, TRAILER};
+use http::header::{CONTENT_LENGTH, CONTENT_TYPE, EXPECT, HOST, TE, TRAILER};
 use http::request::Parts;
 use http::uri::{Authority, PathAndQuery};
 use http::{HeaderMap, HeaderName, HeaderValue, Method, Request, Uri};
@@ -141,6 +141,31 @@ pub(super) fn http2(
         .map_err(|error| malformed(&error))?;
     *request.headers_mut() = headers;
     Ok(request)
+}
+
+/// A protocol above HTTP whose messages come one by one in both directions.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Streaming {
+    /// gRPC, which is defined over HTTP/2 alone.
+    Grpc,
+    /// A stream of the Connect protocol, of which only those in both directions at once need HTTP/2.
+    Connect,
+}
+
+/// The streaming protocol of a request, by its media type. gRPC-Web is none: it was made for HTTP/1.1.
+pub(super) fn streaming(head: &Parts) -> Option<Streaming> {
+    let media_type = head.headers.get(CONTENT_TYPE)?.as_bytes();
+    let begins = |prefix: &str| {
+        let start = media_type.get(..prefix.len());
+        start.is_some_and(|start| start.eq_ignore_ascii_case(prefix.as_bytes()))
+    };
+    if begins("application/grpc") && !begins("application/grpc-web") {
+        Some(Streaming::Grpc)
+    } else if begins("application/connect+") {
+        Some(Streaming::Connect)
+    } else {
+        None
+    }
 }
 
 /// Whether the platform client waits for a 100 before it sends its content.

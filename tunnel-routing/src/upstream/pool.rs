@@ -133,6 +133,7 @@ mod tests {
     use tokio::net::UnixStream;
     use tokio::time::advance;
 
+    use super::super::closing::UpstreamSocket;
     use super::super::socket::Socket;
     use super::*;
 
@@ -142,7 +143,8 @@ mod tests {
         let head = format!("HTTP/1.1 200 OK\r\ncontent-length: 0\r\n{field}\r\n\r\n");
         theirs.write_all(head.as_bytes()).await.unwrap();
         let memory = tunnel_proto::memory::MemoryAccount::new(usize::MAX);
-        let mut connection = Box::new(Connection::new(Socket::Unix(ours), None, &memory));
+        let socket = UpstreamSocket::new(Socket::Unix(ours), &Arc::default());
+        let mut connection = Box::new(Connection::new(socket, None, &memory));
         poll_fn(|cx| connection.poll_head(cx, |_, _| {}))
             .await
             .unwrap();

@@ -51,7 +51,29 @@ pub struct UpstreamOptions {
     pub max_body: Option<u64>,
     /// TLS settings; `None` where no upstream of the route is an `https` one.
     pub tls: Option<TlsOptions>,
+    /// The version of HTTP for `https` upstreams.
+    pub http: UpstreamHttp,
 }
+
+/// The version of HTTP that an `https` upstream is spoken to in. An `http` one and a Unix socket always get HTTP/1.1, an
+/// `h2c` one HTTP/2.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum UpstreamHttp {
+    /// HTTP/1.1, where an exchange has its connection to itself, and HTTP/2 for what needs it: gRPC, Connect's streams, and
+    /// all requests where the upstream refuses HTTP/1.1.
+    #[default]
+    Auto,
+    /// HTTP/1.1 alone.
+    Http1,
+    /// HTTP/2 alone, but for upgrades, which many servers accept over HTTP/1.1 only.
+    Http2,
+}
+
+tunnel_ops::word_value!(UpstreamHttp {
+    "auto" => UpstreamHttp::Auto,
+    "1.1" => UpstreamHttp::Http1,
+    "2" => UpstreamHttp::Http2,
+});
 
 /// How TLS is spoken to an upstream.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]

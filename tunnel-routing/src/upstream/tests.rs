@@ -47,6 +47,7 @@ fn options() -> UpstreamOptions {
         head_timeout: SOON,
         idle_timeout: None,
         max_body: None,
+        http: UpstreamHttp::Auto,
     }
 }
 

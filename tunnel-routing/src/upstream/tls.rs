@@ -10,25 +10,26 @@ use tunnel_ops::tls_files::{self, TlsFilesError};
 
 use super::settings::{TlsOptions, UpstreamError};
 
-/// HTTP/2 or HTTP/1.1, as the upstream chooses.
-const ANY: [&[u8]; 2] = [b"h2", b"http/1.1"];
-/// HTTP/1.1 alone.
-const HTTP1: [&[u8]; 1] = [b"http/1.1"];
+const H2: &[u8] = b"h2";
+const HTTP1: &[u8] = b"http/1.1";
 
-/// The protocols that a handshake offers.
+/// The versions of HTTP that a connection may have, which TLS offers to the upstream (RFC 7301).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Offer {
-    /// HTTP/2 or HTTP/1.1.
-    Any,
     /// HTTP/1.1.
     Http1,
+    /// HTTP/2.
+    Http2,
+    /// HTTP/2 or else HTTP/1.1.
+    Any,
 }
 
 /// The TLS setup of a route's upstreams; clones share the sessions that can be resumed.
 #[derive(Clone)]
 pub(super) struct TlsOffers {
-    any: Arc<ClientConfig>,
     http1: Arc<ClientConfig>,
+    http2: Arc<ClientConfig>,
+    any: Arc<ClientConfig>,
     /// The configured name; `None` for the host of each upstream.
     name: Option<ServerName<'static>>,
 }
@@ -50,16 +51,18 @@ impl TlsOffers {
             None => Err(TlsFilesError::NoRoots),
         };
         Ok(Self {
-            any: config(&ANY)?,
-            http1: config(&HTTP1)?,
+            http1: config(&[HTTP1])?,
+            http2: config(&[H2])?,
+            any: config(&[H2, HTTP1])?,
             name: name.transpose()?,
         })
     }
 
     pub(super) fn config(&self, offer: Offer) -> &Arc<ClientConfig> {
         match offer {
-            Offer::Any => &self.any,
             Offer::Http1 => &self.http1,
+            Offer::Http2 => &self.http2,
+            Offer::Any => &self.any,
         }
     }
 

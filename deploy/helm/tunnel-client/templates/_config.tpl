@@ -26,7 +26,7 @@ drain_delay: serve.drainDelay
 {{/* Settings that a running client takes over: those with "at once" in docs/reference/settings-client.md. The routes are among
      them, too. `deploy/check-charts` compares the two. */}}
 {{- define "tunnel-client.reloadedSettings" -}}
-upstream upstream_ca_file upstream_connect_timeout upstream_head_timeout
+upstream upstream_ca_file upstream_connect_timeout upstream_head_timeout upstream_http
 {{- end }}
 
 {{/* All settings of the file, as YAML. */}}
