@@ -13,6 +13,7 @@
 //! - [`gateway`]: from an accepted socket to its requests; the trait that a program implements for that.
 //! - [`connection`], [`tasks`]: one connection to its last byte, driven by hyper, and the tasks that it runs.
 //! - [`http1`]: the guard that reads HTTP/1 beside hyper and refuses what two parsers could read differently.
+//! - [`http2`]: what HTTP/2 needs beside `h2`: the peer's frames, and content that is read ahead.
 //! - [`check`], [`outgoing`]: what a request has to be, and the fields with which it goes on.
 //! - [`proxy_protocol`], [`forwarded`]: what a trusted proxy says of its client.
 //! - [`received`], [`content`], [`trailers`], [`listener_body`]: content as hyper gives it, with its time-outs; a cut
@@ -33,6 +34,7 @@ mod end;
 pub mod forwarded;
 pub mod gateway;
 pub mod http1;
+pub mod http2;
 pub mod listener;
 pub mod listener_body;
 pub mod long_streams;

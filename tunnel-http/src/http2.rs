@@ -1,0 +1,46 @@
+//! What HTTP/2 needs beside the `h2` crate, at either end of a connection.
+//!
+//! ```text
+//!   socket ─▶ reader (frames: what `h2` does not show) ─▶ h2 ─▶ content of each stream ─▶ its exchange
+//!                  └─ small DATA frames ─▶ driver ─▶ joins what an exchange leaves unread
+//! ```
+//!
+//! `h2` keeps each DATA frame that it has read until the exchange takes it, and ends the whole connection when small ones
+//! cost it too much. So the driver of a connection reads such a stream ahead, into one buffer. The flow-control window is
+//! given back only for what the exchange has taken, so that a buffer never holds more than the window of its stream.
+
+mod content;
+mod frames;
+mod reader;
+
+use std::future::poll_fn;
+use std::task::{Context, Poll};
+
+pub use self::content::{ContentRegistry, StreamContent};
+pub use self::frames::{EmptyFrameFlood, FrameParser, GoAway, PeerNotes, PeerSettings};
+pub use self::reader::{FrameReader, ReadFrames};
+
+/// What `h2` may be charged for small DATA frames of a connection that wait (`data_frame_budget`): 256 bytes each, less their
+/// content. Those of some reads wait until the exchanges and the driver have had their turn; a few thousand more would cost
+/// as many kilobytes, and end the connection.
+pub const DATA_FRAME_BUDGET: usize = 4 * 1024 * 1024;
+
+/// Drives a connection: polls it by `poll` until that is ready, and reads ahead what its exchanges leave unread. `frames` is
+/// what its [`FrameReader`] reads.
+pub async fn drive<T>(
+    frames: &ReadFrames,
+    contents: &ContentRegistry,
+    mut poll: impl FnMut(&mut Context<'_>) -> Poll<T>,
+) -> T {
+    poll_fn(|cx| {
+        let polled = poll(cx);
+        let (small, was_paused) = frames.take_small();
+        contents.read_ahead(&small, cx);
+        if was_paused {
+            // The exchanges first: what they take need not be joined.
+            cx.waker().wake_by_ref();
+        }
+        polled
+    })
+    .await
+}
