@@ -54,7 +54,7 @@ pub use self::dial::TryDialError;
 use self::dial::{Dialled, UpstreamDialler};
 pub use self::failure::UpstreamBodyError;
 use self::http1::Connection;
-use self::http2::{Http2, Lease};
+use self::http2::{Http2, Lease, Sharing};
 use self::outgoing::Streaming;
 use self::pool::Pool;
 pub use self::progress::Progress;
@@ -126,7 +126,19 @@ struct Link {
 
 enum LinkKind {
     Http1(Box<Connection>),
-    Http2(Lease),
+    Http2(Box<Lease>),
+}
+
+impl Link {
+    /// Whether the connection may have this request: one that is shared has none for which the upstream might end it.
+    fn may_bring(&self, head: &Parts) -> bool {
+        match &self.connection {
+            LinkKind::Http1(_) => true,
+            LinkKind::Http2(lease) => {
+                !outgoing::is_hazardous(head, lease.settings().max_header_list_size)
+            }
+        }
+    }
 }
 
 impl From<Problem> for LinkError {
@@ -317,7 +329,7 @@ impl Upstream {
         if offer != Offer::Http1 {
             return self.shared_link(offer).await;
         }
-        match self.new_link(offer).await {
+        match self.new_link(offer, Sharing::Shared).await {
             Err(problem) if self.may_try_http2(&problem) => {
                 self.refuses_http1.store(true, Ordering::Relaxed);
                 self.shared_link(Offer::Http2).await
@@ -343,7 +355,7 @@ impl Upstream {
         if offer == Offer::Any && self.refuses_http2.load(Ordering::Relaxed) {
             // Each exchange needs a connection of its own.
             drop(last_failure);
-            return Ok(self.new_link(offer).await?);
+            return Ok(self.new_link(offer, Sharing::Shared).await?);
         }
         if let Some((at, problem)) = &*last_failure
             && *at >= started
@@ -353,7 +365,8 @@ impl Upstream {
                 is_shared: true,
             });
         }
-        let dialled = self.new_link(offer).await;
+        self.http2.leave_worn_out().await;
+        let dialled = self.new_link(offer, Sharing::Shared).await;
         *last_failure = dialled
             .as_ref()
             .err()
@@ -361,10 +374,26 @@ impl Upstream {
         Ok(dialled?)
     }
 
+    /// A connection that no other exchange shares.
+    async fn exclusive_link(&self, offer: Offer) -> Result<Link, Problem> {
+        let permit = self.http2.exclusive_permit().await;
+        let mut link = match self.http2.take_exclusive() {
+            Some(lease) => Link {
+                is_used: true,
+                connection: LinkKind::Http2(Box::new(lease)),
+            },
+            None => self.new_link(offer, Sharing::Exclusive).await?,
+        };
+        if let LinkKind::Http2(lease) = &mut link.connection {
+            lease.hold(permit);
+        }
+        Ok(link)
+    }
+
     /// An open connection.
     fn used_link(&self, offer: Offer) -> Option<Link> {
         let http1 = || self.pool.take().map(LinkKind::Http1);
-        let http2 = || self.http2.take().map(LinkKind::Http2);
+        let http2 = || self.http2.take().map(Box::new).map(LinkKind::Http2);
         let connection = match offer {
             Offer::Http1 => http1(),
             Offer::Http2 => http2(),
@@ -403,7 +432,7 @@ impl Upstream {
     }
 
     /// A new connection.
-    async fn new_link(&self, offer: Offer) -> Result<Link, Problem> {
+    async fn new_link(&self, offer: Offer, sharing: Sharing) -> Result<Link, Problem> {
         let (socket, peer) = self.dial(offer).await.inspect_err(|problem| {
             if offer == Offer::Http2 && problem.reason() == Reason::ProtocolRefused {
                 self.refuses_http1.store(false, Ordering::Relaxed);
@@ -419,7 +448,9 @@ impl Upstream {
             Offer::Http1 | Offer::Http2 => {}
         }
         let connection = if is_http2 {
-            LinkKind::Http2(self.http2.add(socket, peer).await?)
+            let name = self.destination.to_string();
+            let lease = self.http2.add(socket, peer, sharing, name).await?;
+            LinkKind::Http2(Box::new(lease))
         } else {
             LinkKind::Http1(self.http1_connection(socket, peer))
         };

@@ -299,7 +299,10 @@ async fn an_answer_over_http2_that_is_cut_at_any_byte_behind_a_goaway_is_never_w
                         }
                         Err(_) => false,
                     };
-                    assert_eq!(upstream.connections(), dialled + 1, "{what}");
+                    // A stream above the last one was not touched, so the request is sent again.
+                    let repeats = if last_stream == 0 { 3 } else { 0 };
+                    let dials = upstream.connections() - dialled;
+                    assert!((1..=1 + repeats).contains(&dials), "{dials}: {what}");
                     let has_ended = position == answer.len() || cut == all.len();
                     assert!(!is_whole || has_ended, "{what}");
                     assert!(is_whole || !has_ended || last_stream == 0, "{what}");

@@ -16,11 +16,9 @@ use std::task::{Context, Poll, ready};
 use bytes::Bytes;
 use http_body::{Body, Frame};
 
-use tunnel_http::received::ReceivedBody;
-
 use super::failure::UpstreamBodyError;
 use super::http1::{Connection, Split};
-use super::http2::Lease;
+use super::http2::Http2Content;
 use super::idle::Idle;
 use super::pool::Pool;
 use super::progress::Progress;
@@ -38,8 +36,8 @@ enum BodySource {
     Http1(Box<Connection>, Arc<Pool>),
     Split(Box<Split>),
     Http2 {
-        incoming: ReceivedBody,
-        _lease: Lease,
+        /// Boxed, so that other responses have no room for it.
+        content: Box<Http2Content>,
         /// Progress of the request, whose content may fail meanwhile.
         progress: Arc<Progress>,
     },
@@ -64,10 +62,13 @@ impl UpstreamBody {
     }
 
     /// The content that comes over a stream of HTTP/2.
-    pub(super) fn http2(incoming: ReceivedBody, lease: Lease, progress: &Arc<Progress>) -> Self {
+    pub(super) fn http2(content: Http2Content, progress: &Arc<Progress>) -> Self {
+        if content.is_end_stream() {
+            // The response is complete; the rest of the request is dropped.
+            return Self::new(BodySource::Ended);
+        }
         Self::new(BodySource::Http2 {
-            incoming,
-            _lease: lease,
+            content: Box::new(content),
             progress: Arc::clone(progress),
         })
     }
@@ -135,17 +136,16 @@ impl BodySource {
                 let frame = ready!(split.poll_frame(cx));
                 (frame.map(with_problem), split.has_ended())
             }
-            Self::Http2 {
-                incoming, progress, ..
-            } => {
-                let frame = ready!(Pin::new(&mut *incoming).poll_frame(cx));
-                let failed = |error| match progress.failure() {
+            Self::Http2 { content, progress } => {
+                let frame = ready!(content.poll_frame(cx));
+                let failed = |error: Option<h2::Error>| match (progress.failure(), error) {
                     // This side reset the stream.
-                    Some(failure) => failure.clone().into(),
-                    None => UpstreamBodyError::from(error),
+                    (Some(failure), _) => failure.clone().into(),
+                    (None, Some(error)) => UpstreamBodyError::from(error),
+                    (None, None) => UpstreamBodyError::from(h2::Error::from(h2::Reason::CANCEL)),
                 };
                 let frame = frame.map(|frame| frame.map_err(failed));
-                (frame, incoming.is_end_stream())
+                (frame, content.is_end_stream())
             }
             Self::Upgraded(switched) => (ready!(switched.poll_frame(cx)).map(with_problem), false),
         })

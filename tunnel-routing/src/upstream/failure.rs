@@ -3,7 +3,7 @@
 use std::error::Error;
 use std::io;
 
-use tunnel_http::received::ReceiveError;
+use tunnel_http::http2::GoAway;
 use tunnel_proto::exchange::AsProblem;
 use tunnel_proto::problem::{Hop, Problem, Reason};
 
@@ -11,6 +11,7 @@ use super::http1::{ContentError, ResponseError};
 use super::outgoing_body::content_problem;
 
 const BREAKS_HTTP: &str = "the upstream's answer breaks HTTP";
+const LEFT: &str = "the upstream ended a connection of many requests because of one of them";
 const NO_ANSWER: &str = "the upstream ended the connection before it answered";
 
 /// The content of a response broke off or failed.
@@ -30,11 +31,12 @@ impl From<Problem> for UpstreamBodyError {
     }
 }
 
-impl From<ReceiveError> for UpstreamBodyError {
-    fn from(error: ReceiveError) -> Self {
-        let reason = match &error {
-            ReceiveError::Failed(error) if is_invalid(error) => Reason::ResponseInvalid,
-            ReceiveError::Failed(_) | ReceiveError::Reset => Reason::ResponseIncomplete,
+impl From<h2::Error> for UpstreamBodyError {
+    fn from(error: h2::Error) -> Self {
+        let reason = if is_invalid(&error) {
+            Reason::ResponseInvalid
+        } else {
+            Reason::ResponseIncomplete
         };
         Self(upstream(
             reason,
@@ -62,11 +64,18 @@ impl From<io::Error> for UpstreamBodyError {
 }
 
 /// The problem of a request without a response over HTTP/2, whose content has not failed.
-pub(super) fn no_response(error: &hyper::Error) -> Problem {
+/// `left` is why the upstream has left the connection, if it has.
+pub(super) fn no_response(error: &h2::Error, left: Option<&GoAway>) -> Problem {
     if is_invalid(error) {
         return upstream(Reason::ResponseInvalid, BREAKS_HTTP, error);
     }
-    upstream(Reason::ConnectionTerminated, NO_ANSWER, error)
+    match left {
+        Some(GoAway { code, debug }) if *code != 0 => {
+            let detail = format!("{LEFT}: {} {debug}", h2::Reason::from(*code));
+            Problem::new(Hop::Client, Reason::ConnectionTerminated, detail)
+        }
+        _ => upstream(Reason::ConnectionTerminated, NO_ANSWER, error),
+    }
 }
 
 /// The problem of a request without a response over HTTP/1.1.
@@ -80,29 +89,21 @@ pub(super) fn response_error(error: &ResponseError) -> Problem {
     }
 }
 
-/// Whether the upstream has certainly not acted on the request (RFC 9113 section 8.7): it refused the stream, or left
-/// before the stream came.
-pub(super) fn is_untouched(error: &hyper::Error) -> bool {
-    source::<h2::Error>(error).is_some_and(|error| {
-        let has_left = error.is_go_away() && error.reason() == Some(h2::Reason::NO_ERROR);
-        error.is_remote() && (has_left || error.reason() == Some(h2::Reason::REFUSED_STREAM))
-    })
+/// Whether the upstream has certainly not acted on the request (RFC 9113 sections 6.8 and 8.7): it refused the stream, or
+/// its GOAWAY says that it has seen none of it. `h2` gives the error of a GOAWAY to the streams above its last one alone.
+pub(super) fn is_untouched(error: &h2::Error) -> bool {
+    error.is_remote() && (error.is_go_away() || error.reason() == Some(h2::Reason::REFUSED_STREAM))
 }
 
 /// Whether the whole connection is lost, broken or left by the upstream, and not only one request.
-pub(super) fn is_lost(error: &hyper::Error) -> bool {
-    let is_left = |error: &h2::Error| error.is_go_away() && error.is_remote();
-    // hyper takes the error of the connection below out of that of HTTP/2.
-    source::<io::Error>(error).is_some() || source::<h2::Error>(error).is_some_and(is_left)
+pub(super) fn is_lost(error: &h2::Error) -> bool {
+    error.is_io() || error.is_go_away()
 }
 
 /// Whether the upstream broke the protocol, not the connection.
-fn is_invalid(error: &hyper::Error) -> bool {
-    let of_http2 = |error: &h2::Error| {
-        // A remote reset or an orderly end is the decision of the upstream; other errors are found on this side.
-        !error.is_io() && !error.is_remote() && error.reason() != Some(h2::Reason::NO_ERROR)
-    };
-    error.is_parse() || source::<h2::Error>(error).is_some_and(of_http2)
+fn is_invalid(error: &h2::Error) -> bool {
+    // A remote reset or an orderly end is the decision of the upstream; other errors are found on this side.
+    !error.is_io() && !error.is_remote() && error.reason() != Some(h2::Reason::NO_ERROR)
 }
 
 fn upstream(reason: Reason, what: &str, error: &(dyn Error + 'static)) -> Problem {
@@ -114,15 +115,4 @@ fn upstream(reason: Reason, what: &str, error: &(dyn Error + 'static)) -> Proble
         cause = error.source();
     }
     Problem::new(Hop::Client, reason, detail)
-}
-
-fn source<E: Error + 'static>(error: &hyper::Error) -> Option<&E> {
-    let mut cause = error.source();
-    while let Some(error) = cause {
-        if let Some(found) = error.downcast_ref() {
-            return Some(found);
-        }
-        cause = error.source();
-    }
-    None
 }

@@ -4,27 +4,24 @@
 //! certainly not acted on it or repeating it is harmless (RFC 9110 section 9.2.2, RFC 9112 section 9.3.1, RFC 9113
 //! section 8.7).
 
-use std::future::{Future, poll_fn};
-use std::pin::pin;
+use std::future::poll_fn;
 use std::sync::Arc;
 use std::task::{Context, Poll};
 use std::time::Duration;
 
+use h2::RecvStream;
 use http::{HeaderMap, Method, Request, Response, StatusCode};
 use http_body::Body;
-use hyper::client::conn::TrySendError;
-use hyper_util::rt::TokioIo;
 use tokio::time::Instant;
 use tunnel_http::answer::keep_end_to_end;
-use tunnel_http::received::ReceivedBody;
 use tunnel_proto::exchange::Protocol;
 use tunnel_proto::problem::{Hop, Problem, Reason};
 
 use super::body::UpstreamBody;
 use super::http1::{Connection, Framing, ResponseError};
-use super::http2::Lease;
+use super::http2::{Http2Content, Http2Exchange, Http2Failure, Lease, Sharing};
 use super::idle::Idle;
-use super::outgoing::{self, Http2Content};
+use super::outgoing;
 use super::outgoing_body::OutgoingBody;
 use super::progress::Progress;
 use super::routed_request::RoutedRequest;
@@ -39,6 +36,10 @@ use tunnel_ops::alarm::Alarm;
 /// receive buffers are larger.
 const BUFFERED_BYTES: u64 = 16 * 1024;
 
+/// How often a request is sent again that the upstream has certainly not acted on: as it may meet a connection that the
+/// upstream is about to leave each time.
+const REPEATS: u32 = 3;
+
 /// Why an upstream gave no response, and what may be done about it.
 pub(super) struct ForwardError {
     pub(super) problem: Problem,
@@ -48,20 +49,24 @@ pub(super) struct ForwardError {
     pub(super) is_untouched: bool,
     /// Whether the failure is that of a dial by another request, which reports it.
     pub(super) is_shared: bool,
+    /// Whether the request, or another one, may have made the upstream end the connection that they shared.
+    is_suspect: bool,
 }
 
 /// Why one attempt gave no response.
 struct AttemptError {
     problem: Problem,
     delivery: Delivery,
+    /// See [`ForwardError`].
+    is_suspect: bool,
 }
 
 /// How much of a request without a response the upstream may have processed.
 enum Delivery {
     /// Nothing was sent; this is the content.
     NotSent(Box<OutgoingBody>),
-    /// The upstream refused it without acting on it.
-    Refused,
+    /// The upstream refused it without acting on it; this is the content, if it was kept.
+    Refused(Option<Box<OutgoingBody>>),
     /// Unknown; no byte came back.
     Unknown,
     /// The response began, or took too long.
@@ -72,12 +77,10 @@ impl RoutedRequest {
     /// Converts the failure of an attempt, and puts the content back if the request may be sent again.
     /// `has_no_content` says that it had none to begin with.
     fn failed(&mut self, error: AttemptError, has_no_content: bool) -> ForwardError {
-        let is_untouched = matches!(error.delivery, Delivery::NotSent(_) | Delivery::Refused);
+        let is_untouched = matches!(error.delivery, Delivery::NotSent(_) | Delivery::Refused(_));
         let content = match error.delivery {
             Delivery::NotSent(content) => Some(*content),
-            Delivery::Refused if has_no_content => {
-                Some(OutgoingBody::empty(Arc::clone(&self.progress)))
-            }
+            Delivery::Refused(content) => content.map(|content| *content),
             Delivery::Unknown if has_no_content && self.head.method.is_idempotent() => {
                 Some(OutgoingBody::empty(Arc::clone(&self.progress)))
             }
@@ -90,6 +93,7 @@ impl RoutedRequest {
             may_try_another,
             is_untouched,
             is_shared: false,
+            is_suspect: error.is_suspect,
         }
     }
 
@@ -155,16 +159,27 @@ impl Upstream {
     /// A connection for the request: one that is open, or a new one.
     async fn link(&self, request: &mut RoutedRequest) -> Result<Link, LinkError> {
         let offer = self.offer(&request.head);
-        match self.used_link(offer) {
-            Some(link) => Ok(link),
-            None => {
-                let dialling = Box::pin(self.dialled_link(offer));
-                RoutedRequest::wait(&mut request.waited, dialling).await
-            }
+        if let Some(link) = self.used_link(offer)
+            && link.may_bring(&request.head)
+        {
+            return Ok(link);
         }
+        let dialling = Box::pin(async {
+            if offer != Offer::Http1 && outgoing::is_hazardous(&request.head, u32::MAX) {
+                return Ok(self.exclusive_link(offer).await?);
+            }
+            let link = self.dialled_link(offer).await?;
+            if link.may_bring(&request.head) {
+                return Ok(link);
+            }
+            // Only now it is known what the upstream accepts.
+            Ok(self.exclusive_link(offer).await?)
+        });
+        RoutedRequest::wait(&mut request.waited, dialling).await
     }
 
-    /// Attempts once, and once more if that is safe.
+    /// Attempts once, and again as long as that is safe: up to [`REPEATS`] times if the upstream has certainly not acted on
+    /// the request, and once over HTTP/1.1, and where that is unknown, if the connection had been used before.
     async fn forward_with_retry(
         &self,
         request: &mut RoutedRequest,
@@ -174,56 +189,72 @@ impl Upstream {
             content.limit(bytes)?;
         }
         let has_no_content = content.is_end_stream();
-        let Link {
-            is_used,
-            connection,
-        } = match self.link(request).await {
+        let link = match self.link(request).await {
             Ok(link) => link,
             Err(error) => return Err(request.unlinked(error, content)),
         };
-        let is_http2 = matches!(connection, LinkKind::Http2(_));
-        let failed = match self.attempt(request, content, connection).await {
+        let (is_used, is_http2) = (link.is_used, matches!(link.connection, LinkKind::Http2(_)));
+        let failed = match self.attempt(request, content, link.connection).await {
             Ok(response) => return Ok(response),
             Err(error) => request.failed(error, has_no_content),
         };
-        if !is_used || !failed.may_try_another {
+        let repeats = match failed.is_untouched && is_http2 {
+            true => REPEATS,
+            false => u32::from(is_used),
+        };
+        if repeats == 0 || !failed.may_try_another {
             return Err(failed);
         }
-        request.on_attempt_failed(&failed.problem);
-        request.on_attempt(self.url());
-        Box::pin(self.retry(request, has_no_content, is_http2)).await
+        Box::pin(self.retry(request, failed, repeats, has_no_content, is_http2)).await
     }
 
-    /// Attempts once more: after HTTP/1.1 on a new connection; after HTTP/2 on one that is open or is dialled for all
-    /// requests that have lost theirs, so that an upstream which refuses streams does not get a connection for each of
-    /// them.
+    /// Attempts again: after HTTP/1.1 on a new connection; after HTTP/2 on one that is open or is dialled for all requests
+    /// that have lost theirs, so that an upstream which refuses streams does not get a connection for each of them. A
+    /// request that may have made the upstream end a shared connection gets one to itself.
     async fn retry(
         &self,
         request: &mut RoutedRequest,
+        mut failed: ForwardError,
+        repeats: u32,
         has_no_content: bool,
         is_http2: bool,
     ) -> Result<Response<UpstreamBody>, ForwardError> {
-        let content = request.take_content();
-        let offer = self.offer(&request.head);
-        let linking = async {
-            if is_http2 {
-                return self.dialled_link(offer).await;
+        for _ in 0..repeats {
+            request.on_attempt_failed(&failed.problem);
+            request.on_attempt(self.url());
+            let content = request.take_content();
+            let offer = self.offer(&request.head);
+            let linking = async {
+                if !is_http2 {
+                    return Ok(self.new_link(offer, Sharing::Shared).await?);
+                }
+                if failed.is_suspect || outgoing::is_hazardous(&request.head, u32::MAX) {
+                    return Ok(self.exclusive_link(offer).await?);
+                }
+                match self.used_link(offer) {
+                    Some(link) => Ok(link),
+                    None => self.dialled_link(offer).await,
+                }
+            };
+            let link = match RoutedRequest::wait(&mut request.waited, linking).await {
+                Ok(link) => link,
+                Err(error) => return Err(request.unlinked(error, content)),
+            };
+            failed = match self.attempt(request, content, link.connection).await {
+                Ok(response) => return Ok(response),
+                Err(error) => request.failed(error, has_no_content),
+            };
+            if !failed.may_try_another || !failed.is_untouched {
+                break;
             }
-            Ok(self.new_link(offer).await?)
-        };
-        match RoutedRequest::wait(&mut request.waited, linking).await {
-            Ok(link) => {
-                let result = self.attempt(request, content, link.connection).await;
-                result.map_err(|error| request.failed(error, has_no_content))
-            }
-            Err(error) => Err(request.unlinked(error, content)),
         }
+        Err(failed)
     }
 
     async fn attempt(
         &self,
         request: &mut RoutedRequest,
-        content: OutgoingBody,
+        mut content: OutgoingBody,
         connection: LinkKind,
     ) -> Result<Response<UpstreamBody>, AttemptError> {
         match connection {
@@ -234,17 +265,20 @@ impl Upstream {
                 let response = self.over_http1(request, &mut connection).await?;
                 Ok(self.response_http1(response, connection, request)?)
             }
-            LinkKind::Http2(mut lease) => {
+            LinkKind::Http2(lease) => {
                 if outgoing::expects_continue(&request.head) {
-                    // hyper shows no informational response of HTTP/2, so the one that a platform
-                    // client may wait for is made here.
+                    // Many servers send no 100 over HTTP/2, and the platform client may wait for it.
                     let _ = request
                         .informational
                         .push(StatusCode::CONTINUE, HeaderMap::new());
                 }
-                let message = outgoing::http2(&request.head, &self.destination, content)?;
-                let response = self.over_http2(request, message, &mut lease).await?;
-                Ok(self.response_http2(response, lease, request)?)
+                let message = outgoing::http2(&request.head, &self.destination, &content)?;
+                content.keep(&self.shared.memory);
+                let (response, exchange) =
+                    self.over_http2(request, message, content, *lease).await?;
+                let (head, stream) = response.into_parts();
+                let response = Response::from_parts(head, ());
+                Ok(self.response_http2(response, exchange.content(stream), request)?)
             }
         }
     }
@@ -288,34 +322,87 @@ impl Upstream {
         result.map_err(|error| AttemptError {
             problem: failure::response_error(&error),
             delivery: request.delivery(&error, connection),
+            is_suspect: false,
         })
     }
 
     async fn over_http2(
         &self,
         request: &mut RoutedRequest,
-        message: Request<Http2Content>,
-        lease: &mut Lease,
-    ) -> Result<Response<ReceivedBody>, AttemptError> {
-        let mut head = pin!(lease.sender.try_send_request(message));
+        message: Request<()>,
+        content: OutgoingBody,
+        lease: Lease,
+    ) -> Result<(Response<RecvStream>, Http2Exchange), AttemptError> {
+        // On a shared connection there are none, see `outgoing::is_hazardous`.
+        let has_trailers = outgoing::announces_trailers(&request.head);
+        let mut exchange = match Http2Exchange::begin(lease, message, content, has_trailers) {
+            Ok(exchange) => exchange,
+            Err((lease, failure)) => return Err(self.no_response(request, &lease, failure)),
+        };
         let mut alarm = Alarm::default();
         let watch = self.watch(request);
-        let (progress, waited) = (&request.progress, &mut request.waited);
-        let head = |cx: &mut Context<'_>| head.as_mut().poll(cx);
-        let result = self.head_in_time(progress, waited, &mut alarm, watch, false, head);
-        let result = result.await?;
-        let result = result.map(|response| response.map(ReceivedBody::http2_response));
-        result.map_err(|error| match request.progress.failure() {
-            // hyper reports the reset of the stream, not that this side caused it, nor why.
-            Some(failure) => failure.clone().into(),
-            None => {
-                let (error, is_lost) = AttemptError::new(error);
-                if is_lost {
-                    self.http2.remove(lease);
+        let RoutedRequest {
+            informational,
+            progress,
+            waited,
+            ..
+        } = request;
+        let head = |cx: &mut Context<'_>| {
+            exchange.poll_head(cx, |status, mut headers| {
+                keep_end_to_end(&mut headers);
+                // That is made here, see above.
+                if status != StatusCode::CONTINUE {
+                    progress.on_informational(informational.push(status, headers));
                 }
-                error
+            })
+        };
+        let result = self.head_in_time(progress, waited, &mut alarm, watch, false, head);
+        match result.await? {
+            Ok(response) => Ok((response, exchange)),
+            Err(error) => {
+                let (lease, failure) = exchange.fail(error);
+                Err(self.no_response(request, &lease, failure))
             }
-        })
+        }
+    }
+
+    /// Classifies the failure of a request over HTTP/2, and gives out a lost connection no more.
+    fn no_response(
+        &self,
+        request: &RoutedRequest,
+        lease: &Lease,
+        failure: Http2Failure,
+    ) -> AttemptError {
+        let Http2Failure {
+            error,
+            mut content,
+            is_unsent,
+        } = failure;
+        let error = match (request.progress.failure(), error) {
+            // This side reset the stream.
+            (Some(failure), _) => return failure.clone().into(),
+            (None, Some(error)) => error,
+            (None, None) => h2::Reason::CANCEL.into(),
+        };
+        let left = lease.go_away();
+        let is_lost = is_unsent || failure::is_lost(&error);
+        if is_lost {
+            self.http2.on_lost(lease);
+        }
+        let delivery = if is_unsent {
+            Delivery::NotSent(Box::new(content))
+        } else if failure::is_untouched(&error) {
+            Delivery::Refused(content.rewind().then(|| Box::new(content)))
+        } else if is_lost {
+            Delivery::Unknown
+        } else {
+            Delivery::Started
+        };
+        AttemptError {
+            problem: failure::no_response(&error, left.as_ref()),
+            delivery,
+            is_suspect: is_lost && left.is_none_or(|left| left.code != 0),
+        }
     }
 
     fn response_http1(
@@ -331,14 +418,14 @@ impl Upstream {
 
     fn response_http2(
         &self,
-        mut response: Response<ReceivedBody>,
-        lease: Lease,
+        mut response: Response<()>,
+        content: Http2Content,
         request: &RoutedRequest,
     ) -> Result<Response<UpstreamBody>, Problem> {
         response::check(&mut response)?;
-        response::check_declared(&response, &request.head.method)?;
+        response::check_declared(&response, content.is_end_stream(), &request.head.method)?;
         let (watch, progress) = (self.watch(request), &request.progress);
-        Ok(response.map(|incoming| UpstreamBody::http2(incoming, lease, progress).watched(watch)))
+        Ok(response.map(|()| UpstreamBody::http2(content, progress).watched(watch)))
     }
 
     /// Waits for a head. The limit counts from the end of the request: how long the request takes is up to the
@@ -399,13 +486,13 @@ impl Upstream {
         protocol: Protocol,
     ) -> Result<Response<UpstreamBody>, ForwardError> {
         let lease = match self.destination.scheme() {
-            UpstreamScheme::Http => None,
+            UpstreamScheme::H2c => return self.forward_upgrade_http2(request, protocol).await,
             // Most that speak HTTP/2 over TLS still take upgrades over HTTP/1.1 only.
             UpstreamScheme::Https if self.http == UpstreamHttp::Http2 => {
-                self.http2.take().filter(Lease::is_extended_connect_known)
+                let lease = self.http2.take();
+                lease.filter(|lease| lease.settings().enable_connect_protocol)
             }
-            UpstreamScheme::Https => None,
-            UpstreamScheme::H2c => return self.forward_upgrade_http2(request, protocol).await,
+            UpstreamScheme::Http | UpstreamScheme::Https => None,
         };
         if let Some(lease) = lease {
             return Ok(self.upgrade_http2(request, protocol, lease).await?);
@@ -445,7 +532,7 @@ impl Upstream {
             let detail = "the upstream takes no upgrades over HTTP/2 (RFC 8441)";
             return Err(upgrade::failed(detail).into());
         }
-        Ok(self.upgrade_http2(request, protocol, lease).await?)
+        Ok(self.upgrade_http2(request, protocol, *lease).await?)
     }
 
     async fn upgrade_http1(
@@ -471,8 +558,7 @@ impl Upstream {
             return Err(upgrade::failed("the connection is gone"));
         };
         let content = request.take_content();
-        let switched =
-            UpgradedConnection::new(socket, unread, content, &self.shared.half_closed, None);
+        let switched = UpgradedConnection::new(socket, unread, content, &self.shared.half_closed);
         let watch = self.watch(request);
         Ok(head.map(|()| UpstreamBody::upgraded(switched).watched(watch)))
     }
@@ -481,7 +567,7 @@ impl Upstream {
         &self,
         request: &mut RoutedRequest,
         protocol: Protocol,
-        mut lease: Lease,
+        lease: Lease,
     ) -> Result<Response<UpstreamBody>, Problem> {
         let message = upgrade::http2(
             &request.head,
@@ -489,46 +575,26 @@ impl Upstream {
             &self.destination,
             &request.progress,
         )?;
-        let result = self.over_http2(request, message, &mut lease).await;
-        let mut response = result.map_err(|error| error.problem)?;
-        let upgraded = hyper::upgrade::on(&mut response);
-        let (status, watch) = (response.status(), self.watch(request));
+        let none = OutgoingBody::empty(Arc::clone(&request.progress));
+        let result = self.over_http2(request, message, none, lease).await;
+        let (response, exchange) = result.map_err(|error| error.problem)?;
+        let (head, stream) = response.into_parts();
+        let (status, mut response) = (head.status, Response::from_parts(head, ()));
         if status != StatusCode::OK {
             upgrade::check_declined(status)?;
-            return self.response_http2(response, lease, request);
+            return self.response_http2(response, exchange.content(stream), request);
         }
         response::check(&mut response)?;
         let head = upgrade::http2_agreed(response.into_parts().0.headers, &request.head)?;
-        let io = upgraded
-            .await
-            .map_err(|error| upgrade::failed(error.to_string()))?;
-        let content = request.take_content();
-        let (io, unread) = (TokioIo::new(io), bytes::Bytes::new());
-        let half_closed = &self.shared.half_closed;
-        let switched = UpgradedConnection::new(io, unread, content, half_closed, Some(lease));
+        let switched = exchange.switch(stream, request.take_content());
+        let switched = UpgradedConnection::over_http2(switched, &self.shared.half_closed);
+        let watch = self.watch(request);
         Ok(head.map(|()| UpstreamBody::upgraded(switched).watched(watch)))
     }
 }
 
 fn problem(reason: Reason, detail: impl Into<std::borrow::Cow<'static, str>>) -> Problem {
     Problem::new(Hop::Client, reason, detail)
-}
-
-impl AttemptError {
-    /// Classifies an error of HTTP/2, and says whether the connection is lost for all of its requests.
-    fn new(mut error: TrySendError<Request<Http2Content>>) -> (Self, bool) {
-        let problem = failure::no_response(error.error());
-        let message = error.take_message();
-        // A connection that takes no more requests is lost.
-        let is_lost = message.is_some() || failure::is_lost(error.error());
-        let delivery = match message {
-            Some(message) => Delivery::NotSent(Box::new(message.into_body().into_inner())),
-            None if failure::is_untouched(error.error()) => Delivery::Refused,
-            None if is_lost => Delivery::Unknown,
-            None => Delivery::Started,
-        };
-        (Self { problem, delivery }, is_lost)
-    }
 }
 
 impl From<LinkError> for ForwardError {
@@ -539,6 +605,7 @@ impl From<LinkError> for ForwardError {
             may_try_another: true,
             is_untouched: true,
             is_shared,
+            is_suspect: false,
         }
     }
 }
@@ -550,6 +617,7 @@ impl From<Problem> for ForwardError {
             may_try_another: false,
             is_untouched: false,
             is_shared: false,
+            is_suspect: false,
         }
     }
 }
@@ -559,6 +627,7 @@ impl From<Problem> for AttemptError {
         Self {
             problem,
             delivery: Delivery::Started,
+            is_suspect: false,
         }
     }
 }

@@ -11,9 +11,6 @@ use http::request::Parts;
 use http::uri::{Authority, PathAndQuery};
 use http::{HeaderMap, HeaderName, HeaderValue, Method, Request, Uri};
 use http_body::Body;
-use http_body_util::BodyExt;
-use http_body_util::combinators::MapErr;
-use tunnel_proto::exchange::BodyError;
 use tunnel_proto::fields;
 use tunnel_proto::problem::{Hop, Problem, Reason};
 
@@ -21,11 +18,11 @@ use super::destination::Destination;
 use super::http1::{Framing, field};
 use super::outgoing_body::OutgoingBody;
 
-const TRAILERS: HeaderValue = HeaderValue::from_static("trailers");
+/// Sizes from which on a field, or a head, may be too large for an upstream.
+const HAZARDOUS_FIELD_BYTES: usize = 4 * 1024;
+const HAZARDOUS_HEAD_BYTES: usize = 8 * 1024;
 
-/// The content over HTTP/2. Content that fails resets the stream; what failed is in its
-/// [`Progress`](super::progress::Progress).
-pub(super) type Http2Content = MapErr<OutgoingBody, fn(BodyError) -> h2::Error>;
+const TRAILERS: HeaderValue = HeaderValue::from_static("trailers");
 
 /// What `TE` and `Content-Length` contain, which are not forwarded as they are.
 #[derive(Default)]
@@ -109,20 +106,27 @@ fn members(value: &HeaderValue) -> impl Iterator<Item = HeaderName> {
     members.filter_map(|name| HeaderName::from_bytes(name.trim_ascii()).ok())
 }
 
-/// The request for an upstream that speaks HTTP/2.
+/// The request for an upstream that speaks HTTP/2, whose content is `body`.
 pub(super) fn http2(
     head: &Parts,
     to: &Destination,
-    body: OutgoingBody,
-) -> Result<Request<Http2Content>, Problem> {
+    body: &OutgoingBody,
+) -> Result<Request<()>, Problem> {
     let mut headers = HeaderMap::with_capacity(head.headers.len());
     let found = for_each_field(head, |name, value| {
         if name != HOST {
             headers.append(name.clone(), value.clone());
         }
     });
-    // hyper does not pass on informational responses of HTTP/2, so a 100 would never arrive.
+    // Many servers send no 100 over HTTP/2; it is made here.
     headers.remove(EXPECT);
+    match body.size_hint().exact() {
+        Some(0) if !found.has_length && !expects_content(&head.method) => {}
+        Some(length) => {
+            headers.insert(CONTENT_LENGTH, length.into());
+        }
+        None => {}
+    }
     if found.accepts_trailers {
         headers.insert(TE, TRAILERS);
     }
@@ -130,8 +134,7 @@ pub(super) fn http2(
     let host = head.headers.get(HOST).map(HeaderValue::as_bytes);
     let authority = host.unwrap_or_else(|| to.authority().as_bytes());
     let authority = Authority::try_from(authority).map_err(|error| malformed(&error))?;
-    let taken_back: fn(BodyError) -> h2::Error = |_| h2::Reason::CANCEL.into();
-    let mut request = Request::new(body.map_err(taken_back));
+    let mut request = Request::new(());
     *request.method_mut() = head.method.clone();
     *request.uri_mut() = Uri::builder()
         .scheme(to.uri_scheme())
@@ -141,6 +144,39 @@ pub(super) fn http2(
         .map_err(|error| malformed(&error))?;
     *request.headers_mut() = headers;
     Ok(request)
+}
+
+/// Whether an upstream might end a connection of HTTP/2 for this request, and not only its stream: it has trailers, which
+/// nginx takes for a protocol error, or a head above what servers accept by default (nginx 8 KiB in all, Netty 8 KiB).
+/// `most` is the limit that the upstream has set (RFC 9113 section 6.5.2).
+pub(super) fn is_hazardous(head: &Parts, most: u32) -> bool {
+    if announces_trailers(head) {
+        return true;
+    }
+    let target = head.uri.path_and_query().map_or("", PathAndQuery::as_str);
+    let (mut all, mut list) = (encoded_bytes(target.as_bytes()), target.len() + 128);
+    let mut largest = all;
+    for (name, value) in &head.headers {
+        let bytes = name.as_str().len() + encoded_bytes(value.as_bytes());
+        largest = largest.max(bytes);
+        all += bytes;
+        list += name.as_str().len() + value.len() + 32;
+    }
+    let is_above_limit = usize::try_from(most).is_ok_and(|most| list > most);
+    largest > HAZARDOUS_FIELD_BYTES || all > HAZARDOUS_HEAD_BYTES || is_above_limit
+}
+
+/// Whether the request says that trailers follow its content.
+pub(super) fn announces_trailers(head: &Parts) -> bool {
+    head.headers.contains_key(TRAILER)
+}
+
+/// The most bytes that HPACK writes for a text: one for each of the usual characters, up to 30 bits for others (RFC 7541
+/// appendix B).
+fn encoded_bytes(text: &[u8]) -> usize {
+    let is_usual = |byte: &&u8| byte.is_ascii_alphanumeric() || b" %-./=_:&*,;".contains(byte);
+    let usual = text.iter().filter(is_usual).count();
+    usual + (text.len() - usual) * 30 / 8
 }
 
 /// A protocol above HTTP whose messages come one by one in both directions.
@@ -338,7 +374,7 @@ mod tests {
                 .header(TE, "trailers"),
         );
         assert!(expects_continue(&request));
-        let request = http2(&request, &destination("h2c://127.0.0.1:3000"), empty()).unwrap();
+        let request = http2(&request, &destination("h2c://127.0.0.1:3000"), &empty()).unwrap();
         assert_eq!(request.uri().to_string(), "http://a-b.tunnels.test/x?y");
         let fields: Vec<_> = request
             .headers()
@@ -356,7 +392,7 @@ mod tests {
         let request = http2(
             &head(Request::get("/")),
             &destination("h2c://app:81"),
-            empty(),
+            &empty(),
         );
         assert_eq!(request.unwrap().uri().to_string(), "http://app:81/");
     }

@@ -4,13 +4,18 @@ use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll, ready};
 
-use bytes::Bytes;
+use bytes::{Bytes, BytesMut};
+use http::HeaderMap;
 use http_body::{Body, Frame, SizeHint};
 use tunnel_proto::exchange::BodyError;
+use tunnel_proto::memory::MemoryAccount;
 use tunnel_proto::problem::{Hop, Problem, Reason};
 
 use super::progress::Progress;
 use crate::request::RequestBody;
+
+/// Content up to this size is kept until the head of the response, in case the request has to be sent again.
+const KEPT_BYTES: usize = 64 * 1024;
 
 /// The content of a request on its way out.
 pub(super) struct OutgoingBody {
@@ -19,9 +24,53 @@ pub(super) struct OutgoingBody {
     /// Bytes that may still come, and the limit itself.
     left: u64,
     limit: u64,
-    /// Bytes still missing of a declared length.
+    /// The declared length, and the bytes that are still missing of it.
+    length: Option<u64>,
     missing: Option<u64>,
+    /// What was given out, while it is to be kept.
+    kept: Option<Box<Kept>>,
     progress: Arc<Progress>,
+}
+
+/// Content that was given out, counted as held memory.
+struct Kept {
+    data: BytesMut,
+    /// Whether the data is to be given out again before anything else.
+    is_due: bool,
+    /// The end, when it has come: with the trailers, if there are any.
+    end: Option<Option<HeaderMap>>,
+    account: Arc<MemoryAccount>,
+}
+
+impl Kept {
+    /// Keeps a frame; `false` if it is too much.
+    fn push(&mut self, frame: Option<&Frame<Bytes>>) -> bool {
+        let Some(data) = frame.and_then(Frame::data_ref) else {
+            self.end = Some(frame.and_then(Frame::trailers_ref).cloned());
+            return true;
+        };
+        if self.data.len() + data.len() > KEPT_BYTES {
+            return false;
+        }
+        self.data.extend_from_slice(data);
+        self.account.hold(data.len());
+        true
+    }
+
+    /// What is given out again, if it is due; `None` when more has to come.
+    fn replay(&mut self) -> Option<Option<Frame<Bytes>>> {
+        if std::mem::take(&mut self.is_due) && !self.data.is_empty() {
+            return Some(Some(Frame::data(Bytes::copy_from_slice(&self.data))));
+        }
+        let trailers = self.end.clone()?;
+        Some(trailers.map(Frame::trailers))
+    }
+}
+
+impl Drop for Kept {
+    fn drop(&mut self) {
+        self.account.release(self.data.len());
+    }
 }
 
 impl OutgoingBody {
@@ -31,10 +80,12 @@ impl OutgoingBody {
             return Self::empty(progress);
         }
         Self {
+            length: body.size_hint().exact(),
             missing: body.size_hint().exact(),
             body: Some(Box::new(body)),
             left: u64::MAX,
             limit: u64::MAX,
+            kept: None,
             progress,
         }
     }
@@ -46,9 +97,46 @@ impl OutgoingBody {
             body: None,
             left: u64::MAX,
             limit: u64::MAX,
+            length: Some(0),
             missing: None,
+            kept: None,
             progress,
         }
+    }
+
+    /// Keeps what is given out from now on, as long as it is little. To be called before the first poll; what is kept counts
+    /// in `account`.
+    pub(super) fn keep(&mut self, account: &Arc<MemoryAccount>) {
+        if self.body.is_some() && self.kept.is_none() {
+            self.kept = Some(Box::new(Kept {
+                data: BytesMut::new(),
+                is_due: false,
+                end: None,
+                account: Arc::clone(account),
+            }));
+        }
+    }
+
+    /// Keeps nothing any more: the request is not sent again.
+    pub(super) fn release_kept(&mut self) {
+        self.kept = None;
+    }
+
+    /// Starts again from the beginning; `false` if something was given out and not kept.
+    #[must_use]
+    pub(super) fn rewind(&mut self) -> bool {
+        match &mut self.kept {
+            Some(kept) => {
+                kept.is_due = true;
+                true
+            }
+            None => self.body.is_none(),
+        }
+    }
+
+    /// The whole content was handed to the connection.
+    pub(super) fn on_sent(&self) {
+        self.progress.on_end();
     }
 
     /// Allows at most this many bytes. Longer content is refused at once if its length is known, and else fails
@@ -95,6 +183,9 @@ impl Body for OutgoingBody {
         let Some(body) = &mut this.body else {
             return Poll::Ready(None);
         };
+        if let Some(again) = this.kept.as_mut().and_then(|kept| kept.replay()) {
+            return Poll::Ready(again.map(Ok));
+        }
         let frame = Pin::new(&mut **body).poll_frame(cx);
         this.progress.on_content(frame.is_ready());
         let mut frame = ready!(frame);
@@ -121,21 +212,27 @@ impl Body for OutgoingBody {
         }
         if let Some(Err(error)) = &frame {
             this.progress.on_failed(content_problem(error));
+            this.kept = None;
         }
-        Poll::Ready(frame)
+        let frame = frame.transpose();
+        if let (Ok(frame), Some(kept)) = (&frame, &mut this.kept)
+            && !kept.push(frame.as_ref())
+        {
+            this.kept = None;
+        }
+        Poll::Ready(frame.transpose())
     }
 
     fn is_end_stream(&self) -> bool {
         // Content that ends too early has to be polled for its end, which is an error.
-        self.missing.is_none_or(|missing| missing == 0)
+        !self.kept.as_ref().is_some_and(|kept| kept.is_due)
+            && self.missing.is_none_or(|missing| missing == 0)
             && self.body.as_ref().is_none_or(|body| body.is_end_stream())
     }
 
+    /// The size of the whole content, however much of it was given out.
     fn size_hint(&self) -> SizeHint {
-        match &self.body {
-            Some(body) => body.size_hint(),
-            None => SizeHint::with_exact(0),
-        }
+        self.length.map(SizeHint::with_exact).unwrap_or_default()
     }
 }
 

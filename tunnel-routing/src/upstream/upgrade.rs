@@ -23,11 +23,13 @@ use http::header::{
 use http::request::Parts;
 use http::{HeaderMap, HeaderValue, Method, Request, Response, StatusCode, Uri};
 use http_body::{Body, Frame};
+use http_body_util::BodyExt;
 use parking_lot::Mutex;
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite};
 use tokio::task::JoinSet;
 use tokio::time::timeout;
 use tunnel_http::answer::keep_end_to_end;
+use tunnel_http::http2::StreamContent;
 use tunnel_ops::task::Owned;
 use tunnel_proto::exchange::{Protocol, copy_body, read_body};
 use tunnel_proto::handshake::{accept_key, has_token, new_key};
@@ -35,7 +37,7 @@ use tunnel_proto::problem::{Hop, Problem, Reason};
 
 use super::destination::Destination;
 use super::http2::Lease;
-use super::outgoing::{self, Http2Content};
+use super::outgoing;
 use super::outgoing_body::OutgoingBody;
 use super::progress::Progress;
 
@@ -101,14 +103,14 @@ pub(super) fn http2(
     protocol: Protocol,
     to: &Destination,
     progress: &Arc<Progress>,
-) -> Result<Request<Http2Content>, Problem> {
-    let mut request = outgoing::http2(head, to, OutgoingBody::empty(Arc::clone(progress)))?;
+) -> Result<Request<()>, Problem> {
+    let mut request = outgoing::http2(head, to, &OutgoingBody::empty(Arc::clone(progress)))?;
     *request.method_mut() = Method::CONNECT;
     // The stream takes the place of the key (RFC 8441 section 5), see `http2_agreed`.
     request.headers_mut().remove(SEC_WEBSOCKET_KEY);
     request
         .extensions_mut()
-        .insert(hyper::ext::Protocol::from_static(protocol.as_str()));
+        .insert(h2::ext::Protocol::from_static(protocol.as_str()));
     Ok(request)
 }
 
@@ -187,7 +189,6 @@ impl UpgradedConnection {
         unread: Bytes,
         content: OutgoingBody,
         half_closed: &Arc<HalfClosed>,
-        lease: Option<Lease>,
     ) -> Self
     where
         IO: AsyncRead + AsyncWrite + Send + 'static,
@@ -201,7 +202,20 @@ impl UpgradedConnection {
             received: Box::pin(read_body(Cursor::new(unread).chain(read))),
             sending,
             half_closed: Arc::clone(half_closed),
-            lease,
+            lease: None,
+        }
+    }
+
+    /// An upgraded connection that is a stream of HTTP/2, to which `sending` sends.
+    pub(super) fn over_http2(
+        (received, sending, lease): (StreamContent, Owned<()>, Lease),
+        half_closed: &Arc<HalfClosed>,
+    ) -> Self {
+        Self {
+            received: Box::pin(received.map_err(io::Error::other)),
+            sending,
+            half_closed: Arc::clone(half_closed),
+            lease: Some(lease),
         }
     }
 
@@ -213,16 +227,21 @@ impl UpgradedConnection {
     }
 
     /// The upstream has ended its direction; the other goes on, for a limited time.
-    pub(super) fn end(self) {
+    pub(super) fn end(mut self) {
         if self.sending.is_finished() {
+            if let Some(lease) = &mut self.lease {
+                lease.on_whole();
+            }
             return;
         }
         let mut tasks = self.half_closed.tasks.lock();
         while tasks.try_join_next().is_some() {}
         let (sending, lease) = (self.sending, self.lease);
         tasks.spawn(async move {
-            let _ = timeout(LINGER, sending).await;
-            drop(lease);
+            let sent = timeout(LINGER, sending).await;
+            if let (Ok(_), Some(mut lease)) = (sent, lease) {
+                lease.on_whole();
+            }
         });
     }
 }

@@ -1,0 +1,265 @@
+//! One exchange over a stream of HTTP/2.
+//!
+//! ```text
+//!   request ─▶ Http2Exchange: sends head and content ─▶ upstream
+//!   response head ◀─┘      ╲ content that is not sent yet: a task
+//!   response content ◀─ Http2Content
+//! ```
+
+use std::future::{Future, poll_fn};
+use std::pin::Pin;
+use std::task::{Context, Poll, ready};
+
+use bytes::Bytes;
+use h2::client::ResponseFuture;
+use h2::{Reason, RecvStream, SendStream};
+use http::{HeaderMap, Request, Response, StatusCode};
+use http_body::{Body, Frame};
+use tunnel_http::http2::StreamContent;
+use tunnel_ops::task::Owned;
+
+use super::connection::Lease;
+use crate::upstream::outgoing_body::OutgoingBody;
+
+/// An exchange up to the head of its response.
+pub(in crate::upstream) struct Http2Exchange {
+    lease: Lease,
+    response: ResponseFuture,
+    upload: Upload,
+}
+
+/// Why an exchange has no response.
+pub(in crate::upstream) struct Http2Failure {
+    /// The error; `None` if the content of the request failed.
+    pub(in crate::upstream) error: Option<h2::Error>,
+    /// The content of the request, of which some may have been taken.
+    pub(in crate::upstream) content: OutgoingBody,
+    /// Whether nothing of the request was sent.
+    pub(in crate::upstream) is_unsent: bool,
+}
+
+/// A request's content that is being sent.
+struct Upload {
+    /// `None` once all was sent, or the upstream wants no more.
+    stream: Option<SendStream<Bytes>>,
+    content: OutgoingBody,
+    /// Whether trailers may be sent.
+    has_trailers: bool,
+    /// Whether nothing is sent yet, since the upstream has not agreed to an upgrade.
+    is_held: bool,
+}
+
+impl Http2Exchange {
+    /// Sends the head of a request, and then its content while the exchange is polled. `has_trailers` says whether trailers
+    /// may follow it; others are dropped.
+    ///
+    /// # Errors
+    /// When the connection takes no request.
+    pub(in crate::upstream) fn begin(
+        mut lease: Lease,
+        request: Request<()>,
+        content: OutgoingBody,
+        has_trailers: bool,
+    ) -> Result<Self, (Lease, Http2Failure)> {
+        let is_upgrade = request.extensions().get::<h2::ext::Protocol>().is_some();
+        let is_whole = content.is_end_stream() && !is_upgrade;
+        match lease.requests().send_request(request, is_whole) {
+            Ok((response, stream)) => {
+                lease.on_begin();
+                Ok(Self {
+                    lease,
+                    response,
+                    upload: Upload {
+                        stream: (!is_whole).then_some(stream),
+                        content,
+                        has_trailers,
+                        is_held: is_upgrade,
+                    },
+                })
+            }
+            Err(error) => {
+                let failure = Http2Failure {
+                    error: Some(error),
+                    content,
+                    is_unsent: true,
+                };
+                Err((lease, failure))
+            }
+        }
+    }
+
+    /// Polls for the head of the response while the request is sent. `on_informational` gets the heads before it.
+    pub(in crate::upstream) fn poll_head(
+        &mut self,
+        cx: &mut Context<'_>,
+        mut on_informational: impl FnMut(StatusCode, HeaderMap),
+    ) -> Poll<Result<Response<RecvStream>, Option<h2::Error>>> {
+        if !self.upload.is_held
+            && let Poll::Ready(Err(ContentFailed)) = self.upload.poll(cx)
+        {
+            return Poll::Ready(Err(None));
+        }
+        while let Poll::Ready(Some(Ok(head))) = self.response.poll_informational(cx) {
+            let head = head.into_parts().0;
+            on_informational(head.status, head.headers);
+        }
+        let response = ready!(Pin::new(&mut self.response).poll(cx));
+        Poll::Ready(response.map_err(Some))
+    }
+
+    /// Gives up; the content comes back.
+    pub(in crate::upstream) fn fail(self, error: Option<h2::Error>) -> (Lease, Http2Failure) {
+        let failure = Http2Failure {
+            error,
+            content: self.upload.content,
+            is_unsent: false,
+        };
+        (self.lease, failure)
+    }
+
+    /// The response has begun with this content. What is not sent of the request goes on in a task, so that neither
+    /// direction holds up the other.
+    pub(in crate::upstream) fn content(self, stream: RecvStream) -> Http2Content {
+        let Self {
+            lease, mut upload, ..
+        } = self;
+        upload.content.release_kept();
+        let content = lease.contents().content(stream);
+        let sending = upload.stream.is_some().then(|| {
+            Owned::spawn("upstream request", async move {
+                poll_fn(|cx| upload.poll(cx)).await
+            })
+        });
+        let mut content = Http2Content {
+            content,
+            sending,
+            lease,
+        };
+        if content.is_end_stream() {
+            content.on_end();
+        }
+        content
+    }
+
+    /// The upstream has agreed to an upgrade: `content` of the request is sent from now on, by a task. Content of the response
+    /// is received beside it.
+    pub(in crate::upstream) fn switch(
+        self,
+        stream: RecvStream,
+        content: OutgoingBody,
+    ) -> (StreamContent, Owned<()>, Lease) {
+        let Self {
+            lease, mut upload, ..
+        } = self;
+        upload.content = content;
+        let received = lease.contents().content(stream);
+        let sending = Owned::spawn("upgrade", async move {
+            // An error is one of the connection or of the exchange, which the other direction reports.
+            let _ = poll_fn(|cx| upload.poll(cx)).await;
+        });
+        (received, sending, lease)
+    }
+}
+
+/// The content of the request failed; why is in its progress.
+#[derive(Debug)]
+struct ContentFailed;
+
+impl Upload {
+    /// Sends as much as the upstream takes. Ready when all was sent, or the upstream wants no more of it.
+    fn poll(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), ContentFailed>> {
+        while let Some(stream) = &mut self.stream {
+            // One piece at a time is taken of the content, and only if there is room for some of it.
+            stream.reserve_capacity(1);
+            while stream.capacity() == 0 {
+                match ready!(stream.poll_capacity(cx)) {
+                    Some(Ok(_)) => {}
+                    // The stream is over; the response says why.
+                    Some(Err(_)) | None => {
+                        self.end();
+                        return Poll::Ready(Ok(()));
+                    }
+                }
+            }
+            // A reset comes also while the content is awaited.
+            if let Poll::Ready(Ok(_) | Err(_)) = stream.poll_reset(cx) {
+                self.end();
+                return Poll::Ready(Ok(()));
+            }
+            let sent = match ready!(Pin::new(&mut self.content).poll_frame(cx)) {
+                Some(Ok(frame)) => match frame.into_data() {
+                    Ok(data) if data.is_empty() => continue,
+                    Ok(data) => {
+                        let is_last = self.content.is_end_stream();
+                        stream.send_data(data, is_last).map(|()| is_last)
+                    }
+                    Err(frame) => {
+                        let trailers = frame.into_trailers().unwrap_or_default();
+                        if self.has_trailers {
+                            stream.send_trailers(trailers).map(|()| true)
+                        } else {
+                            stream.send_data(Bytes::new(), true).map(|()| true)
+                        }
+                    }
+                },
+                None => stream.send_data(Bytes::new(), true).map(|()| true),
+                Some(Err(_)) => {
+                    stream.send_reset(Reason::CANCEL);
+                    self.stream = None;
+                    return Poll::Ready(Err(ContentFailed));
+                }
+            };
+            // An error means that the stream is over; the response says why.
+            if sent.unwrap_or(true) {
+                self.end();
+            }
+        }
+        Poll::Ready(Ok(()))
+    }
+
+    fn end(&mut self) {
+        self.stream = None;
+        self.content.on_sent();
+    }
+}
+
+/// The content of a response, and the sending of the request behind it.
+pub(in crate::upstream) struct Http2Content {
+    content: StreamContent,
+    /// Sends what is left of the request.
+    sending: Option<Owned<Result<(), ContentFailed>>>,
+    lease: Lease,
+}
+
+impl Http2Content {
+    /// The next frame. An error is `None` if the content of the request failed.
+    pub(in crate::upstream) fn poll_frame(
+        &mut self,
+        cx: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, Option<h2::Error>>>> {
+        if let Some(sending) = &mut self.sending
+            && let Poll::Ready(sent) = Pin::new(sending).poll(cx)
+        {
+            self.sending = None;
+            if !matches!(sent, Ok(Ok(()))) {
+                return Poll::Ready(Some(Err(None)));
+            }
+        }
+        let frame = ready!(Pin::new(&mut self.content).poll_frame(cx));
+        if self.is_end_stream() || frame.is_none() {
+            self.on_end();
+        }
+        Poll::Ready(frame.map(|frame| frame.map_err(Some)))
+    }
+
+    fn on_end(&mut self) {
+        if self.sending.as_ref().is_none_or(Owned::is_finished) {
+            self.lease.on_whole();
+        }
+    }
+
+    /// Whether all of the content was taken.
+    pub(in crate::upstream) fn is_end_stream(&self) -> bool {
+        self.content.is_end_stream()
+    }
+}
