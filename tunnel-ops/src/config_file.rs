@@ -8,6 +8,7 @@ use std::fmt;
 use std::fs;
 use std::ops::Range;
 use std::path::{Path, PathBuf};
+use std::sync::OnceLock;
 
 use serde::de::DeserializeOwned;
 use toml::de::{DeTable, DeValue};
@@ -17,6 +18,9 @@ use toml::de::{DeTable, DeValue};
 pub struct TomlFile {
     path: PathBuf,
     text: String,
+    /// The offset at which each line begins. Made for the first position that is asked for, so that a position costs
+    /// no walk through the text.
+    line_starts: OnceLock<Vec<usize>>,
 }
 
 /// A fault in a configuration file, or the failure to read it.
@@ -56,6 +60,7 @@ impl TomlFile {
         Self {
             path: path.into(),
             text: text.into(),
+            line_starts: OnceLock::new(),
         }
     }
 
@@ -83,7 +88,7 @@ impl TomlFile {
     ) -> ConfigFileError {
         ConfigFileError {
             path: self.path.clone(),
-            position: Some(position(&self.text, span.start)),
+            position: Some(self.position(span.start)),
             key: (!key.is_empty()).then(|| key.to_owned()),
             problem: problem.into(),
         }
@@ -94,7 +99,32 @@ impl TomlFile {
         let table = DeTable::parse(&self.text).ok()?;
         let mut keys = table.get_ref().iter().map(|(key, _)| key);
         let found = keys.find(|found| found.get_ref().as_ref() == key)?;
-        Some(position(&self.text, found.span().start))
+        Some(self.position(found.span().start))
+    }
+
+    /// The line of an offset in the text, counted from one.
+    pub fn line_of(&self, offset: usize) -> usize {
+        self.line_starts().partition_point(|start| *start <= offset)
+    }
+
+    fn position(&self, offset: usize) -> Position {
+        let mut end = offset.min(self.text.len());
+        while !self.text.is_char_boundary(end) {
+            end -= 1;
+        }
+        let line = self.line_of(end);
+        let line_start = self.line_starts().get(line - 1).copied();
+        let before = self.text.get(line_start.unwrap_or_default()..end);
+        let column = before.unwrap_or_default().chars().count() + 1;
+        Position { line, column }
+    }
+
+    fn line_starts(&self) -> &[usize] {
+        self.line_starts.get_or_init(|| {
+            let ends = self.text.bytes().enumerate();
+            let after = ends.filter_map(|(at, byte)| (byte == b'\n').then_some(at + 1));
+            std::iter::once(0).chain(after).collect()
+        })
     }
 
     /// Refuses unknown keys of the top-level table. For the settings; other files rely on `deny_unknown_fields` of serde.
@@ -127,7 +157,7 @@ impl TomlFile {
             .and_then(|span| key_at(&self.text, span.start));
         ConfigFileError {
             path: self.path.clone(),
-            position: span.map(|span| position(&self.text, span.start)),
+            position: span.map(|span| self.position(span.start)),
             key,
             problem: one_line(error.message()),
         }
@@ -274,18 +304,6 @@ fn one_line(text: &str) -> String {
     text.lines().map(str::trim).collect::<Vec<_>>().join(", ")
 }
 
-fn position(text: &str, offset: usize) -> Position {
-    let mut start = offset.min(text.len());
-    while !text.is_char_boundary(start) {
-        start -= 1;
-    }
-    let before = text.get(..start).unwrap_or_default();
-    let line_start = before.rfind('\n').map_or(0, |at| at + 1);
-    let line = before.bytes().filter(|byte| *byte == b'\n').count() + 1;
-    let column = before.get(line_start..).unwrap_or_default().chars().count() + 1;
-    Position { line, column }
-}
-
 #[cfg(test)]
 mod tests {
     use proptest::prelude::*;
@@ -403,10 +421,15 @@ mod tests {
     #[test]
     fn columns_count_characters_and_stay_within_the_text() {
         let text = "ä = \"ö\"\nü";
+        let position = |text: &str, offset| TomlFile::from_text("s.toml", text).position(offset);
         assert_eq!(position(text, text.len()), Position { line: 2, column: 2 });
         assert_eq!(position(text, 3), Position { line: 1, column: 3 });
         assert_eq!(position(text, 1), Position { line: 1, column: 1 });
         assert_eq!(position("", 9), Position { line: 1, column: 1 });
+        // The line break belongs to the line that it ends.
+        assert_eq!(position("a\n\nb", 1), Position { line: 1, column: 2 });
+        assert_eq!(position("a\n\nb", 2), Position { line: 2, column: 1 });
+        assert_eq!(position("a\n\nb", 3), Position { line: 3, column: 1 });
     }
 
     #[test]

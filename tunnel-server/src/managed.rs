@@ -26,6 +26,7 @@ use tokio::{
     time::timeout,
 };
 use tunnel_etcd::Client;
+use tunnel_ops::faults::LISTED;
 
 pub(crate) use self::document::{Definition, NewToken, TOKENS};
 pub use self::store::ManagedStoreError;
@@ -221,15 +222,18 @@ impl Managed {
     /// Notes that these are in force, and logs the documents that are left out.
     pub(crate) fn commit(&self, merged: Merged) {
         let mut known = self.known.lock();
-        for (label, fault) in &merged.faults {
-            if known.faults.get(label) != Some(fault) {
-                let place = self.store.place(label);
-                tracing::error!(
-                    place,
-                    fault,
-                    "a managed runtime is left out: correct or delete it"
-                );
-            }
+        let is_new = |(label, fault): &(&String, &String)| known.faults.get(*label) != Some(*fault);
+        let new: Vec<_> = merged.faults.iter().filter(is_new).collect();
+        for (label, fault) in new.iter().take(LISTED) {
+            let place = self.store.place(label);
+            tracing::error!(
+                place,
+                fault,
+                "a managed runtime is left out: correct or delete it"
+            );
+        }
+        if let Some(more) = new.len().checked_sub(LISTED).filter(|more| *more > 0) {
+            tracing::error!(more, "more managed runtimes are left out");
         }
         known.faults = merged.faults;
         known.in_force = merged.runtimes;

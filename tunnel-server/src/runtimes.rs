@@ -12,6 +12,7 @@ use std::time::SystemTime;
 
 use ipnet::IpNet;
 use tunnel_ops::config_file::{ConfigFileError, TomlFile};
+use tunnel_ops::faults::Faults;
 
 use crate::token::{TokenHash, TokenId};
 
@@ -97,9 +98,10 @@ pub struct RuntimeLimits {
     pub waiting_bytes: Option<u64>,
 }
 
-/// Every fault found in a runtimes file.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct RuntimesError(Vec<ConfigFileError>);
+/// The faults found in a runtimes file or revocation list.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error(transparent)]
+pub struct RuntimesError(#[from] Faults<ConfigFileError>);
 
 impl Runtimes {
     /// Reads the file. `domain` is the one under which every runtime has its first host.
@@ -175,9 +177,9 @@ impl RuntimeLimits {
 }
 
 impl RuntimesError {
-    /// The faults in the order of the file.
+    /// The faults in the order of the file, of very many the first ones.
     pub fn faults(&self) -> &[ConfigFileError] {
-        &self.0
+        self.0.faults()
     }
 
     /// The file at fault, unless the text says where in it.
@@ -189,29 +191,11 @@ impl RuntimesError {
     }
 }
 
-impl From<Vec<ConfigFileError>> for RuntimesError {
-    fn from(faults: Vec<ConfigFileError>) -> Self {
-        Self(faults)
-    }
-}
-
 impl From<ConfigFileError> for RuntimesError {
     fn from(fault: ConfigFileError) -> Self {
-        Self(vec![fault])
+        Self(fault.into())
     }
 }
-
-impl fmt::Display for RuntimesError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        for (index, fault) in self.0.iter().enumerate() {
-            let separator = if index == 0 { "" } else { "\n" };
-            write!(f, "{separator}{fault}")?;
-        }
-        Ok(())
-    }
-}
-
-impl std::error::Error for RuntimesError {}
 
 impl fmt::Debug for ListedToken {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {

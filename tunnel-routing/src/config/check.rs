@@ -142,17 +142,12 @@ impl Checker<'_> {
                 self.fault(span, "route.name", problem);
                 continue;
             }
-            let line = self.line(span.clone());
+            let line = self.file.line_of(span.start);
             if let Some(first) = lines.insert(name, line) {
                 let problem = format!("`{name}` is the route in line {first} already");
                 self.fault(span, "route.name", problem);
             }
         }
-    }
-
-    fn line(&self, span: Range<usize>) -> usize {
-        let position = self.file.error_at(span, "", "").position();
-        position.map_or(0, |position| position.line)
     }
 
     fn route(&mut self, raw: &RawRoute) -> Option<RouteConfig> {
@@ -171,7 +166,7 @@ impl Checker<'_> {
         }
         Some(RouteConfig {
             name: Arc::from(raw.name.get_ref().as_str()),
-            line: Some(self.line(raw.name.span())),
+            line: Some(self.file.line_of(raw.name.span().start)),
             conditions: conditions?,
             values: values?,
             action: action?,
@@ -215,7 +210,7 @@ impl Checker<'_> {
                  change host, path or methods of one",
                 second.path.get_ref(),
                 first.name.get_ref(),
-                self.line(first.path.span()),
+                self.file.line_of(first.path.span().start),
             );
             self.fault(second.path.span(), "route.path", problem);
         }

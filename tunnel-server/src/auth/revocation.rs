@@ -9,7 +9,8 @@ use std::time::SystemTime;
 
 use serde::Deserialize;
 use toml::Spanned;
-use tunnel_ops::config_file::{ConfigFileError, TomlFile};
+use tunnel_ops::config_file::TomlFile;
+use tunnel_ops::faults::FaultCollector;
 
 use super::credential::{CredentialId, CredentialKind, hash_digits};
 use crate::runtimes::{AccountName, Moment, RuntimeName, RuntimesError};
@@ -105,25 +106,24 @@ impl Revocations {
     /// Reads the text of a revocations file.
     ///
     /// # Errors
-    /// When it is not valid TOML, or an entry is invalid; each fault is reported with its line.
+    /// When it is not valid TOML, or an entry is invalid; faults are reported with their lines.
     pub fn parse(file: &TomlFile) -> Result<Self, RuntimesError> {
         let raw: RawFile = file.parse()?;
         let mut revocations = Self {
             fingerprint: hash_digits(file.text().as_bytes()),
             ..Self::default()
         };
-        let mut faults = Vec::new();
+        let mut faults = FaultCollector::default();
         for entry in raw.revoked {
             let span = entry.span();
-            match revocation(file, span, entry.into_inner()) {
+            match revocation(span, entry.into_inner()) {
                 Ok(revocation) => revocations.insert(revocation),
-                Err(fault) => faults.push(fault),
+                Err(fault) => {
+                    faults.add(|| file.error_at(fault.span, fault.key, fault.problem));
+                }
             }
         }
-        match faults.is_empty() {
-            true => Ok(revocations),
-            false => Err(faults.into()),
-        }
+        Ok(faults.finish(revocations)?)
     }
 
     /// Returns a copy with one more revocation of the operator.
@@ -241,34 +241,45 @@ fn add<K: Eq + std::hash::Hash>(cuts: &mut HashMap<K, Cut>, key: K, cut: Cut) ->
     cuts.insert(key, stronger).is_none()
 }
 
-fn revocation(
-    file: &TomlFile,
+/// A fault in an entry, not located yet.
+struct EntryFault {
     span: Range<usize>,
-    raw: RawEntry,
-) -> Result<Revocation, ConfigFileError> {
+    key: &'static str,
+    problem: String,
+}
+
+impl EntryFault {
+    fn new(span: Range<usize>, key: &'static str, problem: impl Into<String>) -> Self {
+        let problem = problem.into();
+        Self { span, key, problem }
+    }
+}
+
+fn revocation(span: Range<usize>, raw: RawEntry) -> Result<Revocation, EntryFault> {
     let target = match (raw.id, raw.account, raw.runtime) {
         (Some(id), None, None) => {
             // It would match no credential and revoke nothing.
             if !CredentialId::is_id(id.get_ref()) {
-                return Err(file.error_at(id.span(), "revoked.id", CredentialId::EXPECTED));
+                let expected = CredentialId::EXPECTED;
+                return Err(EntryFault::new(id.span(), "revoked.id", expected));
             }
             // The whole token would disclose the secret in the file, and would match no credential.
             if id.get_ref().starts_with("tnlrt_") {
                 let problem = "expected the token's id, its 16 digits after `tnlrt_`, alone";
-                return Err(file.error_at(id.span(), "revoked.id", problem));
+                return Err(EntryFault::new(id.span(), "revoked.id", problem));
             }
             RevocationTarget::Credential(id.into_inner())
         }
         (None, Some(account), None) => {
-            RevocationTarget::Account(name(file, &account, "revoked.account")?)
+            RevocationTarget::Account(name(&account, "revoked.account")?)
         }
         (None, Some(account), Some(runtime)) => RevocationTarget::Runtime(
-            name(file, &account, "revoked.account")?,
-            name(file, &runtime, "revoked.runtime")?,
+            name(&account, "revoked.account")?,
+            name(&runtime, "revoked.runtime")?,
         ),
         _ => {
             let problem = "expected either `id`, or `account` with or without `runtime`";
-            return Err(file.error_at(span, "revoked", problem));
+            return Err(EntryFault::new(span, "revoked", problem));
         }
     };
     Ok(Revocation {
@@ -277,12 +288,12 @@ fn revocation(
     })
 }
 
-fn name<T>(file: &TomlFile, text: &Spanned<String>, key: &str) -> Result<T, ConfigFileError>
+fn name<T>(text: &Spanned<String>, key: &'static str) -> Result<T, EntryFault>
 where
     T: std::str::FromStr<Err: ToString>,
 {
     let parsed = text.get_ref().parse();
-    parsed.map_err(|error: T::Err| file.error_at(text.span(), key, error.to_string()))
+    parsed.map_err(|error: T::Err| EntryFault::new(text.span(), key, error.to_string()))
 }
 
 #[cfg(test)]

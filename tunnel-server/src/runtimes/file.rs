@@ -1,4 +1,4 @@
-//! Parses the text of the runtimes file to checked [`Runtimes`], or reports every fault with its line.
+//! Parses the text of the runtimes file to checked [`Runtimes`], or reports its faults with their lines.
 
 use std::collections::HashMap;
 use std::ops::Range;
@@ -8,6 +8,7 @@ use serde::Deserialize;
 use toml::Spanned;
 use tunnel_ops::config_file::{ConfigFileError, TomlFile};
 use tunnel_ops::config_value::{BoundedSize, Count, Network, SizeText};
+use tunnel_ops::faults::FaultCollector;
 use tunnel_ops::settings::SettingValue;
 
 use super::{
@@ -81,13 +82,13 @@ struct RawToken {
     note: Option<String>,
 }
 
-/// Checks one file; continues after a fault, so that all are reported at once.
+/// Checks one file; continues after a fault, so that they are reported together.
 struct Checker<'a> {
     file: &'a TomlFile,
     runtimes: Runtimes,
     /// Where each label was first used.
     label_spans: HashMap<RuntimeLabel, Range<usize>>,
-    faults: Vec<ConfigFileError>,
+    faults: FaultCollector<ConfigFileError>,
 }
 
 pub(super) fn parse(file: &TomlFile, domain: &HostName) -> Result<Runtimes, RuntimesError> {
@@ -96,7 +97,7 @@ pub(super) fn parse(file: &TomlFile, domain: &HostName) -> Result<Runtimes, Runt
         file,
         runtimes: Runtimes::default(),
         label_spans: HashMap::new(),
-        faults: Vec::new(),
+        faults: FaultCollector::default(),
     };
     let mut host_spans = Vec::new();
     for runtime in raw.runtime {
@@ -107,15 +108,12 @@ pub(super) fn parse(file: &TomlFile, domain: &HostName) -> Result<Runtimes, Runt
     for (entry, host, span) in host_spans {
         checker.host_below_domain(entry, &host, span, domain);
     }
-    match checker.faults.is_empty() {
-        true => Ok(checker.runtimes),
-        false => Err(RuntimesError(checker.faults)),
-    }
+    Ok(checker.faults.finish(checker.runtimes)?)
 }
 
 impl Checker<'_> {
     fn fault(&mut self, span: Range<usize>, key: &str, problem: impl Into<String>) {
-        self.faults.push(self.file.error_at(span, key, problem));
+        self.faults.add(|| self.file.error_at(span, key, problem));
     }
 
     /// Parses a value, or reports a fault at its position.
@@ -197,11 +195,7 @@ impl Checker<'_> {
         (account, name): (&str, &str),
     ) {
         let before = self.label_spans.get(label).cloned().unwrap_or_default();
-        let line = self
-            .file
-            .error_at(before, "", "")
-            .position()
-            .map_or(0, |position| position.line);
+        let line = self.file.line_of(before.start);
         let (other_account, other_name) = (other.account.as_str(), other.name.as_str());
         let problem = match (account, name) == (other_account, other_name) {
             true => {
@@ -403,6 +397,23 @@ mod tests {
             &format!("{}{}", runtime("a", "b", ""), runtime("a", "b", "")),
             &["r.toml:7:8: name: account `a`, name `b` is listed twice, first in line 3"],
         );
+    }
+
+    /// A walk through the text for each fault would take many minutes.
+    #[test]
+    fn a_file_of_many_faults_is_refused_at_once() {
+        const FAULTS: usize = 100_000;
+        let once = runtime("a", "b", "");
+        let inline = ["{account=\"a\",name=\"b\"}"; FAULTS + 1];
+        for text in [
+            once.repeat(FAULTS + 1),
+            format!("runtime = [{}]", inline.join(",")),
+        ] {
+            let error = read(&text).unwrap_err().to_string();
+            let lines: Vec<&str> = error.lines().collect();
+            assert_eq!((lines.len(), lines[20]), (21, "and 99980 more faults"));
+            assert!(lines[0].ends_with("listed twice, first in line 3") || text.starts_with('r'));
+        }
     }
 
     #[test]
