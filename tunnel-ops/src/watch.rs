@@ -2,23 +2,35 @@
 //!
 //! In: paths, the kernel's notifications, a timer and SIGHUP. Out: one [`Change`] whenever the *content* of
 //! a file differs from before: it was written in place, replaced by a rename, deleted, created again, or
-//! reached through a symlink that now points elsewhere. Only the hash of the content is stored.
+//! reached through a symlink that now points elsewhere. Only the hash of the content is stored. Files are
+//! read on a blocking thread, since they may be large, or on a slow disk.
 
 mod folders;
 
 use std::io;
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
-use std::time::Duration;
+use std::sync::Arc;
+use std::time::{Duration, SystemTime};
 
+use parking_lot::Mutex;
 use sha2::{Digest, Sha256};
 use tokio::signal::unix::{Signal, SignalKind, signal};
+use tokio::task::spawn_blocking;
 use tokio::time::{Instant, Interval, MissedTickBehavior, interval_at, sleep_until};
 
-use self::folders::Folders;
+use self::folders::{FolderEvents, Folders};
 
 /// How often files are checked without a notification: for file systems that send none, and for when the
-/// kernel has no watches left.
-const CHECK_INTERVAL: Duration = Duration::from_secs(60);
+/// kernel has no watches left. A revocation takes effect no later than this.
+const CHECK_INTERVAL: Duration = Duration::from_secs(5);
+
+/// Of so many checks one reads all files; the others read those with another [`Stamp`].
+const FULL_CHECK_EACH: u32 = 12;
+
+/// A stamp counts only when the file was last modified this long before: until then the clock of its file
+/// system may give the next change the same time (FAT counts in steps of two seconds).
+const STAMP_AGE: Duration = Duration::from_secs(3);
 
 /// A burst of events ends after this time without one: long enough for a writer of small files to finish,
 /// so that a half-written file is rarely read.
@@ -41,11 +53,14 @@ pub struct Change {
 /// reading the files for use: then no edit between the two is missed.
 #[derive(Debug)]
 pub struct FileWatch {
-    files: Vec<File>,
-    folders: Folders,
+    watched: Arc<Mutex<Watched>>,
+    events: Arc<FolderEvents>,
     hangup: Signal,
     tick: Interval,
+    ticks: u32,
     burst: Option<Burst>,
+    /// Whether SIGHUP was received since the last change was returned.
+    is_requested: bool,
 }
 
 /// Files cannot be watched.
@@ -57,10 +72,40 @@ pub enum WatchError {
     Signal(#[source] io::Error),
 }
 
+/// The files, as they were last read. Locked while they are read.
+#[derive(Debug)]
+struct Watched {
+    files: Vec<File>,
+    folders: Folders,
+    /// The files that have changed since the last change was returned.
+    changed: Vec<PathBuf>,
+}
+
 #[derive(Debug)]
 struct File {
     path: PathBuf,
     content: ContentHash,
+    /// What is known of the file without reading it; `None` if that is not enough to tell a change.
+    stamp: Option<Stamp>,
+}
+
+/// What differs, as a rule, after each change of a file's content.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct Stamp {
+    /// Device and inode number.
+    inode: (u64, u64),
+    size: u64,
+    /// Seconds and nanoseconds.
+    modified: (i64, i64),
+    status_changed: (i64, i64),
+}
+
+/// Which files a check reads.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Check {
+    All,
+    /// Those whose stamp differs.
+    Stamps,
 }
 
 /// The hash of a file's content, or why it cannot be read.
@@ -87,20 +132,86 @@ impl FileWatch {
         let hangup = signal(SignalKind::hangup()).map_err(WatchError::Signal)?;
         let mut tick = interval_at(Instant::now() + CHECK_INTERVAL, CHECK_INTERVAL);
         tick.set_missed_tick_behavior(MissedTickBehavior::Delay);
-        let mut watch = Self {
+        let events = folders.events();
+        let mut watched = Watched {
             files: Vec::new(),
             folders,
+            changed: Vec::new(),
+        };
+        watched.set_paths(paths);
+        Ok(Self {
+            watched: Arc::new(Mutex::new(watched)),
+            events,
             hangup,
             tick,
+            ticks: 0,
             burst: None,
-        };
-        watch.set_paths(paths);
-        Ok(watch)
+            is_requested: false,
+        })
     }
 
-    /// Watches these files from now on. Those among them that were watched before are still
-    /// compared to their last known state.
-    pub fn set_paths(&mut self, paths: impl IntoIterator<Item = PathBuf>) {
+    /// Watches the files that `paths` returns from now on. Those among them that were watched before are
+    /// still compared to their last known state. `paths` is called on a blocking thread.
+    pub async fn set_paths<P>(&mut self, paths: impl FnOnce() -> P + Send + 'static)
+    where
+        P: IntoIterator<Item = PathBuf>,
+    {
+        block(&self.watched, |watched| watched.set_paths(paths())).await;
+    }
+
+    /// Returns once a file's content has changed or SIGHUP was received. Cancel safe: no change is lost.
+    pub async fn changed(&mut self) -> Change {
+        loop {
+            let settled = match self.is_requested {
+                true => Some(Instant::now()),
+                false => self.burst.as_ref().map(Burst::end),
+            };
+            let check = tokio::select! {
+                Some(()) = self.hangup.recv() => {
+                    self.is_requested = true;
+                    Check::All
+                }
+                () = self.events.touched() => {
+                    let now = Instant::now();
+                    self.burst.get_or_insert(Burst { first: now, last: now }).last = now;
+                    continue;
+                }
+                () = reached(settled) => Check::All,
+                _ = self.tick.tick(), if self.burst.is_none() => self.timed_check(),
+            };
+            // `burst` and `is_requested` are reset afterwards, so that a cancelled check is made again.
+            block(&self.watched, move |watched| watched.check(check)).await;
+            self.burst = None;
+            let files = std::mem::take(&mut self.watched.lock().changed);
+            let is_requested = std::mem::take(&mut self.is_requested);
+            if is_requested || !files.is_empty() {
+                return Change {
+                    files,
+                    is_requested,
+                };
+            }
+        }
+    }
+
+    fn timed_check(&mut self) -> Check {
+        self.ticks = self.ticks.wrapping_add(1);
+        match self.ticks.is_multiple_of(FULL_CHECK_EACH) {
+            true => Check::All,
+            false => Check::Stamps,
+        }
+    }
+}
+
+/// Runs `work` on a blocking thread, to its end also when this is cancelled.
+async fn block(watched: &Arc<Mutex<Watched>>, work: impl FnOnce(&mut Watched) + Send + 'static) {
+    let watched = Arc::clone(watched);
+    if let Err(error) = spawn_blocking(move || work(&mut watched.lock())).await {
+        tracing::error!(%error, "files were not checked for changes");
+    }
+}
+
+impl Watched {
+    fn set_paths(&mut self, paths: impl IntoIterator<Item = PathBuf>) {
         let mut before = std::mem::take(&mut self.files);
         let paths: Vec<PathBuf> = paths.into_iter().collect();
         // Watched before they are read, so that an edit in between is read, or notified, or both.
@@ -114,54 +225,55 @@ impl FileWatch {
         }
     }
 
-    /// Returns once a file's content has changed or SIGHUP was received. Cancel safe: no change is lost.
-    pub async fn changed(&mut self) -> Change {
-        loop {
-            let settled = self.burst.as_ref().map(Burst::end);
-            tokio::select! {
-                Some(()) = self.hangup.recv() => {
-                    return Change { files: self.check_files(), is_requested: true };
-                }
-                () = self.folders.touched() => {
-                    let now = Instant::now();
-                    self.burst.get_or_insert(Burst { first: now, last: now }).last = now;
-                    continue;
-                }
-                () = reached(settled) => {}
-                _ = self.tick.tick(), if self.burst.is_none() => {}
-            }
-            let files = self.check_files();
-            if !files.is_empty() {
-                return Change {
-                    files,
-                    is_requested: false,
-                };
-            }
-        }
-    }
-
-    /// Reads all files and returns those that have changed. Blocks this thread: the files are small and
-    /// this is rare.
-    fn check_files(&mut self) -> Vec<PathBuf> {
-        self.burst = None;
+    /// Reads the files, and notes those that have changed.
+    fn check(&mut self, check: Check) {
         self.folders
             .follow(self.files.iter().map(|file| file.path.as_path()));
-        let mut changed = Vec::new();
         for file in &mut self.files {
-            let content = read(&file.path);
-            if content != file.content {
-                file.content = content;
-                changed.push(file.path.clone());
+            let is_known = file.stamp.is_some() && file.stamp == Stamp::of(&file.path);
+            if check == Check::Stamps && is_known {
+                continue;
             }
+            let now = File::now(file.path.clone());
+            if now.content != file.content && !self.changed.contains(&now.path) {
+                self.changed.push(now.path.clone());
+            }
+            *file = now;
         }
-        changed
     }
 }
 
 impl File {
     fn now(path: PathBuf) -> Self {
+        // Before the content, so that a write in between changes it.
+        let stamp = Stamp::of(&path).filter(|stamp| stamp.is_certain(SystemTime::now()));
         let content = read(&path);
-        Self { path, content }
+        Self {
+            path,
+            content,
+            stamp,
+        }
+    }
+}
+
+impl Stamp {
+    /// `None` if there is no file.
+    fn of(path: &Path) -> Option<Self> {
+        let found = std::fs::metadata(path).ok()?;
+        Some(Self {
+            inode: (found.dev(), found.ino()),
+            size: found.size(),
+            modified: (found.mtime(), found.mtime_nsec()),
+            status_changed: (found.ctime(), found.ctime_nsec()),
+        })
+    }
+
+    /// Whether the next change gets another stamp.
+    fn is_certain(&self, now: SystemTime) -> bool {
+        let since_1970 = now.duration_since(SystemTime::UNIX_EPOCH);
+        let now = since_1970.map_or(0, |since| since.as_secs());
+        let changed = u64::try_from(self.status_changed.0).unwrap_or_default();
+        now.saturating_sub(changed) > STAMP_AGE.as_secs()
     }
 }
 

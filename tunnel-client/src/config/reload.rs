@@ -1,6 +1,6 @@
 //! Reloads the routes when their files have changed.
 //!
-//! In: the arguments of the start, and an event: a file changed, a minute passed, or SIGHUP. Out: a new table of routes and
+//! In: the arguments of the start, and an event: a file changed, or SIGHUP. Out: a new table of routes and
 //! a log line with the difference; or the last valid table and a log line for each fault. Only routes are reloaded. A
 //! change of another setting takes effect at the next start and is logged by its key, as are faults that would prevent
 //! that start.
@@ -78,9 +78,7 @@ impl Reloader {
                 let change = self.watch.changed().await;
                 // Before they are read, so that no change of a newly named file is missed.
                 let given = self.given.clone();
-                if let Ok(files) = spawn_blocking(move || given.watched()).await {
-                    self.watch.set_paths(files);
-                }
+                self.watch.set_paths(move || given.watched()).await;
                 self.reload(&routes, &metrics, &change).await;
             }
         })
@@ -122,8 +120,12 @@ impl Reloader {
             refused,
         } = read?;
         let difference = routes.replace(&list)?;
-        for fault in refused.iter().flat_map(ConfigError::faults) {
-            tracing::warn!(%fault, "the routes are valid, but the client would not start with these settings");
+        let refused = refused.map(|error| error.to_string());
+        for fault in refused.iter().flat_map(|text| text.lines()) {
+            tracing::warn!(
+                fault,
+                "the routes are valid, but the client would not start with these settings"
+            );
         }
         let settings = self.unapplied(source);
         if !settings.is_empty() {

@@ -12,7 +12,7 @@ use std::fs;
 use std::io;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Component, Path, PathBuf};
-use std::sync::Arc;
+use std::sync::{Arc, LazyLock, Weak};
 
 use notify::event::{AccessKind, Event, EventKind};
 use notify::{ErrorKind, RecommendedWatcher, RecursiveMode, Watcher};
@@ -26,21 +26,57 @@ const MAX_SYMLINKS: usize = 40;
 /// events of the last change still arrive.
 const MAX_ROUNDS: usize = 4;
 
-type OpenWatcher = fn(&Arc<Notifier>) -> notify::Result<RecommendedWatcher>;
+type OpenWatcher = fn(Listeners) -> notify::Result<RecommendedWatcher>;
 
-/// The watched folders.
-pub(super) struct Folders {
-    notifier: Arc<Notifier>,
+/// Those whom an event may concern. Not locked while the watcher is called, whose thread locks it.
+type Listeners = Arc<Mutex<Vec<Weak<FolderEvents>>>>;
+
+/// The one watcher of this process: a user may have only so many (`fs.inotify.max_user_instances`, usually
+/// 128 for all programs together).
+static SHARED: LazyLock<Arc<SharedWatcher>> = LazyLock::new(|| {
+    Arc::new(SharedWatcher::new(|listeners| {
+        notify::recommended_watcher(move |event: notify::Result<Event>| {
+            let listeners: Vec<_> = listeners.lock().iter().filter_map(Weak::upgrade).collect();
+            for listener in listeners {
+                listener.on_event(event.as_ref().ok());
+            }
+        })
+    }))
+});
+
+/// A watcher that several sets of folders use.
+pub(super) struct SharedWatcher {
     open_watcher: OpenWatcher,
+    listeners: Listeners,
+    state: Mutex<WatcherState>,
+}
+
+#[derive(Default)]
+struct WatcherState {
+    /// `None` while nobody uses it, or if the kernel gives none.
     watcher: Option<RecommendedWatcher>,
-    watched: BTreeMap<PathBuf, Inode>,
+    folders: BTreeMap<PathBuf, WatchedFolder>,
+    next_user: u64,
+}
+
+/// A folder that the kernel watches.
+struct WatchedFolder {
+    inode: Inode,
+    users: BTreeSet<u64>,
+}
+
+/// The watched folders of one set of files.
+pub(super) struct Folders {
+    events: Arc<FolderEvents>,
+    shared: Arc<SharedWatcher>,
+    user: u64,
     /// Whether the last attempt failed, so that a failure is logged once.
     has_failed: bool,
 }
 
-/// The part that the watcher's thread uses.
+/// The events of one set of files. The part that the watcher's thread uses.
 #[derive(Debug, Default)]
-pub(super) struct Notifier {
+pub(super) struct FolderEvents {
     event: Notify,
     /// File names that matter: other files in a watched folder cause no wake-up.
     names: Mutex<BTreeSet<OsString>>,
@@ -56,35 +92,102 @@ struct WatchPlan {
     names: BTreeSet<OsString>,
 }
 
+impl SharedWatcher {
+    pub(super) fn new(open_watcher: OpenWatcher) -> Self {
+        Self {
+            open_watcher,
+            listeners: Arc::default(),
+            state: Mutex::default(),
+        }
+    }
+
+    /// Watches the folders of the plan for `user`, and no longer those that only `user` has watched and the plan does not
+    /// have.
+    fn watch(&self, user: u64, plan: &WatchPlan) -> notify::Result<()> {
+        let mut state = self.state.lock();
+        let state = &mut *state;
+        state.leave(user, plan);
+        let watcher = match &mut state.watcher {
+            Some(watcher) => watcher,
+            none => none.insert((self.open_watcher)(Arc::clone(&self.listeners))?),
+        };
+        let mut result = Ok(());
+        for (folder, inode) in &plan.folders {
+            // Watched folders too: it costs little, and the watcher drops a watch when an old folder with
+            // this path is deleted.
+            match watcher.watch(folder, RecursiveMode::NonRecursive) {
+                Ok(()) => {
+                    let watched = state.folders.entry(folder.clone());
+                    let watched = watched.or_insert_with(|| WatchedFolder {
+                        inode: *inode,
+                        users: BTreeSet::new(),
+                    });
+                    watched.users.insert(user);
+                }
+                Err(error) if is_missing(&error) => {}
+                Err(error) => result = Err(error),
+            }
+        }
+        result
+    }
+}
+
+impl WatcherState {
+    /// Ends the watches that only this user has and that are not in the plan, and those of folders that another folder has
+    /// replaced: the next call watches that one.
+    fn leave(&mut self, user: u64, plan: &WatchPlan) {
+        let Some(watcher) = &mut self.watcher else {
+            return;
+        };
+        self.folders.retain(|folder, watched| {
+            let stays = match plan.folders.get(folder) {
+                Some(inode) => *inode == watched.inode,
+                None => {
+                    watched.users.remove(&user);
+                    !watched.users.is_empty()
+                }
+            };
+            if !stays {
+                // An error means that the folder and its watch no longer exist.
+                let _ = watcher.unwatch(folder);
+            }
+            stays
+        });
+    }
+}
+
 impl Folders {
     /// Watches nothing yet.
     pub(super) fn new() -> Self {
-        Self::with_kernel(|notifier| {
-            let notifier = Arc::clone(notifier);
-            notify::recommended_watcher(move |event| notifier.on_event(event))
-        })
+        Self::with_watcher(Arc::clone(&SHARED))
     }
 
-    pub(super) fn with_kernel(open_watcher: OpenWatcher) -> Self {
+    pub(super) fn with_watcher(shared: Arc<SharedWatcher>) -> Self {
+        let events = Arc::<FolderEvents>::default();
+        shared.listeners.lock().push(Arc::downgrade(&events));
+        let mut state = shared.state.lock();
+        let user = state.next_user;
+        state.next_user += 1;
+        drop(state);
         Self {
-            notifier: Arc::default(),
-            open_watcher,
-            watcher: None,
-            watched: BTreeMap::new(),
+            events,
+            shared,
+            user,
             has_failed: false,
         }
     }
 
-    /// Returns after an event on a watched file or a component of its path. Cancel safe.
-    pub(super) async fn touched(&self) {
-        self.notifier.event.notified().await;
+    /// The events of the watched folders.
+    pub(super) fn events(&self) -> Arc<FolderEvents> {
+        Arc::clone(&self.events)
     }
 
     /// Watches the folders that these files need now.
     pub(super) fn follow<'a>(&mut self, files: impl Iterator<Item = &'a Path> + Clone) {
         let mut plan = WatchPlan::of(files.clone());
         for _ in 0..MAX_ROUNDS {
-            let watched = self.watch(&plan);
+            *self.events.names.lock() = plan.names.clone();
+            let watched = self.shared.watch(self.user, &plan);
             self.report(watched);
             // A change before its folder was watched caused no event.
             let now = WatchPlan::of(files.clone());
@@ -93,35 +196,6 @@ impl Folders {
             }
             plan = now;
         }
-    }
-
-    fn watch(&mut self, plan: &WatchPlan) -> notify::Result<()> {
-        *self.notifier.names.lock() = plan.names.clone();
-        let watcher = match &mut self.watcher {
-            Some(watcher) => watcher,
-            none => none.insert((self.open_watcher)(&self.notifier)?),
-        };
-        self.watched.retain(|folder, inode| {
-            let stays = plan.folders.get(folder) == Some(inode);
-            if !stays {
-                // An error means that the folder and its watch no longer exist.
-                let _ = watcher.unwatch(folder);
-            }
-            stays
-        });
-        let mut result = Ok(());
-        for (folder, inode) in &plan.folders {
-            // Watched folders too: it costs little, and the watcher drops a watch when an old folder with
-            // this path is deleted.
-            match watcher.watch(folder, RecursiveMode::NonRecursive) {
-                Ok(()) => {
-                    self.watched.insert(folder.clone(), *inode);
-                }
-                Err(error) if is_missing(&error) => {}
-                Err(error) => result = Err(error),
-            }
-        }
-        result
     }
 
     fn report(&mut self, watched: notify::Result<()>) {
@@ -139,7 +213,7 @@ impl Folders {
                     folders = ?error.paths,
                     %error,
                     advice,
-                    "the kernel does not report all file changes, they are noticed within a minute"
+                    "the kernel does not report all file changes, they are noticed within 5 seconds"
                 );
                 self.has_failed = true;
             }
@@ -149,21 +223,39 @@ impl Folders {
     }
 }
 
+impl Drop for Folders {
+    fn drop(&mut self) {
+        let mut listeners = self.shared.listeners.lock();
+        listeners.retain(|listener| !std::ptr::eq(listener.as_ptr(), &raw const *self.events));
+        drop(listeners);
+        let mut state = self.shared.state.lock();
+        state.leave(self.user, &WatchPlan::default());
+        if state.folders.is_empty() {
+            state.watcher = None;
+        }
+    }
+}
+
 impl fmt::Debug for Folders {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Folders")
-            .field("watched", &self.watched)
+            .field("user", &self.user)
             .field("has_failed", &self.has_failed)
             .finish_non_exhaustive()
     }
 }
 
-impl Notifier {
-    fn on_event(&self, event: notify::Result<Event>) {
-        if event.is_ok_and(|event| !self.matters(&event)) {
-            return;
+impl FolderEvents {
+    /// Returns after an event on a watched file or a component of its path. Cancel safe.
+    pub(super) async fn touched(&self) {
+        self.event.notified().await;
+    }
+
+    /// `None` says that events may be lost.
+    fn on_event(&self, event: Option<&Event>) {
+        if event.is_none_or(|event| self.matters(event)) {
+            self.event.notify_one();
         }
-        self.event.notify_one();
     }
 
     fn matters(&self, event: &Event) -> bool {
@@ -253,6 +345,7 @@ fn is_missing(error: &notify::Error) -> bool {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::atomic::{AtomicUsize, Ordering};
     use std::time::Duration;
 
     use tokio::time::timeout;
@@ -270,12 +363,36 @@ mod tests {
             &|| fs::write(&file, "1").unwrap(),
         ];
         let mut folders = Folders::new();
+        let events = folders.events();
         for (number, step) in steps.into_iter().enumerate() {
             folders.follow([file.as_path()].into_iter());
             step();
-            let event = timeout(Duration::from_secs(20), folders.touched()).await;
+            let event = timeout(Duration::from_secs(20), events.touched()).await;
             assert!(event.is_ok(), "step {number} caused no event");
         }
+    }
+
+    #[tokio::test]
+    async fn sets_of_files_share_a_watcher_and_none_loses_a_folder_that_another_leaves() {
+        static OPENED: AtomicUsize = AtomicUsize::new(0);
+        let shared = Arc::new(SharedWatcher::new(|listeners| {
+            OPENED.fetch_add(1, Ordering::Relaxed);
+            (SHARED.open_watcher)(listeners)
+        }));
+        let scene = tempfile::tempdir().unwrap();
+        let (one, other) = (scene.path().join("one"), scene.path().join("other"));
+        let mut first = Folders::with_watcher(Arc::clone(&shared));
+        let mut second = Folders::with_watcher(Arc::clone(&shared));
+        first.follow([one.as_path()].into_iter());
+        second.follow([other.as_path()].into_iter());
+        drop(first);
+        fs::write(&other, "1").unwrap();
+        let event = timeout(Duration::from_secs(20), second.events().touched()).await;
+        assert!(event.is_ok());
+        assert_eq!(OPENED.load(Ordering::Relaxed), 1);
+        drop(second);
+        assert!(shared.state.lock().watcher.is_none());
+        assert!(shared.listeners.lock().is_empty());
     }
 
     #[test]

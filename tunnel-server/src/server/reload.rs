@@ -1,13 +1,15 @@
 //! Reloads the configuration of a running server when its files change.
 //!
-//! In: the flags, and the events that a file has changed, a minute has passed, or SIGHUP was received. Out: the server's
+//! In: the flags, and the events that a file has changed, or SIGHUP was received. Out: the server's
 //! parts with the new configuration, or with the last valid one and a log line for each fault. Only sessions whose
-//! credential is no longer valid are closed.
+//! credential is no longer valid are closed. Files are read, checked and applied on a blocking thread: the thread of the
+//! control tasks answers health checks meanwhile.
 
 use std::path::PathBuf;
 use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
+use tokio::task::{JoinError, spawn_blocking};
 use tunnel_ops::admin::BearerFileError;
 use tunnel_ops::task::Owned;
 use tunnel_ops::telemetry::{AccessLogError, Telemetry};
@@ -44,6 +46,9 @@ pub(crate) enum ReloadError {
     /// The configuration cannot be applied.
     #[error(transparent)]
     Apply(#[from] ApplyError),
+    /// The blocking task failed.
+    #[error("the reload was interrupted: {0}")]
+    Interrupted(#[from] JoinError),
 }
 
 /// Why a configuration cannot be applied.
@@ -102,20 +107,25 @@ impl Reloader {
             loop {
                 let change = self.watch.changed().await;
                 // Before they are read, as at the start, so that no change of a new file is missed.
-                self.watch.set_paths(self.given.watched());
-                self.reload(&parts, &telemetry, &change);
+                let given = self.given.clone();
+                self.watch.set_paths(move || given.watched()).await;
+                self.reload(&parts, &telemetry, &change).await;
             }
         })
     }
 
-    fn reload(&self, parts: &Parts, telemetry: &Telemetry, change: &Change) {
+    async fn reload(&self, parts: &Arc<Parts>, telemetry: &Arc<Telemetry>, change: &Change) {
         let files = &change.files;
         tracing::info!(
             ?files,
             sighup = change.is_requested,
             "reading the configuration again"
         );
-        let result = self.read_and_apply(parts, telemetry, change.is_requested);
+        let (given, is_requested) = (self.given.clone(), change.is_requested);
+        let (applied, telemetry) = (Arc::clone(parts), Arc::clone(telemetry));
+        let read =
+            spawn_blocking(move || read_and_apply(given, &applied, &telemetry, is_requested));
+        let result = read.await.unwrap_or_else(|error| Err(error.into()));
         parts.on_reload(&result);
         match result {
             Ok(differences) => log_differences(&differences),
@@ -129,26 +139,27 @@ impl Reloader {
             }
         }
     }
+}
 
-    fn read_and_apply(
-        &self,
-        parts: &Parts,
-        telemetry: &Telemetry,
-        is_requested: bool,
-    ) -> Result<Vec<Difference>, ReloadError> {
-        let source = self.given.clone().merge().map_err(ConfigError::from)?;
-        let config = Config::check(&source)?;
-        let log_level = config.settings.log_level.clone();
-        let access_log = telemetry.open_access_log(&config.settings.access_log)?;
-        let emptied = match is_requested {
-            true => Emptied::Apply,
-            false => Emptied::Refuse,
-        };
-        let differences = parts.apply(config, emptied)?;
-        telemetry.set_filter(&log_level);
-        telemetry.set_access_log(access_log);
-        Ok(differences)
-    }
+/// Blocks.
+fn read_and_apply(
+    given: Given,
+    parts: &Parts,
+    telemetry: &Telemetry,
+    is_requested: bool,
+) -> Result<Vec<Difference>, ReloadError> {
+    let source = given.merge().map_err(ConfigError::from)?;
+    let config = Config::check(&source)?;
+    let log_level = config.settings.log_level.clone();
+    let access_log = telemetry.open_access_log(&config.settings.access_log)?;
+    let emptied = match is_requested {
+        true => Emptied::Apply,
+        false => Emptied::Refuse,
+    };
+    let differences = parts.apply(config, emptied)?;
+    telemetry.set_filter(&log_level);
+    telemetry.set_access_log(access_log);
+    Ok(differences)
 }
 
 impl Parts {

@@ -2,7 +2,7 @@
 //! and no stream is dropped. The program as a process, its files edited as a person or a platform
 //! would.
 
-use std::{fs, os::unix::fs::symlink, time::Duration};
+use std::{fs, os::unix::fs::symlink, process::Command, time::Duration};
 
 use rustls_pki_types::CertificateDer;
 use serde_json::Value;
@@ -11,7 +11,7 @@ use testkit::{
     http1::RawConnection,
     tunnel::client::FakeClient,
 };
-use tokio::time::Instant;
+use tokio::{task::spawn_blocking, time::Instant};
 use tunnel_ops::tls_files::Roots;
 use tunnel_proto::{close::CloseReason, session::SessionEnd};
 use tunnel_server::certs;
@@ -177,6 +177,35 @@ async fn a_configuration_counts_wholly_or_not_at_all() {
         assert_eq!(serving.dial(token.expose()).await.status, 101);
         assert_eq!(serving.status(&label, "/").await, 503);
     }
+    serving.stop().await;
+}
+
+/// The file is as slow as the test likes: a pipe, which nobody writes yet.
+#[tokio::test]
+async fn health_checks_are_answered_while_a_file_is_read() {
+    let files = Files::new();
+    files.folder.write("page.html", "one");
+    let serving = files.serve("problem_page = \"page.html\"\n").await;
+    let (page, pipe) = (
+        serving.folder.path("page.html"),
+        serving.folder.path("pipe"),
+    );
+    assert!(
+        Command::new("mkfifo")
+            .arg(&pipe)
+            .status()
+            .unwrap()
+            .success()
+    );
+    fs::rename(&pipe, &page).unwrap();
+    let is_begun = |line: &Value| line["message"] == "reading the configuration again";
+    serving.logged("a reload", is_begun).await;
+    for _ in 0..3 {
+        assert_eq!(ask_admin(serving.admin, "/healthz").await.0, 200);
+    }
+    let writing = spawn_blocking(move || fs::write(page, "two"));
+    serving.metric_becomes(VERSION, 2.0).await;
+    writing.await.unwrap().unwrap();
     serving.stop().await;
 }
 
