@@ -12,7 +12,10 @@ use bytes::Bytes;
 use http::{Request, Response, StatusCode};
 use http_body_util::{BodyExt, Full, LengthLimitError, Limited};
 use hyper_rustls::{HttpsConnector, HttpsConnectorBuilder};
-use hyper_util::client::legacy::{Client, connect::HttpConnector};
+use hyper_util::client::legacy::{
+    Client,
+    connect::{HttpConnector, capture_connection},
+};
 use hyper_util::rt::{TokioExecutor, TokioTimer};
 use tokio::time::timeout;
 
@@ -32,6 +35,9 @@ pub struct HttpsClient {
 /// Why there is no answer.
 #[derive(Debug, thiserror::Error)]
 pub enum RequestError {
+    /// There was no connection for the request: it has had no part in the failure.
+    #[error("{0}")]
+    NoConnection(String),
     /// The deadline has passed.
     #[error("no complete answer before the deadline")]
     Deadline,
@@ -98,12 +104,16 @@ impl HttpsClient {
     /// As those of `send`.
     pub async fn exchange(
         &self,
-        request: Request<Full<Bytes>>,
+        mut request: Request<Full<Bytes>>,
         most: usize,
     ) -> Result<Response<Bytes>, RequestError> {
+        let connection = capture_connection(&mut request);
         let exchange = async {
             let answer = self.client.request(request).await;
-            let answer = answer.map_err(|error| RequestError::Failed(chain(&error)))?;
+            let answer = answer.map_err(|error| match error.is_connect() {
+                true => RequestError::NoConnection(chain(&error)),
+                false => RequestError::Failed(chain(&error)),
+            })?;
             let (head, body) = answer.into_parts();
             let body = Limited::new(body, most).collect().await;
             match body {
@@ -115,9 +125,13 @@ impl HttpsClient {
                 Err(error) => Err(RequestError::Failed(chain(&*error))),
             }
         };
-        timeout(self.deadline, Box::pin(exchange))
-            .await
-            .unwrap_or(Err(RequestError::Deadline))
+        let ended = timeout(self.deadline, Box::pin(exchange)).await;
+        ended.unwrap_or_else(|_| {
+            Err(match connection.connection_metadata().is_some() {
+                true => RequestError::Deadline,
+                false => RequestError::NoConnection("no connection before the deadline".into()),
+            })
+        })
     }
 }
 
@@ -130,4 +144,36 @@ fn chain(error: &dyn std::error::Error) -> String {
         cause = error.source();
     }
     text
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::TcpListener;
+
+    use super::*;
+
+    #[tokio::test]
+    async fn a_failure_says_whether_there_was_a_connection() {
+        let ca = tempfile::NamedTempFile::new().unwrap();
+        let made = rcgen::generate_simple_self_signed(["localhost".to_owned()]).unwrap();
+        std::fs::write(ca.path(), made.cert.pem()).unwrap();
+        let client = HttpsClient::new(Some(ca.path()), Duration::from_millis(300)).unwrap();
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let address = listener.local_addr().unwrap();
+        let failure = async |scheme: &str| {
+            let request = Request::get(format!("{scheme}://{address}/"));
+            let request = request.body(Full::default()).unwrap();
+            client.send(request, 1).await.unwrap_err()
+        };
+        assert!(matches!(failure("http").await, RequestError::Deadline));
+        // Without an answer to the ClientHello.
+        let no_tls = failure("https").await;
+        assert!(matches!(no_tls, RequestError::NoConnection(_)), "{no_tls}");
+        drop(listener);
+        let refused = failure("http").await;
+        assert!(
+            matches!(refused, RequestError::NoConnection(_)),
+            "{refused}"
+        );
+    }
 }

@@ -3,12 +3,13 @@
 //! Each query is one POST. The answer has the account, the runtime, its limits and how long the answer is valid. The
 //! number of open queries is bounded, each has a deadline, concurrent queries about one token become one, and an answer
 //! is cached for a moment. While the platform is unreachable ([`breaker`]), tokens that it has approved stay valid for
-//! `--auth-outage`, and other clients are refused for now. An answer that cannot be used concerns its token alone: an
-//! approved token is treated as if the platform were unreachable, any other is refused.
+//! `--auth-outage`, and other clients are refused for now. An answer that is missing or cannot be used concerns its token
+//! alone: an approved token is treated as if the platform were unreachable, any other is refused.
 
 mod answer;
 mod breaker;
 mod cache;
+mod shares;
 
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
@@ -23,11 +24,13 @@ use secrecy::{ExposeSecret, SecretString};
 use serde::Serialize;
 use tokio::sync::{self, Semaphore};
 use tokio::time::timeout;
+use tunnel_http::permits::network;
 use tunnel_proto::handshake::Greeting;
 
 use self::answer::{Answer, PlatformReply};
-use self::breaker::{Attempt, Breaker};
+use self::breaker::{Attempt, Breaker, Failure, Subject};
 use self::cache::{Approval, DecisionCache, Denial};
+use self::shares::Shares;
 use super::credential::{CredentialId, CredentialKind};
 use super::refusal::AuthRefusal;
 use super::{Verified, VerifiedCredential};
@@ -59,6 +62,7 @@ pub(super) struct PlatformVerifier {
     client: HttpsClient,
     own_token: ArcSwapOption<PlatformToken>,
     permits: Semaphore,
+    shares: Shares,
     breaker: Mutex<Breaker>,
     cache: Mutex<DecisionCache>,
     open_queries: Mutex<OpenQueries>,
@@ -95,9 +99,9 @@ struct QueryBody<'a> {
 enum Decision {
     Approved(Approval),
     Denied(Denial),
-    /// The answer cannot be used. The denial is for a token that was not approved before.
+    /// The answer is missing or cannot be used. The denial is for a token that was not approved before.
     Inconclusive(Denial),
-    /// The platform does not answer.
+    /// The platform is unreachable, for any token.
     Unreachable,
     /// Too many queries are open.
     Busy,
@@ -157,6 +161,7 @@ impl PlatformVerifier {
     ) -> Self {
         Self {
             permits: Semaphore::new(settings.concurrency),
+            shares: Shares::new(settings.concurrency),
             settings,
             client,
             own_token: ArcSwapOption::from_pointee(own_token),
@@ -174,7 +179,7 @@ impl PlatformVerifier {
 
     /// Whether the last query was not answered.
     pub(super) fn is_unreachable(&self) -> bool {
-        self.breaker.lock().unreachable_since().is_some()
+        self.breaker.lock().has_failed()
     }
 
     /// The number of open queries.
@@ -223,11 +228,26 @@ impl PlatformVerifier {
     }
 
     async fn ask(&self, query: &PlatformQuery) -> Decision {
-        let deadline = self.client.deadline();
-        let Ok(Ok(_permit)) = timeout(deadline, self.permits.acquire()).await else {
+        let network = network(query.peer.ip);
+        let subject = match self.cache.lock().last_approval(&query.sha256) {
+            Some(_) => Subject::Approved(query.sha256),
+            None => Subject::Stranger(network),
+        };
+        let share = match subject {
+            Subject::Approved(_) => None,
+            Subject::Stranger(network) => Some(self.shares.join(network)),
+        };
+        let permits = async {
+            let of_share = match &share {
+                Some(share) => share.permit().await,
+                None => None,
+            };
+            Some((of_share, self.permits.acquire().await.ok()?))
+        };
+        let Ok(Some(_permits)) = timeout(self.client.deadline(), permits).await else {
             return Decision::Busy;
         };
-        let Some(attempt) = Attempt::begin(&self.breaker) else {
+        let Some(attempt) = Attempt::begin(&self.breaker, subject) else {
             return Decision::Unreachable;
         };
         let Some(request) = self.request(query) else {
@@ -237,7 +257,8 @@ impl PlatformVerifier {
         let reply = PlatformReply::of(self.client.send(request, ANSWER_BYTES).await, token);
         let url = &self.settings.url;
         match reply {
-            PlatformReply::NoAnswer(_) => attempt.failed(),
+            PlatformReply::NoConnection(_) => attempt.failed(Failure::NoConnection),
+            PlatformReply::NoAnswer(_) => attempt.failed(Failure::NoAnswer),
             // Any answer shows that the platform is reachable.
             _ => attempt.succeeded(),
         }
@@ -266,11 +287,20 @@ impl PlatformVerifier {
                 self.inconclusive(query, AuthRefusal::PlatformUnclear(fault))
             }
             PlatformReply::NoAnswer(fault) => {
-                if let Some(left_out) = self.lines.take() {
-                    tracing::warn!(%url, fault, left_out, "the platform does not answer a token query");
-                }
+                self.log_no_answer(&fault);
+                self.inconclusive(query, UNREACHABLE)
+            }
+            PlatformReply::NoConnection(fault) => {
+                self.log_no_answer(&fault);
                 Decision::Unreachable
             }
+        }
+    }
+
+    fn log_no_answer(&self, fault: &str) {
+        if let Some(left_out) = self.lines.take() {
+            let url = &self.settings.url;
+            tracing::warn!(%url, fault, left_out, "the platform does not answer a token query");
         }
     }
 
@@ -320,7 +350,7 @@ impl PlatformVerifier {
     }
 
     /// Accepts, for `--auth-outage`, a token that was approved when the platform became unreachable, or when its answers
-    /// about the token began to be unusable.
+    /// about the token began to be missing or unusable.
     fn without_platform(&self, query: &Arc<PlatformQuery>) -> Result<Verified, AuthRefusal> {
         let unreachable_since = self.breaker.lock().unreachable_since();
         let cache = self.cache.lock();

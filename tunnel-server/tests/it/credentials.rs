@@ -64,6 +64,14 @@ fn platform(folder: &Folder, change: impl FnOnce(&mut Settings), url: &str) -> A
 }
 
 pub(crate) async fn show(authenticator: &Authenticator, token: &str) -> Result<Grant, AuthRefusal> {
+    show_from("192.0.2.7", authenticator, token).await
+}
+
+async fn show_from(
+    address: &str,
+    authenticator: &Authenticator,
+    token: &str,
+) -> Result<Grant, AuthRefusal> {
     let greeting = Greeting {
         instance: InstanceSecret::from_random([7; 16]),
         version: "0.1.0".into(),
@@ -73,7 +81,7 @@ pub(crate) async fn show(authenticator: &Authenticator, token: &str) -> Result<G
         stands_by: false,
         placement: None,
     };
-    let peer: SocketAddr = "192.0.2.7:4000".parse().unwrap();
+    let peer = SocketAddr::new(address.parse().unwrap(), 4000);
     let presented = Presented {
         bearer: Some(token),
         certificates: &[],
@@ -182,14 +190,32 @@ async fn while_the_platform_is_unreachable_approved_tokens_stay_valid_and_others
         );
         assert_eq!(authenticator.is_platform_away(), Some(true));
     }
-    // By now it is left alone: nobody waits for an answer that does not come.
-    let count = server.questions().len();
-    assert!(show(&authenticator, TOKEN).await.is_ok());
-    assert_eq!(server.questions().len(), count);
     server.reply(Reply::Answer(200, YES.into()));
-    later(Duration::from_secs(5)).await;
     show(&authenticator, TOKEN).await.unwrap();
     assert_eq!(authenticator.is_platform_away(), Some(false));
+}
+
+#[tokio::test]
+async fn a_platform_that_fails_at_strangers_tokens_is_asked_about_all_others() {
+    let answer: fn(&str) -> (u16, String) = |body| match body {
+        _ if body.contains("bad-") => (500, String::new()),
+        _ if body.contains("gone-") => (403, "{}".into()),
+        _ => (200, YES.into()),
+    };
+    let server = ScriptedServer::start(None, Reply::Answer(200, YES.into())).await;
+    let folder = Folder::new();
+    let authenticator = platform(&folder, |_| {}, &server.url);
+    show(&authenticator, "gone-later").await.unwrap();
+    server.reply(Reply::Made(answer));
+    for number in 0..20 {
+        let bad = show(&authenticator, &format!("bad-{number}")).await;
+        assert_eq!(name(bad), "auth_unavailable");
+    }
+    assert_eq!(
+        name(show(&authenticator, "gone-later").await),
+        "token_refused"
+    );
+    assert_eq!(name(show(&authenticator, TOKEN).await), "good");
 }
 
 /// Strangers' tokens can drive a platform to its limit of questions; that neither hides what it says of other
@@ -346,22 +372,25 @@ async fn questions_are_bounded_and_two_about_one_token_are_one() {
     });
     let authenticator = Authenticator::new(&config).unwrap();
     let mut clients = JoinSet::new();
-    for number in 0..40 {
-        let authenticator = authenticator.clone();
-        let token = format!("s3cr3t-{}", number % 10);
-        clients.spawn(async move { show(&authenticator, &token).await });
+    // Tokens that were never approved get half of the questions for one address.
+    for (address, questions) in [("192.0.2.7", 2), ("192.0.2.8", 4)] {
+        for number in 0..20 {
+            let authenticator = authenticator.clone();
+            let token = format!("s3cr3t-{}-{questions}", number % 5);
+            clients.spawn(async move { show_from(address, &authenticator, &token).await });
+        }
+        eventually(SOON, "as many questions as may be open", async || {
+            (server.open() == questions).then_some(())
+        })
+        .await;
     }
-    eventually(SOON, "four questions", async || {
-        (server.open() == 4).then_some(())
-    })
-    .await;
     permits.add_permits(40);
     while let Some(granted) = clients.join_next().await {
         assert_eq!(name(granted.unwrap()), "good");
     }
     assert_eq!(server.questions().len(), 10, "one for each token");
     assert_eq!(server.most_at_once(), 4);
-    show(&authenticator, "s3cr3t-3").await.unwrap();
+    show(&authenticator, "s3cr3t-3-2").await.unwrap();
     assert_eq!(server.questions().len(), 10, "the answer is used again");
 }
 

@@ -1,8 +1,9 @@
 //! The platform's answers, parsed strictly.
 //!
 //! An answer with an unknown field is not used, because a misspelt limit must not become no limit. A wrong answer about
-//! one token does not make the platform unreachable: only a missing answer or a 5xx does. A platform that limits
-//! the rate of queries (429) is busy, since clients with invalid tokens can cause that.
+//! one token does not make the platform unreachable. Nor does a missing answer or a 5xx, unless it concerns tokens that
+//! were approved ([`super::breaker`]). A platform that limits the rate of queries (429) is busy, since clients with
+//! invalid tokens can cause that.
 
 use std::time::Duration;
 
@@ -40,8 +41,10 @@ pub(super) enum PlatformReply {
     Busy(StatusCode),
     /// An answer that cannot be used, and reason.
     Unusable(String),
-    /// No answer or a 5xx, and reason.
+    /// No answer or a 5xx, and reason. The token may be the cause.
     NoAnswer(String),
+    /// No connection to the platform, and reason.
+    NoConnection(String),
 }
 
 /// The platform's answer for a valid token.
@@ -77,7 +80,13 @@ impl PlatformReply {
         let (status, body) = match answer {
             Ok((status, body)) => (status, Ok(body)),
             Err(error @ RequestError::TooLarge { status, .. }) => (status, Err(error.to_string())),
-            Err(error) => return Self::NoAnswer(without(&error.to_string(), token)),
+            Err(error) => {
+                let fault = without(&error.to_string(), token);
+                return match error {
+                    RequestError::NoConnection(_) => Self::NoConnection(fault),
+                    _ => Self::NoAnswer(fault),
+                };
+            }
         };
         match status {
             StatusCode::OK => match body.and_then(|json| Answer::parse(&json)) {
@@ -221,6 +230,11 @@ mod tests {
         assert!(matches!(
             PlatformReply::of(timeout, "s3cr3t-x"),
             PlatformReply::NoAnswer(_)
+        ));
+        let unconnected = Err(RequestError::NoConnection("refused".into()));
+        assert!(matches!(
+            PlatformReply::of(unconnected, "s3cr3t-x"),
+            PlatformReply::NoConnection(_)
         ));
         for status in [401, 403] {
             let PlatformReply::Denied(reason) = reply(status, r#"{"reason": "gone"}"#) else {

@@ -52,7 +52,8 @@ fn approve(verifier: &PlatformVerifier, query: &PlatformQuery, valid_for: Option
 }
 
 fn fail(verifier: &PlatformVerifier) {
-    Attempt::begin(&verifier.breaker).unwrap().failed();
+    let attempt = Attempt::begin(&verifier.breaker, Subject::Stranger([192, 0, 2, 7].into()));
+    attempt.unwrap().failed(Failure::NoConnection);
 }
 
 #[tokio::test(start_paused = true)]
