@@ -109,6 +109,25 @@ struct Verified {
     renewable_end: Option<SystemTime>,
 }
 
+/// Who a tunnel client that was refused is.
+#[derive(Debug, Clone)]
+pub(crate) struct RefusedIdentity {
+    pub(crate) runtime: RuntimeLabel,
+    pub(crate) credential: CredentialId,
+    /// Whether it has shown more than the credential's public id.
+    pub(crate) is_proven: bool,
+}
+
+impl RefusedIdentity {
+    fn new(named: NamedRuntime, credential: CredentialId, is_proven: bool) -> Option<Self> {
+        Some(Self {
+            runtime: named.label().ok()?,
+            credential,
+            is_proven,
+        })
+    }
+}
+
 /// Verifies credentials. Shared by all connections of the server.
 pub struct Authenticator {
     runtimes: ArcSwap<Runtimes>,
@@ -182,19 +201,19 @@ impl Authenticator {
         &self,
         bearer: Option<&str>,
         certificates: &[CertificateDer<'static>],
-    ) -> Option<(RuntimeLabel, CredentialId)> {
-        let of_token = bearer.and_then(|token| {
-            if static_token::has_form(token) {
-                return static_token::identify(&self.runtimes.load(), token);
-            }
-            self.jwt.as_ref()?.identify(token)
-        });
+    ) -> Option<RefusedIdentity> {
+        if let Some(token) = bearer.filter(|token| static_token::has_form(token)) {
+            let runtimes = self.runtimes.load();
+            let (named, credential, is_proven) = static_token::identify(&runtimes, token)?;
+            return RefusedIdentity::new(named, credential, is_proven);
+        }
+        let of_token = bearer.and_then(|token| self.jwt.as_ref()?.identify(token));
         let of_certificate = || {
             self.clients.load().as_ref()?;
             certificate::identify(certificates)
         };
         let (named, credential) = of_token.or_else(of_certificate)?;
-        Some((named.label().ok()?, credential))
+        RefusedIdentity::new(named, credential, true)
     }
 
     /// The public id in a token of the form that the runtimes file lists. It may be made up: nothing is verified.

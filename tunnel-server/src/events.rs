@@ -35,7 +35,8 @@ pub enum EventKind {
     SessionBegan,
     /// A session has ended; the reason says why.
     SessionEnded,
-    /// A tunnel client of a runtime was refused; the reason says why. Reported once while it is refused again and again.
+    /// A tunnel client of a runtime was refused; the reason says why. Reported once while it is refused again and again,
+    /// and at most once in 10 s, with the number of refusals in between.
     Refused,
     /// A newer instance has taken a runtime over.
     Superseded,
@@ -359,7 +360,7 @@ pub fn beginning_of(process: u32) -> String {
 }
 
 /// The event for a reader whose last event is of another process, or not kept any more.
-fn missed() -> EventView {
+pub(crate) fn missed() -> EventView {
     EventView {
         id: None,
         time: Timestamp::now(),

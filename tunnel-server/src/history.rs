@@ -13,7 +13,18 @@ use crate::{auth::CredentialView, timestamp::Timestamp};
 
 /// What is remembered of a runtime.
 #[derive(Debug, Default)]
-pub struct History(Mutex<Remembered>);
+pub struct History(Mutex<State>);
+
+#[derive(Debug, Default)]
+struct State {
+    remembered: Remembered,
+    /// Whether the last refused client has proven its credential.
+    is_proven: bool,
+    /// When a refusal was news.
+    reported: Option<Timestamp>,
+    /// Refusals since then.
+    left_out: u64,
+}
 
 /// What is remembered of a runtime, at one moment.
 #[derive(Debug, Clone, Default)]
@@ -81,38 +92,60 @@ pub struct Carried {
 /// How long a refusal like the last one is no news.
 const REPEATED_WITHIN: Duration = Duration::from_secs(60);
 
+/// Least time between two refusals that are news, whatever their reasons: a client chooses what is wrong with its dial.
+const NEWS_EACH: Duration = Duration::from_secs(10);
+
+/// How long the refusal of a client that has proven its credential is kept while others only name its id: the time in which
+/// its owner looks for it.
+const PROVEN_KEPT: Duration = Duration::from_secs(60 * 60);
+
 impl History {
     /// What is remembered now.
     #[must_use]
     pub fn get(&self) -> Remembered {
-        self.0.lock().clone()
+        self.0.lock().remembered.clone()
     }
 
     /// A session has ended.
     pub(crate) fn on_session_end(&self, ended: EndedSession) {
-        self.0.lock().session_end = Some(Arc::new(ended));
+        self.0.lock().remembered.session_end = Some(Arc::new(ended));
     }
 
-    /// A tunnel client was refused. Returns whether that is news, which it is not again and again while the client dials
-    /// and is refused as before.
-    pub(crate) fn on_refusal(&self, refused: RefusedDial) -> bool {
-        let refused = Arc::new(refused);
-        let before = self.0.lock().refusal.replace(refused.clone());
-        before.is_none_or(|before| {
+    /// A tunnel client was refused; `is_proven` says whether it has shown the secret of its credential, and not only its id.
+    /// If that is news, returns how many refusals before it were not: the client dials and is refused as before, or the last
+    /// news was a moment ago.
+    pub(crate) fn on_refusal(&self, refused: RefusedDial, is_proven: bool) -> Option<u64> {
+        let mut state = self.0.lock();
+        let before = state.remembered.refusal.as_ref();
+        let is_new = before.is_none_or(|before| {
             (&refused.reason, &refused.credential) != (&before.reason, &before.credential)
                 || before.at.age() >= REPEATED_WITHIN
-        })
+        });
+        let is_kept = !is_proven
+            && state.is_proven
+            && before.is_some_and(|before| before.at.age() < PROVEN_KEPT);
+        if !is_kept {
+            state.remembered.refusal = Some(Arc::new(refused));
+            state.is_proven = is_proven;
+        }
+        let is_allowed = state.reported.is_none_or(|at| at.age() >= NEWS_EACH);
+        if !(is_new && is_allowed) {
+            state.left_out += 1;
+            return None;
+        }
+        state.reported = Some(Timestamp::now());
+        Some(std::mem::take(&mut state.left_out))
     }
 
     /// An exchange was answered with a problem.
     pub(crate) fn on_problem(&self, reason: Reason) {
-        self.0.lock().problem = Some((reason, Timestamp::now()));
+        self.0.lock().remembered.problem = Some((reason, Timestamp::now()));
     }
 
     /// Series of the runtime end, which have counted this.
     pub(crate) fn on_series_end(&self, carried: Carried) {
-        let total = &mut self.0.lock().carried;
-        *total = *total + carried;
+        let mut state = self.0.lock();
+        state.remembered.carried = state.remembered.carried + carried;
     }
 }
 
@@ -146,17 +179,54 @@ mod tests {
         }
     }
 
+    fn ago(time: Duration) -> Timestamp {
+        Timestamp::from(SystemTime::now() - time)
+    }
+
+    /// As if the last news were so long ago.
+    fn report_at(history: &History, time: Duration) {
+        history.0.lock().reported = Some(ago(time));
+    }
+
     #[test]
     fn a_refusal_is_news_until_it_repeats_itself() {
         let history = History::default();
         let now = Timestamp::now();
-        assert!(history.on_refusal(refused("token_expired", now)));
-        assert!(!history.on_refusal(refused("token_expired", now)));
-        assert!(history.on_refusal(refused("credential_revoked", now)));
-        let long_ago = Timestamp::from(SystemTime::now() - REPEATED_WITHIN);
-        history.on_refusal(refused("credential_revoked", long_ago));
-        assert!(history.on_refusal(refused("credential_revoked", now)));
+        let on_refusal = |reason, at| {
+            report_at(&history, NEWS_EACH);
+            history.on_refusal(refused(reason, at), true)
+        };
+        assert_eq!(on_refusal("token_expired", now), Some(0));
+        assert_eq!(on_refusal("token_expired", now), None);
+        assert_eq!(on_refusal("credential_revoked", now), Some(1));
+        on_refusal("credential_revoked", ago(REPEATED_WITHIN));
+        assert_eq!(on_refusal("credential_revoked", now), Some(1));
         let last = history.get().refusal.unwrap();
         assert_eq!((&*last.reason, last.at), ("credential_revoked", now));
+    }
+
+    #[test]
+    fn a_client_with_another_fault_each_time_makes_no_more_news() {
+        let history = History::default();
+        let reasons = ["token_refused", "token_malformed"];
+        let mut dial = |number: usize| {
+            history.on_refusal(refused(reasons[number % 2], Timestamp::now()), false)
+        };
+        let news = (0..1_000).filter_map(&mut dial).count();
+        assert_eq!(news, 1);
+        report_at(&history, NEWS_EACH);
+        assert_eq!(dial(1_000), Some(999));
+    }
+
+    #[test]
+    fn whoever_knows_only_an_id_hides_no_refusal_of_its_owner() {
+        let history = History::default();
+        let of_owner = refused("token_expired", Timestamp::now());
+        history.on_refusal(of_owner.clone(), true);
+        history.on_refusal(refused("token_refused", Timestamp::now()), false);
+        assert_eq!(history.get().refusal.as_deref(), Some(&of_owner));
+        history.on_refusal(refused("token_expired", ago(PROVEN_KEPT)), true);
+        history.on_refusal(refused("token_refused", Timestamp::now()), false);
+        assert_eq!(history.get().refusal.unwrap().reason, "token_refused");
     }
 }

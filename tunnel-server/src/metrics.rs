@@ -1,5 +1,6 @@
 //! The metric families of the tunnel server, and the series of single runtimes. Those of links between nodes are in
-//! `peers`, those of the shared directory in `directory::metrics`, the gauges of tables in `gauges`.
+//! `peers`, those of events for the platform in `webhook`, those of the shared directory in `directory::metrics`, the gauges
+//! of tables in `gauges`.
 //!
 //! Labels come from the configuration and from the program's tables only, never from a request. A runtime's series begin
 //! with its first exchange and end with its tunnel: a [`RuntimeMetrics`] has their handles, and removes the series when its
@@ -7,6 +8,7 @@
 
 mod families;
 mod peers;
+mod webhook;
 
 use std::{
     collections::{BTreeMap, HashMap},
@@ -31,6 +33,7 @@ use tunnel_proto::{
 
 pub(crate) use self::peers::Forwarding;
 pub use self::peers::PeerMetrics;
+pub(crate) use self::webhook::{LostEvent, WebhookMetrics};
 use crate::{
     auth::Authenticator,
     directory::DirectoryMetrics,
@@ -80,7 +83,8 @@ pub struct Metrics {
     read: Read,
     /// Lines of the access log that were lost.
     pub access_log_lost: IntCounter,
-    webhook_attempts: IntCounterVec,
+    /// What becomes of events for the platform.
+    pub(crate) webhook: WebhookMetrics,
     /// Spans, by what became of them.
     pub spans: SpanCounters,
     /// Runtimes that a newer instance took over.
@@ -213,7 +217,7 @@ impl Metrics {
             configuration: Configuration::new(new)?,
             read: Read::new(new)?,
             access_log_lost: families::access_log_lost(new)?,
-            webhook_attempts: families::webhook_attempts(new)?,
+            webhook: WebhookMetrics::new(new)?,
             spans: SpanCounters::new(new)?,
             takeovers: families::takeovers(new)?,
             directory: DirectoryMetrics::new(new)?,
@@ -222,11 +226,6 @@ impl Metrics {
             families,
         });
         Ok(metrics)
-    }
-
-    /// An attempt to send an event to the platform had this result.
-    pub(crate) fn on_webhook_attempt(&self, result: &str) {
-        self.webhook_attempts.with_label_values(&[result]).inc();
     }
 
     /// Every family. `platform_away` and `jwks_keys` are registered only if the configuration accepts tokens of the platform

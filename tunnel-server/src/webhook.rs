@@ -1,31 +1,39 @@
 //! Sends events to the platform: a signed POST for each (`--webhook-url`), as Standard Webhooks 1.0.0 defines it.
 //!
 //! ```text
-//!   events (ring of the last 1,024) ──▶ the sender, at its own pace ──POST──▶ platform
+//!   events (ring of the last 1,024) ──▶ queue.rs: in turns of the runtimes ──POST──▶ platform
 //! ```
 //!
-//! One event is sent after another, each until the platform has answered with 2xx. A platform that does not answer delays
-//! events, and nothing else of the server; those that the ring has lost meanwhile are replaced by one event `missed`. What was
-//! not sent before the server stops is lost.
+//! The events of one runtime are sent in their order, each until the platform has answered with 2xx, or the event is given
+//! up. A platform that does not answer delays events, and nothing else of the server; those that are left out or given up
+//! are replaced by an event `missed`, at most once a minute. What was not sent before the server stops is lost.
 
-use std::{sync::Arc, time::Duration};
+mod queue;
+
+use std::{future::pending, sync::Arc, time::Duration};
 
 use arc_swap::ArcSwap;
 use bytes::Bytes;
+use futures_util::{FutureExt, StreamExt, stream::FuturesUnordered};
 use http::{Method, Request, StatusCode, header::CONTENT_TYPE};
 use http_body_util::Full;
 use serde::Serialize;
-use tokio::{sync::oneshot, time::sleep};
+use tokio::{
+    sync::oneshot,
+    time::{Instant, sleep_until},
+};
 use tunnel_ops::{
     https::{HttpsClient, RequestError},
     tls_files::TlsFilesError,
 };
 
+use self::queue::{AfterFailure, EventQueue, QueuedEvent};
 use crate::{
+    allowance::Allowance,
     config::{Config, HttpUrl, WebhookSecret},
     directory::NodeName,
-    events::{EventKind, EventView, Events, Reader},
-    metrics::Metrics,
+    events::{EventKind, EventView, Events, Reader, TooSlow},
+    metrics::{LostEvent, Metrics},
     timestamp::Timestamp,
 };
 
@@ -35,11 +43,12 @@ const DEADLINE: Duration = Duration::from_secs(15);
 /// The answer's content does not matter.
 const ANSWER_BYTES: usize = 64 * 1024;
 
-/// Time to the second attempt; doubled after each.
-const FIRST_PAUSE: Duration = Duration::from_secs(1);
+/// Most events that are sent at once, each of another runtime: one whose answer takes long delays the others little.
+const AT_ONCE: usize = 4;
 
-/// Longest time between two attempts.
-const LONGEST_PAUSE: Duration = Duration::from_secs(60);
+/// Log lines about events that the platform does not take: the first 20 at once, then one per second.
+const LINES: u32 = 20;
+const LINE_EACH: Duration = Duration::from_secs(1);
 
 /// Where events are sent, and how they are signed.
 pub(crate) struct Webhook {
@@ -49,6 +58,14 @@ pub(crate) struct Webhook {
     client: HttpsClient,
     node: Option<NodeName>,
     metrics: Arc<Metrics>,
+    lines: Allowance,
+}
+
+/// The events on their way.
+struct Sending {
+    reader: Reader,
+    events: Arc<Events>,
+    queue: EventQueue,
 }
 
 /// The body of a delivery.
@@ -98,6 +115,7 @@ impl Webhook {
             client: HttpsClient::new(settings.auth_ca_file.as_deref(), DEADLINE)?,
             node: settings.node.clone(),
             metrics: metrics.clone(),
+            lines: Allowance::new(LINES, LINE_EACH),
         })))
     }
 
@@ -106,30 +124,59 @@ impl Webhook {
         self.secret.store(Arc::new(secret));
     }
 
-    /// Sends what the reader yields, until the sender of `running` is dropped and all is sent.
+    /// Sends what the reader yields, until the sender of `running` is dropped and all is sent that need not wait.
     pub(crate) async fn send_all(
         self: Arc<Self>,
         events: Arc<Events>,
-        mut reader: Reader,
+        reader: Reader,
         mut running: oneshot::Receiver<()>,
     ) {
+        let mut sending = Sending {
+            reader,
+            events,
+            queue: EventQueue::default(),
+        };
+        let mut open = FuturesUnordered::new();
+        let mut is_running = true;
         loop {
-            let next = tokio::select! {
+            while open.len() < AT_ONCE
+                && let Some(event) = sending.queue.next(Instant::now())
+            {
+                open.push(self.send(event));
+            }
+            if !is_running && open.is_empty() && !sending.queue.is_ready() {
+                return;
+            }
+            // With the most at once, the next one waits for an answer.
+            let has_room = open.len() < AT_ONCE;
+            let at = has_room.then(|| sending.queue.next_at()).flatten();
+            tokio::select! {
                 biased;
-                next = reader.next() => next,
-                _ = &mut running => return,
-            };
-            match next {
-                Ok(views) => {
-                    for view in views.iter().filter(|view| self.wants(view.kind)) {
-                        self.deliver(view).await;
+                Some((event, outcome)) = open.next() => {
+                    self.on_outcome(&mut sending.queue, event, outcome);
+                }
+                next = sending.reader.next(), if is_running => self.take(&mut sending, next),
+                () = reached(at) => {}
+                _ = &mut running, if is_running => {
+                    is_running = false;
+                    while let Some(next) = sending.reader.next().now_or_never() {
+                        self.take(&mut sending, next);
                     }
                 }
-                Err(error) => {
-                    tracing::warn!(%error, "events for the platform are lost");
-                    reader = events.read_after("");
-                }
             }
+        }
+    }
+
+    fn take(&self, sending: &mut Sending, next: Result<Vec<EventView>, TooSlow>) {
+        let views = next.unwrap_or_else(|error| {
+            tracing::warn!(%error, "events for the platform are lost");
+            // Begins with an event `missed`.
+            sending.reader = sending.events.read_after("");
+            Vec::new()
+        });
+        for view in views.into_iter().filter(|view| self.wants(view.kind)) {
+            let left_out = sending.queue.push(view, Instant::now());
+            self.metrics.webhook.on_loss(LostEvent::LeftOut, left_out);
         }
     }
 
@@ -138,11 +185,8 @@ impl Webhook {
         kind == EventKind::Missed || self.kinds.contains(&kind)
     }
 
-    /// Sends an event until the platform has taken or rejected it.
-    async fn deliver(&self, view: &EventView) {
-        // One that says that events are missing has no id of its own; it is made once, so that repetitions have the same.
-        let id = view.id.clone();
-        let id = id.unwrap_or_else(|| format!("missed-{}", view.time));
+    async fn send(&self, event: QueuedEvent) -> (QueuedEvent, Outcome) {
+        let view = &event.view;
         let payload = Payload {
             kind: view.kind,
             timestamp: view.time,
@@ -153,28 +197,45 @@ impl Webhook {
         };
         // Serialising plain values cannot fail.
         let body: Bytes = serde_json::to_vec(&payload).unwrap_or_default().into();
-        let (mut pause, mut is_said) = (FIRST_PAUSE, false);
-        loop {
-            let outcome = self.attempt(&id, body.clone()).await;
-            self.metrics.on_webhook_attempt(outcome.name());
-            match outcome {
-                Outcome::Delivered if is_said => {
-                    tracing::info!(event = id, url = %self.url, "the platform takes events again");
-                    return;
+        let outcome = self.attempt(&id(view), body).await;
+        (event, outcome)
+    }
+
+    fn on_outcome(&self, queue: &mut EventQueue, event: QueuedEvent, outcome: Outcome) {
+        self.metrics.webhook.on_attempt(outcome.name());
+        let (id, attempts) = (id(&event.view), event.attempts);
+        let url = &self.url;
+        match outcome {
+            Outcome::Delivered => {
+                if attempts > 0
+                    && let Some(left_out) = self.lines.take()
+                {
+                    tracing::info!(event = id, %url, left_out, "the platform takes events again");
                 }
-                Outcome::Delivered => return,
-                Outcome::Rejected(status) => {
-                    tracing::warn!(event = id, url = %self.url, status = status.as_u16(), "the platform has rejected an event");
-                    return;
+                queue.on_taken(event);
+            }
+            Outcome::Rejected(status) => {
+                let status = status.as_u16();
+                if let Some(left_out) = self.lines.take() {
+                    tracing::warn!(event = id, %url, status, left_out, "the platform has rejected an event");
                 }
-                Outcome::Failed(error) => {
-                    if !std::mem::replace(&mut is_said, true) {
-                        tracing::warn!(event = id, url = %self.url, error, "the platform does not take an event, trying again");
+                queue.on_taken(event);
+            }
+            Outcome::Failed(error) => match queue.on_failure(event, Instant::now()) {
+                AfterFailure::Again => {
+                    if attempts == 0
+                        && let Some(left_out) = self.lines.take()
+                    {
+                        tracing::warn!(event = id, %url, error, left_out, "the platform does not take an event, trying again");
                     }
                 }
-            }
-            sleep(pause).await;
-            pause = (pause * 2).min(LONGEST_PAUSE);
+                AfterFailure::GivenUp => {
+                    self.metrics.webhook.on_loss(LostEvent::GivenUp, 1);
+                    if let Some(left_out) = self.lines.take() {
+                        tracing::warn!(event = id, %url, error, attempts, left_out, "the platform does not take an event, which is given up");
+                    }
+                }
+            },
         }
     }
 
@@ -205,6 +266,20 @@ impl Outcome {
             Self::Rejected(_) => "rejected",
             Self::Failed(_) => "failed",
         }
+    }
+}
+
+/// The id of a delivery. An event that says that events are missing has none of its own; its time is that at which it was
+/// made, so that repetitions have the same.
+fn id(view: &EventView) -> String {
+    let id = view.id.clone();
+    id.unwrap_or_else(|| format!("missed-{}", view.time))
+}
+
+async fn reached(at: Option<Instant>) {
+    match at {
+        Some(at) => sleep_until(at).await,
+        None => pending().await,
     }
 }
 

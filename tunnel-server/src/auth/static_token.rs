@@ -51,14 +51,15 @@ pub fn verify<'a>(
     }
 }
 
-/// The runtime that the id of a token belongs to; the secret is not checked.
+/// The runtime that the id of a token belongs to, and whether the secret is right too.
 pub(super) fn identify(
     runtimes: &Runtimes,
     presented: &str,
-) -> Option<(NamedRuntime, CredentialId)> {
+) -> Option<(NamedRuntime, CredentialId, bool)> {
     let token = Token::parse(presented).ok()?;
     let (runtime, listed) = runtimes.token(token.id)?;
-    Some((named(runtime), id_of(listed)))
+    let is_proven = token.sha256.ct_eq(&listed.sha256).into();
+    Some((named(runtime), id_of(listed), is_proven))
 }
 
 /// The public id in a text of the form of these tokens. Nothing is verified.

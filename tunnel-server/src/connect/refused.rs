@@ -14,7 +14,9 @@ use tunnel_proto::{
 
 use super::TunnelListener;
 use crate::{
-    auth::{AuthRefusal, Authenticator, CredentialId, CredentialKind, Grant, bearer},
+    auth::{
+        AuthRefusal, Authenticator, CredentialId, CredentialKind, Grant, RefusedIdentity, bearer,
+    },
     client_address::ClientAddress,
     directory::ClaimRefusal,
     events::{Event, EventKind},
@@ -39,7 +41,7 @@ pub(super) struct Refusal {
     detail: String,
     retry_after: Option<Duration>,
     /// Whose client it is, if it was authenticated before it was refused.
-    identity: Option<(RuntimeLabel, CredentialId)>,
+    identity: Option<RefusedIdentity>,
 }
 
 /// A tunnel client that is refused, as far as it has said who it is.
@@ -75,7 +77,11 @@ impl Refusal {
 
     /// A refusal of a client that was authenticated.
     pub(super) fn of(self, grant: &Grant) -> Self {
-        let identity = (grant.runtime.label.clone(), grant.credential.clone());
+        let identity = RefusedIdentity {
+            runtime: grant.runtime.label.clone(),
+            credential: grant.credential.clone(),
+            is_proven: true,
+        };
         Self {
             identity: Some(identity),
             ..self
@@ -164,7 +170,12 @@ impl RefusedClient {
             return;
         }
         let bearer = self.bearer.as_ref().map(ExposeSecret::expose_secret);
-        let identify = || shared.authenticator.identify(bearer, certificates);
+        let identify = || {
+            let identity = shared.authenticator.identify(bearer, certificates)?;
+            // With the id alone anything could be said of the runtime, but that somebody has a wrong secret.
+            let is_certain = identity.is_proven || refusal.reason == RefusalReason::TokenRefused;
+            is_certain.then_some(identity)
+        };
         let identity = refusal.identity.clone().or_else(identify);
         if identity.is_none() && self.greeting.is_none() {
             tracing::debug!(%peer, reason, detail = refusal.detail, "a request on the tunnel listener does not ask for a session");
@@ -174,8 +185,8 @@ impl RefusedClient {
             .greeting
             .as_ref()
             .map(|greeting| greeting.instance.id().to_string());
-        let runtime = identity.as_ref().map(|(runtime, _)| runtime);
-        let credential = identity.as_ref().map(|(_, credential)| credential);
+        let runtime = identity.as_ref().map(|identity| &identity.runtime);
+        let credential = identity.as_ref().map(|identity| &identity.credential);
         // Of a token that is nobody's only the id in it is known, which may be made up.
         let unknown = match identity {
             Some(_) => None,
@@ -190,7 +201,7 @@ impl RefusedClient {
                 %peer, instance, reason, detail, left_out, "a tunnel client was refused"
             );
         }
-        let Some((runtime, credential)) = &identity else {
+        let Some(identity) = identity else {
             return;
         };
         let refused = RefusedDial {
@@ -198,21 +209,24 @@ impl RefusedClient {
             reason: reason.to_owned(),
             detail: detail.to_owned(),
             peer: peer.to_string(),
-            credential: Some(credential.into()),
+            credential: Some((&identity.credential).into()),
             instance,
             client_version: self.greeting.map(|greeting| greeting.version),
         };
-        shared.on_refused(runtime, self.refusal.reason.name(), refused);
+        let reason = self.refusal.reason.name();
+        shared.on_refused(&identity.runtime, reason, refused, identity.is_proven);
     }
 }
 
 impl TunnelListener {
-    /// Keeps a refusal for its runtime, and reports it as an event if it is news.
+    /// Keeps a refusal for its runtime, and reports it as an event if it is news. `is_proven` says whether the client has
+    /// shown the secret of its credential.
     pub(super) fn on_refused(
         &self,
         runtime: &RuntimeLabel,
         reason: &'static str,
         refused: RefusedDial,
+        is_proven: bool,
     ) {
         let Some(slot) = self.registry.slot(runtime.as_str()) else {
             return;
@@ -224,7 +238,11 @@ impl TunnelListener {
             ),
             None => format!("{}; peer {}", refused.detail, refused.peer),
         };
-        if slot.history().on_refusal(refused) {
+        if let Some(left_out) = slot.history().on_refusal(refused, is_proven) {
+            let detail = match left_out {
+                0 => detail,
+                more => format!("{detail}; {more} refusals before it are not shown"),
+            };
             let event = Event::of(EventKind::Refused, runtime);
             self.events.report(event.reason(reason).detail(detail));
         }

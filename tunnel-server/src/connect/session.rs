@@ -176,6 +176,7 @@ impl LiveSession {
                     instance: Some(instance.clone()),
                     client_version: Some(client_version),
                 },
+                true,
             ),
         }
     }

@@ -63,15 +63,6 @@ pub(super) fn problems(new: &mut Families) -> prometheus::Result<IntCounterVec> 
     Ok(family)
 }
 
-pub(super) fn webhook_attempts(new: &mut Families) -> prometheus::Result<IntCounterVec> {
-    new.counters_of(
-        "webhook_attempts_total",
-        "Attempts to send an event to the platform: delivered, rejected for good, or failed and repeated",
-        "result",
-        ["delivered", "rejected", "failed"],
-    )
-}
-
 pub(super) fn takeovers(new: &mut Families) -> prometheus::Result<IntCounter> {
     let help = "Runtimes that a newer instance took over";
     new.counter("takeovers_total", help)

@@ -11,7 +11,7 @@ use testkit::{
 use tunnel_server::{config::WebhookSecret, events::EventKind};
 
 use crate::{
-    rig::{PROD, Rig},
+    rig::{DEV, PROD, Rig},
     scripted_server::{Question, Reply, ScriptedServer},
 };
 
@@ -88,4 +88,31 @@ async fn an_event_that_is_rejected_is_not_sent_again() {
     rig.stop().await;
     let kinds: Vec<_> = platform.questions().iter().map(kind).collect();
     assert_eq!(kinds, ["online", "draining"]);
+}
+
+#[tokio::test]
+async fn an_event_that_is_never_taken_delays_no_other_runtime() {
+    let platform = ScriptedServer::start(
+        None,
+        Reply::Made(|body| {
+            let status = if body.contains(PROD) { 500 } else { 204 };
+            (status, String::new())
+        }),
+    )
+    .await;
+    let rig = rig(&platform).await;
+    let _client = FakeClient::describing(&rig, PROD).await;
+    asked(&platform, 1).await;
+    let _other = FakeClient::describing(&rig, DEV).await;
+    eventually(SOON, "the event of the other", async || {
+        let questions = platform.questions();
+        questions
+            .iter()
+            .any(|question| question.body.contains(DEV))
+            .then_some(())
+    })
+    .await;
+    let series = "tunnel_server_webhook_attempts_total{result=\"delivered\"}";
+    rig.metric_becomes(series, 1.0).await;
+    rig.stop().await;
 }
