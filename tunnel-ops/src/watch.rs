@@ -40,7 +40,7 @@ const QUIET: Duration = Duration::from_millis(100);
 const LONGEST_BURST: Duration = Duration::from_millis(400);
 
 /// A change of watched files.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Change {
     /// The watched files whose content has changed, by the paths that were given. Empty only if requested
     /// by a signal.

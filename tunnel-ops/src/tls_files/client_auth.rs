@@ -119,6 +119,16 @@ impl RevocationLists {
         serials.is_some_and(|serials| serials.contains(certificate.raw_serial()))
     }
 
+    /// Whether these lists are of all issuers of `others`, and revoke all that those revoke.
+    #[must_use]
+    pub fn includes(&self, others: &Self) -> bool {
+        let mut others = others.revoked.iter();
+        others.all(|(issuer, serials)| {
+            let own = self.revoked.get(issuer);
+            own.is_some_and(|own| own.is_superset(serials))
+        })
+    }
+
     /// The first 16 hexadecimal digits of the lists' SHA-256, as an identifier.
     #[must_use]
     pub fn fingerprint(&self) -> String {

@@ -68,8 +68,8 @@ struct Ids {
     serials: HashMap<String, Cut>,
 }
 
-/// Which credentials of its target an entry revokes.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+/// Which credentials of its target an entry revokes; the greater one revokes more.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 enum Cut {
     Before(SystemTime),
     All,
@@ -156,6 +156,31 @@ impl Revocations {
         self.entries += usize::from(is_new);
     }
 
+    /// These entries, and those of `other` that are not among them.
+    #[must_use]
+    pub(crate) fn with_all(mut self, other: &Self) -> Self {
+        self.entries += self.ids.add_all(&other.ids);
+        for (pair, ids) in &other.own_ids {
+            let own = self.own_ids.entry(pair.clone()).or_default();
+            self.entries += own.add_all(ids);
+        }
+        self.entries += add_all(&mut self.runtimes, &other.runtimes);
+        self.entries += add_all(&mut self.accounts, &other.accounts);
+        self
+    }
+
+    /// Whether these entries revoke all that those of `other` revoke.
+    #[must_use]
+    pub(crate) fn includes(&self, other: &Self) -> bool {
+        let none = Ids::default();
+        let mut own_ids = other.own_ids.iter();
+        includes(&self.ids.all, &other.ids.all)
+            && includes(&self.runtimes, &other.runtimes)
+            && includes(&self.accounts, &other.accounts)
+            && own_ids
+                .all(|(pair, ids)| includes(&self.own_ids.get(pair).unwrap_or(&none).all, &ids.all))
+    }
+
     /// The number of entries, after merging.
     #[must_use]
     pub fn len(&self) -> usize {
@@ -205,6 +230,12 @@ impl Revocations {
 }
 
 impl Ids {
+    /// Adds all of `more`. Returns how many ids are new.
+    fn add_all(&mut self, more: &Self) -> usize {
+        add_all(&mut self.serials, &more.serials);
+        add_all(&mut self.all, &more.all)
+    }
+
     fn insert(&mut self, id: String, cut: Cut) -> bool {
         if let Some(serial) = serial(&id) {
             add(&mut self.serials, serial, cut);
@@ -233,12 +264,24 @@ pub(crate) fn serial(text: &str) -> Option<String> {
 
 /// Adds an entry, or keeps the stronger of the old and the new one. Returns whether the key is new.
 fn add<K: Eq + std::hash::Hash>(cuts: &mut HashMap<K, Cut>, key: K, cut: Cut) -> bool {
-    let stronger = match (cuts.get(&key), cut) {
-        (Some(Cut::All), _) => Cut::All,
-        (Some(Cut::Before(old)), Cut::Before(new)) => Cut::Before(new.max(*old)),
-        (_, cut) => cut,
-    };
+    let stronger = cuts.get(&key).map_or(cut, |old| cut.max(*old));
     cuts.insert(key, stronger).is_none()
+}
+
+/// Adds all of `more`, as [`add`] does. Returns how many keys are new.
+fn add_all<K: Eq + std::hash::Hash + Clone>(
+    cuts: &mut HashMap<K, Cut>,
+    more: &HashMap<K, Cut>,
+) -> usize {
+    let more = more.iter();
+    more.filter(|(key, cut)| add(cuts, (*key).clone(), **cut))
+        .count()
+}
+
+/// Whether `cuts` revokes all that `others` revokes.
+fn includes<K: Eq + std::hash::Hash>(cuts: &HashMap<K, Cut>, others: &HashMap<K, Cut>) -> bool {
+    let mut others = others.iter();
+    others.all(|(key, cut)| cuts.get(key).is_some_and(|own| own >= cut))
 }
 
 /// A fault in an entry, not located yet.
@@ -398,6 +441,22 @@ mod tests {
             );
             assert_eq!(given, covered, "{id} of {account}-{name}");
         }
+    }
+
+    #[test]
+    fn entries_of_two_lists_are_put_together() {
+        let id = |id: &str| format!("[[revoked]]\nid = \"{id}\"\n");
+        let early = "[[revoked]]\naccount = \"a\"\nbefore = 2026-01-01T00:00:00Z\n";
+        let late = early.replace("2026", "2027");
+        let one = read(&(id("0a:ff") + early)).unwrap();
+        let other = read(&(id("x") + &late)).unwrap();
+        assert!(!one.includes(&other) && !other.includes(&one));
+        let both = one.clone().with_all(&other);
+        assert_eq!(both.len(), 3);
+        assert!(both.includes(&one) && both.includes(&other) && !one.includes(&both));
+        let serial = CredentialId::new(CredentialKind::Certificate, "aff");
+        let covers = |list: &Revocations| list.cover(&serial, None, pair(&entry("b", "c")));
+        assert!(covers(&both) && covers(&other.with_all(&one)));
     }
 
     #[test]

@@ -76,6 +76,24 @@ impl PreparedCredentials {
         !self.revocations.is_empty()
     }
 
+    /// Keeps the entries that are in force in `authenticator` and that the list has no more. Returns the fingerprint of the
+    /// list if there are any.
+    pub(crate) fn keep_revocations(&mut self, authenticator: &Authenticator) -> Option<String> {
+        let in_force = authenticator.revocations.load();
+        if self.revocations.includes(&in_force) {
+            return None;
+        }
+        let read = std::mem::take(&mut self.revocations);
+        let fingerprint = read.fingerprint().to_owned();
+        self.revocations = read.with_all(&in_force);
+        Some(fingerprint)
+    }
+
+    /// The fingerprint of the revocation list.
+    pub(crate) fn revocations_fingerprint(&self) -> &str {
+        self.revocations.fingerprint()
+    }
+
     /// Reads the files. The runtimes were read before.
     ///
     /// # Errors
@@ -158,6 +176,22 @@ impl Authenticator {
     pub(crate) fn client_auth(&self) -> Option<ClientAuth> {
         let clients = self.clients.load();
         clients.as_ref().map(|clients| clients.auth().clone())
+    }
+
+    /// Adds the entries of a revocation list to those in force. Returns whether there is a new one.
+    pub(crate) fn add_revocations(&self, read: Revocations) -> bool {
+        let in_force = self.revocations.load();
+        let is_new = !in_force.includes(&read);
+        if is_new {
+            self.replace_revocations(read.with_all(&in_force));
+        }
+        is_new
+    }
+
+    /// Checks client certificates as these settings say from now on.
+    pub(crate) fn replace_clients(&self, clients: ClientCheck) {
+        self.clients.store(Some(Arc::new(clients)));
+        self.changed_now();
     }
 
     /// A summary of each file that is in use.

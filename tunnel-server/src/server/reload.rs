@@ -7,18 +7,20 @@
 
 use std::path::PathBuf;
 use std::sync::Arc;
+use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 use tokio::task::{JoinError, spawn_blocking};
+use tokio::time::timeout;
 use tunnel_ops::admin::BearerFileError;
 use tunnel_ops::task::Owned;
 use tunnel_ops::telemetry::{AccessLogError, Telemetry};
-use tunnel_ops::tls_files::TlsFilesError;
+use tunnel_ops::tls_files::{ClientAuth, ClientCheck, RevocationLists, TlsFilesError};
 use tunnel_ops::watch::{Change, FileWatch, WatchError};
 
 use super::parts::{Parts, admin_guard, connection_limit, unknown_each};
 use crate::{
-    auth::{AuthSetupError, PreparedCredentials},
+    auth::{AuthSetupError, PreparedCredentials, revocation::Revocations},
     config::{
         Config, ConfigError, Given,
         effective::{Difference, differences},
@@ -27,6 +29,10 @@ use crate::{
     public::answer::Cors,
     runtimes::NameError,
 };
+
+/// How long a list has to be unchanged before an entry that is no more in it is lifted: a program that writes the file in
+/// place has written half of it for a moment.
+const LIFTED_AFTER: Duration = Duration::from_secs(2);
 
 /// Watches the files and reloads them.
 pub(crate) struct Reloader {
@@ -82,13 +88,22 @@ pub(crate) struct EmptyList {
     file: PathBuf,
 }
 
-/// What to do about a runtimes file or revocation list that had entries and has none.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Emptied {
-    /// It is refused.
-    Refuse,
+/// What to do about a file that has lost entries.
+#[derive(Debug, Clone, PartialEq, Eq)]
+enum Shrunk {
+    /// A runtimes file or revocation list without entries is refused. A revocation list that has lost some lifts none, unless
+    /// it has this fingerprint.
+    Doubt(Option<String>),
     /// It is applied, because the operator has requested it.
     Apply,
+}
+
+/// What a reload has done.
+struct Applied {
+    differences: Vec<Difference>,
+    /// The fingerprint of the revocation list, if it has lost entries that stay in force until it was unchanged for
+    /// [`LIFTED_AFTER`].
+    unlifted: Option<String>,
 }
 
 impl Reloader {
@@ -104,31 +119,69 @@ impl Reloader {
     /// Reloads the files when they change, until the result is dropped.
     pub(crate) fn start(mut self, parts: Arc<Parts>, telemetry: Arc<Telemetry>) -> Owned<()> {
         Owned::spawn("reload", async move {
+            let mut unlifted = None;
             loop {
-                let change = self.watch.changed().await;
+                let (change, confirmed) = self.next_change(unlifted).await;
                 // Before they are read, as at the start, so that no change of a new file is missed.
                 let given = self.given.clone();
                 self.watch.set_paths(move || given.watched()).await;
-                self.reload(&parts, &telemetry, &change).await;
+                unlifted = self.reload(&parts, &telemetry, change, confirmed).await;
             }
         })
     }
 
-    async fn reload(&self, parts: &Arc<Parts>, telemetry: &Arc<Telemetry>, change: &Change) {
-        let files = &change.files;
+    /// The next change, or, if nothing has changed for [`LIFTED_AFTER`], none and the fingerprint of the revocation list that
+    /// has entries to lift.
+    async fn next_change(&mut self, unlifted: Option<String>) -> (Change, Option<String>) {
+        if unlifted.is_none() {
+            return (self.watch.changed().await, None);
+        }
+        match timeout(LIFTED_AFTER, self.watch.changed()).await {
+            Ok(change) => (change, None),
+            Err(_) => (Change::default(), unlifted),
+        }
+    }
+
+    /// Returns the fingerprint of a revocation list that has entries to lift.
+    async fn reload(
+        &self,
+        parts: &Arc<Parts>,
+        telemetry: &Arc<Telemetry>,
+        change: Change,
+        confirmed: Option<String>,
+    ) -> Option<String> {
+        let Change {
+            files,
+            is_requested,
+        } = change;
         tracing::info!(
             ?files,
-            sighup = change.is_requested,
+            sighup = is_requested,
             "reading the configuration again"
         );
-        let (given, is_requested) = (self.given.clone(), change.is_requested);
-        let (applied, telemetry) = (Arc::clone(parts), Arc::clone(telemetry));
-        let read =
-            spawn_blocking(move || read_and_apply(given, &applied, &telemetry, is_requested));
+        let shrunk = match is_requested {
+            true => Shrunk::Apply,
+            false => Shrunk::Doubt(confirmed),
+        };
+        let (given, telemetry) = (self.given.clone(), Arc::clone(telemetry));
+        let applied = Arc::clone(parts);
+        let read = spawn_blocking(move || {
+            let result = read_and_apply(given, &applied, &telemetry, shrunk);
+            if result.is_err() {
+                applied.apply_revocations();
+            }
+            result
+        });
         let result = read.await.unwrap_or_else(|error| Err(error.into()));
         parts.on_reload(&result);
         match result {
-            Ok(differences) => log_differences(&differences),
+            Ok(applied) => {
+                log_differences(&applied.differences);
+                if applied.unlifted.is_some() {
+                    tracing::info!(after = ?LIFTED_AFTER, "the revocation list has lost entries: they are lifted when it stays so");
+                }
+                applied.unlifted
+            }
             Err(error) => {
                 for fault in error.to_string().lines() {
                     tracing::error!(
@@ -136,6 +189,7 @@ impl Reloader {
                         "the configuration is not valid: the last valid one stays in force"
                     );
                 }
+                None
             }
         }
     }
@@ -146,20 +200,16 @@ fn read_and_apply(
     given: Given,
     parts: &Parts,
     telemetry: &Telemetry,
-    is_requested: bool,
-) -> Result<Vec<Difference>, ReloadError> {
+    shrunk: Shrunk,
+) -> Result<Applied, ReloadError> {
     let source = given.merge().map_err(ConfigError::from)?;
     let config = Config::check(&source)?;
     let log_level = config.settings.log_level.clone();
     let access_log = telemetry.open_access_log(&config.settings.access_log)?;
-    let emptied = match is_requested {
-        true => Emptied::Apply,
-        false => Emptied::Refuse,
-    };
-    let differences = parts.apply(config, emptied)?;
+    let applied = parts.apply(config, &shrunk)?;
     telemetry.set_filter(&log_level);
     telemetry.set_access_log(access_log);
-    Ok(differences)
+    Ok(applied)
 }
 
 impl Parts {
@@ -168,7 +218,7 @@ impl Parts {
     ///
     /// # Errors
     /// When a file that it names cannot be used. Nothing changes then.
-    fn apply(&self, mut config: Config, emptied: Emptied) -> Result<Vec<Difference>, ApplyError> {
+    fn apply(&self, mut config: Config, shrunk: &Shrunk) -> Result<Applied, ApplyError> {
         let _applying = self.applying.lock();
         // Everything that can fail comes first.
         let merged = self.managed.as_ref().map(|it| it.merge(&config.runtimes));
@@ -176,9 +226,13 @@ impl Parts {
             Some(merged) => merged.runtimes.clone(),
             None => Arc::new(config.runtimes.clone()),
         };
-        let credentials = PreparedCredentials::read(&config, runtimes.clone())?;
-        if emptied == Emptied::Refuse {
+        let mut credentials = PreparedCredentials::read(&config, runtimes.clone())?;
+        let mut unlifted = None;
+        if let Shrunk::Doubt(confirmed) = shrunk {
             self.check_not_emptied(empty_lists(&config, credentials.has_revocations()))?;
+            if confirmed.as_deref() != Some(credentials.revocations_fingerprint()) {
+                unlifted = credentials.keep_revocations(&self.authenticator);
+            }
         }
         let next = config.effective(&credentials.contents());
         let differences = differences(&self.effective(), &next);
@@ -217,7 +271,48 @@ impl Parts {
         if let Some((managed, merged)) = self.managed.as_ref().zip(merged) {
             managed.commit(merged);
         }
-        Ok(differences)
+        Ok(Applied {
+            differences,
+            unlifted,
+        })
+    }
+
+    /// Puts the revocations of the files in force that the last valid configuration names, although another file is at fault:
+    /// they only take away. A list that is at fault itself changes nothing; the refused configuration has named its fault.
+    fn apply_revocations(&self) {
+        let _applying = self.applying.lock();
+        let config = self.config.load_full();
+        let settings = &config.settings;
+        let list = settings.revocations.as_deref().map(Revocations::load);
+        if let Some(Ok(list)) = list
+            && self.authenticator.add_revocations(list)
+        {
+            tracing::info!("the revocation list is in force nevertheless");
+        }
+        let lists = settings.client_crl.as_deref().map(RevocationLists::load);
+        let in_force = self.authenticator.client_auth();
+        if let (Some(Ok(lists)), Some(in_force)) = (lists, in_force) {
+            let before = in_force.revocation_lists.as_ref();
+            // Any other list is part of a change that the rest of the configuration belongs to.
+            if before.is_some_and(|before| *before == lists || !lists.includes(before)) {
+                return;
+            }
+            let next = ClientAuth {
+                revocation_lists: Some(lists),
+                ..in_force
+            };
+            match self.apply_client_auth(&config, next) {
+                Ok(()) => tracing::info!("the list of --client-crl is in force nevertheless"),
+                Err(error) => tracing::error!(%error, "the list of --client-crl is not in force"),
+            }
+        }
+    }
+
+    fn apply_client_auth(&self, config: &Config, next: ClientAuth) -> Result<(), TlsFilesError> {
+        let clients = ClientCheck::new(next.clone())?;
+        self.tls.commit(self.tls.prepare(config, Some(next))?);
+        self.authenticator.replace_clients(clients);
+        Ok(())
     }
 
     /// The lists without entries.
@@ -240,12 +335,13 @@ impl Parts {
         emptied.map_or(Ok(()), |list| Err(ApplyError::Emptied(list)))
     }
 
-    fn on_reload(&self, result: &Result<Vec<Difference>, ReloadError>) {
+    fn on_reload(&self, result: &Result<Applied, ReloadError>) {
         self.metrics.on_reload(result.is_ok());
         let reloaded = Event::new(EventKind::Reloaded);
         let (result, event) = match result {
-            Ok(differences) => {
-                let waiting = differences.iter().filter(|one| one.needs_restart());
+            Ok(applied) => {
+                let differences = applied.differences.iter();
+                let waiting = differences.filter(|one| one.needs_restart());
                 let waiting: Vec<String> = waiting.map(|one| one.name.clone()).collect();
                 let event = match waiting.is_empty() {
                     true => reloaded,

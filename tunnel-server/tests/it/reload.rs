@@ -180,6 +180,77 @@ async fn a_configuration_counts_wholly_or_not_at_all() {
     serving.stop().await;
 }
 
+/// A revocation only takes away: it does not wait for the other files.
+#[tokio::test]
+async fn a_revocation_counts_whatever_is_wrong_with_other_files() {
+    let files = Files::new();
+    let token = files.add("acme", "prod");
+    let other = files.add("globex", "dev");
+    files
+        .folder
+        .write("revoked.toml", "[[revoked]]\nid = \"x\"\n");
+    let authority = Authority::new();
+    files.folder.write("ca.pem", &authority.pem());
+    files.folder.write("crl.pem", &authority.revoking(&[1]));
+    let settings =
+        "revocations = \"revoked.toml\"\nclient_ca = \"ca.pem\"\nclient_crl = \"crl.pem\"\n";
+    let serving = files.serve(settings).await;
+    let (mut prod, _feeds) = serving.client(token.expose()).await;
+    let certified = authority.client("tunnel://acme/certified", 2);
+    let (mut certified, _feeds) = serving.client_with(&certified).await;
+    let key = serving.folder.read("server.key");
+    serving.folder.write("server.key", "no key");
+    serving.metric_becomes(SUCCEEDED, 0.0).await;
+    let edited = Instant::now();
+    let entry = format!("[[revoked]]\nid = \"{}\"\n", token.id());
+    serving.folder.write("revoked.toml", &entry);
+    cut(&mut prod, edited).await;
+    let reason = serving.refusal(token.expose()).await.reason;
+    assert_eq!(reason, "credential_revoked");
+    assert_eq!(serving.dial(other.expose()).await.status, 101);
+    let edited = Instant::now();
+    serving
+        .folder
+        .write("crl.pem", &authority.revoking(&[1, 2]));
+    cut(&mut certified, edited).await;
+    // A list that is at fault itself lifts nothing.
+    serving.folder.write("revoked.toml", "not good");
+    serving.folder.write("server.key", &key);
+    serving
+        .logged("the list's fault", |line| {
+            let fault = line["fault"].as_str();
+            fault.is_some_and(|fault| fault.contains("revoked.toml:1:5"))
+        })
+        .await;
+    let reason = serving.refusal(token.expose()).await.reason;
+    assert_eq!(reason, "credential_revoked");
+    serving.stop().await;
+}
+
+#[tokio::test]
+async fn an_entry_is_lifted_when_the_list_without_it_stays_as_it_is() {
+    let files = Files::new();
+    let token = files.add("acme", "prod");
+    let other = files.add("globex", "dev");
+    let entry = |id: &str| format!("[[revoked]]\nid = \"{id}\"\n");
+    let whole = entry("x") + &entry(token.id().as_str());
+    files.folder.write("revoked.toml", &whole);
+    let serving = files.serve("revocations = \"revoked.toml\"\n").await;
+    // As a program that writes it in place and has come half way: what is new counts, what is missing stays.
+    serving
+        .folder
+        .write("revoked.toml", &(entry("x") + &entry(other.id().as_str())));
+    serving.metric_becomes(VERSION, 2.0).await;
+    for token in [&token, &other] {
+        let reason = serving.refusal(token.expose()).await.reason;
+        assert_eq!(reason, "credential_revoked");
+    }
+    serving.client(token.expose()).await;
+    let reason = serving.refusal(other.expose()).await.reason;
+    assert_eq!(reason, "credential_revoked");
+    serving.stop().await;
+}
+
 /// The file is as slow as the test likes: a pipe, which nobody writes yet.
 #[tokio::test]
 async fn health_checks_are_answered_while_a_file_is_read() {
