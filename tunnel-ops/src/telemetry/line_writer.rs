@@ -143,6 +143,8 @@ impl Write for LineQueue {
 impl Shared {
     fn write_until_closed(&self, mut output: impl Write, mut report: impl FnMut(&LostLines)) {
         let mut batch = Vec::new();
+        // Whether the last byte that was written is within a line.
+        let mut is_torn = false;
         while let Some(lost) = self.next_batch(&mut batch) {
             if lost > 0 {
                 report(&LostLines {
@@ -150,9 +152,16 @@ impl Shared {
                     error: None,
                 });
             }
-            if let Err(error) = output.write_all(&batch) {
+            let written = match is_torn {
+                true => output.write_all(b"\n").map_err(|error| (0, error)),
+                false => Ok(()),
+            };
+            is_torn &= written.is_err();
+            if let Err((bytes, error)) = written.and_then(|()| write_all(&mut output, &batch)) {
+                let (written, left) = batch.split_at(bytes);
+                is_torn |= written.last().is_some_and(|byte| *byte != b'\n');
                 report(&LostLines {
-                    count: batch.iter().filter(|byte| **byte == b'\n').count() as u64,
+                    count: left.iter().filter(|byte| **byte == b'\n').count() as u64,
                     error: Some(error),
                 });
             }
@@ -180,6 +189,20 @@ impl Shared {
         state.urgent = false;
         Some(mem::take(&mut state.lost))
     }
+}
+
+/// As [`Write::write_all`]; an error comes with the number of bytes that were written before.
+fn write_all(output: &mut impl Write, bytes: &[u8]) -> Result<(), (usize, io::Error)> {
+    let mut written = 0;
+    while let Some(left) = bytes.get(written..).filter(|left| !left.is_empty()) {
+        match output.write(left) {
+            Ok(0) => return Err((written, io::ErrorKind::WriteZero.into())),
+            Ok(count) => written += count,
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+            Err(error) => return Err((written, error)),
+        }
+    }
+    Ok(())
 }
 
 #[cfg(test)]
@@ -300,5 +323,51 @@ mod tests {
         assert!(gated.writer.queue().gather(b"last\n"));
         drop(gated.writer);
         assert_eq!(gated.written.recv().unwrap(), b"last\n");
+    }
+
+    /// A disk with room for so many bytes.
+    struct Disk {
+        room: Arc<Mutex<usize>>,
+        written: Arc<Mutex<Vec<u8>>>,
+    }
+
+    impl Write for Disk {
+        fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+            let mut room = self.room.lock();
+            if *room == 0 {
+                return Err(io::ErrorKind::StorageFull.into());
+            }
+            let count = bytes.len().min(*room);
+            *room -= count;
+            self.written.lock().extend_from_slice(&bytes[..count]);
+            Ok(count)
+        }
+
+        fn flush(&mut self) -> io::Result<()> {
+            Ok(())
+        }
+    }
+
+    #[test]
+    fn no_line_is_joined_to_one_that_a_full_disk_has_cut() {
+        let (room, written) = (Arc::new(Mutex::new(9)), Arc::<Mutex<Vec<u8>>>::default());
+        let disk = Disk {
+            room: Arc::clone(&room),
+            written: Arc::clone(&written),
+        };
+        let (report, lost) = channel();
+        let writer = LineWriter::start(disk, move |lost| report.send(lost.count).unwrap()).unwrap();
+        let mut queue = writer.queue().clone();
+        for line in ["one 1\n", "two 2\n"] {
+            queue.write_all(line.as_bytes()).unwrap();
+        }
+        assert_eq!(lost.recv(), Ok(1));
+        // Nothing is written, not even the end of the line.
+        queue.write_all(b"three\n").unwrap();
+        assert_eq!(lost.recv(), Ok(1));
+        *room.lock() = 100;
+        queue.write_all(b"four\n").unwrap();
+        drop(writer);
+        assert_eq!(*written.lock(), b"one 1\ntwo\nfour\n");
     }
 }
