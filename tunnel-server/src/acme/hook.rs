@@ -10,11 +10,15 @@ use std::{
 use tokio::{
     io::{AsyncRead, AsyncReadExt},
     process::Command,
-    time::timeout,
+    sync::oneshot,
+    time::{sleep, timeout},
 };
 
 /// Time for one call: programs often wait themselves until the name servers of a provider have a record.
 const TIME: Duration = Duration::from_secs(5 * 60);
+
+/// Time for the rest of the output after the program's end: a process that it leaves behind may keep its output open.
+const LAST_OUTPUT: Duration = Duration::from_secs(1);
 
 /// Most bytes of each output that are kept; the rest is read and dropped.
 const OUTPUT_BYTES: u64 = 4 * 1024;
@@ -81,10 +85,33 @@ pub(super) async fn call(
     };
     let mut child = started.map_err(failed)?;
     let (out, err) = (child.stdout.take(), child.stderr.take());
+    let (mut first_out, mut first_err) = (Vec::new(), Vec::new());
+    let (running, exited) = oneshot::channel::<()>();
+    let exit = async {
+        let status = child.wait().await;
+        drop(running);
+        status
+    };
+    let late = async {
+        let _ = exited.await;
+        sleep(LAST_OUTPUT).await;
+    };
+    let output = async {
+        let both = async {
+            tokio::join!(
+                beginning(out, &mut first_out),
+                beginning(err, &mut first_err)
+            )
+        };
+        tokio::select! {
+            _ = both => {}
+            () = late => {}
+        }
+    };
     // Together: a program that writes more than a pipe holds ends only when it is read.
-    let ended = async { tokio::join!(child.wait(), beginning(out), beginning(err)) };
+    let ended = async { tokio::join!(exit, output).0 };
     let action = action.name();
-    let Ok((status, out, err)) = timeout(TIME, ended).await else {
+    let Ok(status) = timeout(TIME, ended).await else {
         return Err(HookError::TimedOut {
             program: owned(),
             action,
@@ -97,23 +124,18 @@ pub(super) async fn call(
             program: owned(),
             action,
             status,
-            output: shown(&[out, err].concat()),
+            output: shown(&[first_out, first_err].concat()),
         }),
     }
 }
 
-/// The first bytes of an output, which is read to its end.
-async fn beginning(output: Option<impl AsyncRead + Unpin>) -> Vec<u8> {
-    let mut kept = Vec::new();
+/// Reads an output to its end, and its first bytes into `kept`.
+async fn beginning(output: Option<impl AsyncRead + Unpin>, kept: &mut Vec<u8>) {
     if let Some(mut output) = output {
         // What was read before an error is shown.
-        let _ = (&mut output)
-            .take(OUTPUT_BYTES)
-            .read_to_end(&mut kept)
-            .await;
+        let _ = (&mut output).take(OUTPUT_BYTES).read_to_end(kept).await;
         let _ = tokio::io::copy(&mut output, &mut tokio::io::sink()).await;
     }
-    kept
 }
 
 /// An output as one line of the log.
@@ -179,6 +201,22 @@ mod tests {
         let path = program(&folder, "yes | head -c 1000000; exit 1");
         let error = call(&path, Action::Cleanup, "n", "v").await.unwrap_err();
         assert!(error.to_string().len() < 20_000);
+    }
+
+    /// As a daemon does that a shell starts in the background.
+    #[tokio::test]
+    async fn a_process_that_is_left_behind_is_not_waited_for() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = program(&folder, "echo one; sleep 60 & echo $! >&2; exit 3");
+        let error = call(&path, Action::Present, "n", "v").await.unwrap_err();
+        let HookError::Failed { output, .. } = error else {
+            panic!("{error}");
+        };
+        let (first, process) = output.split_once("; ").unwrap();
+        assert_eq!(first, "one");
+        // It is there still.
+        let killed = std::process::Command::new("kill").arg(process).status();
+        assert!(killed.unwrap().success());
     }
 
     #[tokio::test]
