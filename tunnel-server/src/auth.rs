@@ -439,12 +439,16 @@ impl Authenticator {
         credential: &VerifiedCredential,
         runtime: (&AccountName, &RuntimeName),
     ) -> Result<(), AuthRefusal> {
-        let covered = |revocations: &ArcSwap<Revocations>| {
-            revocations
-                .load()
-                .cover(&credential.id, credential.issued, runtime)
-        };
-        match covered(&self.revocations) || covered(&self.revoked) {
+        let (id, issued) = (&credential.id, credential.issued);
+        // The operator means what is in use now. A JSON Web Token says when it was issued by a clock that may be ahead of this
+        // one by the leeway.
+        let jwt = self.jwt.as_ref();
+        let leeway = jwt.filter(|_| id.kind() == CredentialKind::Jwt);
+        let leeway = leeway.map_or(Duration::ZERO, JwtVerifier::leeway);
+        let by_this_clock = issued.map(|issued| issued.checked_sub(leeway).unwrap_or(issued));
+        let is_revoked = self.revocations.load().cover(id, issued, runtime)
+            || self.revoked.load().cover(id, by_this_clock, runtime);
+        match is_revoked {
             true => Err(AuthRefusal::CredentialRevoked(credential.id.clone())),
             false => Ok(()),
         }

@@ -326,7 +326,7 @@ async fn revoke(
     })?;
     let what = RevocationRequest::scope(request).map_err(|detail| malformed(&detail))?;
     let (registry, authenticator) = (&api.registry, &api.authenticator);
-    let own = view::revoke(registry, authenticator, &api.config.load(), &label, &what);
+    let own = view::revoke(registry, authenticator, &label, &what);
     api.operate("revoke", label, scope, own, &body).await
 }
 

@@ -456,7 +456,6 @@ fn direct(registry: &Registry, label: &str, directive: Directive) -> Result<usiz
 pub(super) fn revoke(
     registry: &Registry,
     authenticator: &Authenticator,
-    config: &Config,
     label: &str,
     scope: &RevocationScope,
 ) -> Result<usize, OperationError> {
@@ -480,15 +479,11 @@ pub(super) fn revoke(
         ));
     }
     let revocation = match scope {
-        // Credentials that are issued from now on stay valid: the operator means those in use. Only JSON Web Tokens say when
-        // they were issued, by a clock that may be ahead of this one by the leeway.
-        RevocationScope::All => {
-            let leeway = config.credentials().jwt.map(|jwt| jwt.leeway);
-            Revocation {
-                target: RevocationTarget::Runtime(account, name),
-                before: Some(SystemTime::now() + leeway.unwrap_or_default()),
-            }
-        }
+        // Credentials that are issued from now on stay valid: the operator means those in use.
+        RevocationScope::All => Revocation {
+            target: RevocationTarget::Runtime(account, name),
+            before: Some(SystemTime::now()),
+        },
         RevocationScope::Credential(id) => Revocation {
             target: RevocationTarget::CredentialOf(account, name, id.clone()),
             before: None,

@@ -183,6 +183,11 @@ impl JwtVerifier {
         })
     }
 
+    /// How far the issuer's clock may be ahead of this one.
+    pub(super) fn leeway(&self) -> Duration {
+        self.settings.leeway
+    }
+
     /// The runtime and the id of a token whose signature is good; nothing else is checked, and no key is fetched.
     pub(super) fn identify(&self, token: &str) -> Option<(NamedRuntime, CredentialId)> {
         let parts = parts(token).ok()?;

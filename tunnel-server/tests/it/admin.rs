@@ -1,6 +1,11 @@
 //! The admin API over real sockets: what it shows, what it does, and whom it refuses.
 
-use std::{collections::BTreeSet, io::Write, path::PathBuf, time::SystemTime};
+use std::{
+    collections::BTreeSet,
+    io::Write,
+    path::PathBuf,
+    time::{Duration, SystemTime},
+};
 
 use serde_json::{Value, json};
 use tempfile::NamedTempFile;
@@ -563,7 +568,7 @@ async fn credentials_issued_after_a_revocation_of_all_are_valid() {
     rig.stop().await;
 }
 
-/// An issuer's clock may be ahead of the server's by `--jwt-leeway`, 30 s here.
+/// An issuer's clock may be ahead of the server's by `--jwt-leeway`, 30 s here; that of a runtimes file is not.
 #[tokio::test]
 async fn revoking_all_covers_tokens_that_a_fast_clock_has_issued() {
     let issuer = Issuer::new("k1");
@@ -571,7 +576,9 @@ async fn revoking_all_covers_tokens_that_a_fast_clock_has_issued() {
     write!(keys, "{}", Issuer::keys(&[&issuer])).unwrap();
     let (file, source) = (TokenFile::new(), JwksSource::File(keys.path().to_owned()));
     let path = file.path();
-    let rig = Rig::with(|config| {
+    let made = humantime::format_rfc3339_seconds(SystemTime::now() + Duration::from_secs(10));
+    let edit = |text: String| text.replace("id = ", &format!("created = {made}\nid = "));
+    let rig = Rig::listing(edit, |config| {
         config.settings.admin_token_file = Some(path);
         jwt(&mut config.settings, source);
     })
@@ -593,6 +600,7 @@ async fn revoking_all_covers_tokens_that_a_fast_clock_has_issued() {
         (status_of(&within).await, status_of(&beyond).await),
         (403, 101)
     );
+    assert!(is_let_in(&rig, PROD).await, "its token is made later");
     rig.stop().await;
 }
 
