@@ -159,7 +159,10 @@ impl JwtVerifier {
         now: SystemTime,
     ) -> Result<Verified, AuthRefusal> {
         let parts = parts(token)?;
-        let keys = self.keys_for(parts.kid.as_deref()).await?;
+        let mut keys = self.keys_for(parts.kid.as_deref()).await?;
+        if check_signature(&keys, &parts).is_err() {
+            keys = self.newer_keys(keys, parts.kid.as_deref()).await?;
+        }
         let key = check_signature(&keys, &parts)?;
         let signed_with = SigningKey {
             thumbprint: key.thumbprint.clone(),
@@ -230,6 +233,27 @@ impl JwtVerifier {
         match keys.has(kid) {
             true => Ok(keys),
             false => Err(key_unknown(kid)),
+        }
+    }
+
+    /// The keys of a URL, fetched again, for a token that none of these has signed: the issuer may have replaced a key without
+    /// a name, or by one of the same name. The keys of a file are current.
+    ///
+    /// # Errors
+    /// When they were fetched a moment ago: a key may be newer than that.
+    async fn newer_keys(
+        &self,
+        keys: Arc<Jwks>,
+        kid: Option<&str>,
+    ) -> Result<Arc<Jwks>, AuthRefusal> {
+        let Keys::Remote(remote) = &self.keys else {
+            return Ok(keys);
+        };
+        let fetched = remote.fetched();
+        let newer = remote.refetch().await.unwrap_or(keys);
+        match remote.fetched() == fetched {
+            true => Err(key_unknown(kid)),
+            false => Ok(newer),
         }
     }
 

@@ -147,6 +147,24 @@ async fn a_new_key_is_found_and_the_last_good_ones_are_kept() {
 }
 
 #[tokio::test]
+async fn a_key_is_replaced_by_one_of_the_same_name() {
+    let (old, new, stranger) = (Issuer::new("k"), Issuer::new("k"), Issuer::new("k"));
+    let server = ScriptedServer::start(None, Reply::Answer(200, Issuer::keys(&[&old]))).await;
+    let folder = Folder::new();
+    let authenticator = by_keys(&folder, server.url.parse().unwrap());
+    let is_good = async |issuer: &Issuer| name(show(&authenticator, &issuer.sign("a", "b")).await);
+    assert_eq!(is_good(&old).await, "good");
+    server.reply(Reply::Answer(200, Issuer::keys(&[&new])));
+    // Its client must not give up: the keys were fetched before it was signed.
+    assert_eq!(is_good(&new).await, "token_key_unknown");
+    later(Duration::from_secs(10)).await;
+    assert_eq!(is_good(&new).await, "good");
+    later(Duration::from_secs(10)).await;
+    assert_eq!(is_good(&stranger).await, "token_signature");
+    assert_eq!(server.questions().len(), 3);
+}
+
+#[tokio::test]
 async fn sessions_of_a_removed_key_are_checked_again() {
     let (old, new) = (Issuer::new("old"), Issuer::new("new"));
     let server = ScriptedServer::start(None, Reply::Answer(200, Issuer::keys(&[&old]))).await;

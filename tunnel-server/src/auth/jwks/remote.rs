@@ -73,6 +73,11 @@ impl RemoteJwks {
         self.shared.keys.load_full()
     }
 
+    /// When the last fetch ended.
+    pub(in crate::auth) fn fetched(&self) -> Option<Instant> {
+        *self.shared.fetched.borrow()
+    }
+
     /// Starts to fetch on the current tokio runtime, unless the task is running.
     pub(in crate::auth) fn start(&self) {
         let mut fetching = self.fetching.lock();
