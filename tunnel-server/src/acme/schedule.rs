@@ -14,6 +14,10 @@ const ORDERS: [(usize, Duration); 2] = [
     (12, Duration::from_secs(24 * 60 * 60)),
 ];
 
+/// How far the clock that noted an order may be ahead of this one: those of other nodes differ by less. A later order was noted
+/// while this machine's clock was wrong, and says nothing of when it was made.
+const AHEAD: Duration = Duration::from_secs(60);
+
 /// The time in which a certificate is valid.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Validity {
@@ -67,14 +71,14 @@ pub(super) fn next_allowed(orders: &[SystemTime], now: SystemTime) -> SystemTime
     allowed.fold(now, SystemTime::max)
 }
 
-/// Forgets orders that do not count any more.
+/// Forgets orders that do not count any more, or that a clock has noted that was ahead.
 pub(super) fn forget_old(orders: &mut Vec<SystemTime>, now: SystemTime) {
     let longest = ORDERS.map(|(_, time)| time).into_iter().max();
-    let is_old = |order: &SystemTime| {
+    let counts = |order: &SystemTime| {
         let age = now.duration_since(*order).unwrap_or_default();
-        longest.is_some_and(|longest| age >= longest)
+        longest.is_some_and(|longest| age < longest) && *order <= now + AHEAD
     };
-    orders.retain(|order| !is_old(order));
+    orders.retain(counts);
 }
 
 #[cfg(test)]
@@ -149,6 +153,16 @@ mod tests {
         assert_eq!(orders, minutes_ago(&[1]));
     }
 
+    #[test]
+    fn a_clock_that_was_ahead_stops_no_order() {
+        let now = at(1);
+        let mut orders = vec![at(401); 4];
+        orders.push(now + AHEAD);
+        forget_old(&mut orders, now);
+        assert_eq!(orders, [now + AHEAD]);
+        assert_eq!(next_allowed(&orders, now), now);
+    }
+
     proptest! {
         #[test]
         fn renewal_comes_before_the_end(days in 1_u32..400, share in 0.0..1.0_f64, from in 0_u32..800, length in 0_u32..800) {
@@ -163,7 +177,8 @@ mod tests {
             let time = |seconds| SystemTime::UNIX_EPOCH + Duration::from_secs(seconds);
             let mut orders: Vec<_> = seconds.into_iter().map(time).collect();
             forget_old(&mut orders, time(now));
-            prop_assert!(next_allowed(&orders, time(now)) >= time(now));
+            let allowed = next_allowed(&orders, time(now));
+            prop_assert!((time(now)..=time(now) + AHEAD + DAY).contains(&allowed));
         }
     }
 }
