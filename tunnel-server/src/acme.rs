@@ -283,7 +283,19 @@ impl Acme {
         orders.push(now);
         self.store.put(Key::Orders(name), lines(&orders)).await?;
         let replaced = self.names.lock().replaced(name);
-        let text = ordering.certificate(&account, name, replaced, lock).await?;
+        let mut proofs = Vec::new();
+        let ordered = ordering.certificate(&account, name, replaced, lock, &mut proofs);
+        // In use and stored before the name's proof is removed, which may take minutes and is cut by a stop.
+        let result = match ordered.await {
+            Ok(text) => self.keep_certificate(name, text).await,
+            Err(error) => Err(error),
+        };
+        ordering.remove(proofs, lock).await;
+        result
+    }
+
+    /// Stores a certificate that was obtained, and puts it in use.
+    async fn keep_certificate(&self, name: &AcmeName, text: String) -> Result<(), OrderError> {
         Stored::parse(&text).map_err(OrderError::Certificate)?;
         self.store.put(Key::Certificate(name), text.clone()).await?;
         self.take(name, &text);

@@ -1,6 +1,6 @@
 //! One order at the ACME server, from the account to the certificate.
 
-use std::{path::PathBuf, time::Duration};
+use std::{path::PathBuf, pin::pin, time::Duration};
 
 use instant_acme::{
     Account, AccountCredentials, AuthorizationHandle, AuthorizationStatus, CertificateIdentifier,
@@ -69,7 +69,7 @@ pub(super) struct Orders<'a> {
 }
 
 /// The proof of a name, while the ACME server may look at it.
-enum Proof {
+pub(super) enum Proof {
     Handshake {
         host: String,
     },
@@ -124,25 +124,21 @@ impl Orders<'_> {
     }
 
     /// Orders a certificate for a name, in place of `replaced`. Returns chain and key, PEM. Whatever was set up to prove the
-    /// name is removed again.
+    /// name is in `proofs`, to be removed by [`Self::remove`], which may take minutes.
     pub(super) async fn certificate(
         &self,
         account: &Account,
         name: &AcmeName,
         replaced: Option<CertificateIdentifier<'static>>,
         lock: &Lock,
+        proofs: &mut Vec<Proof>,
     ) -> Result<String, OrderError> {
-        let mut proofs = Vec::new();
         // Boxed, since the future of an order is large.
-        let order = Box::pin(self.order(account, name, replaced, lock, &mut proofs));
-        let result = tokio::select! {
+        let order = Box::pin(self.order(account, name, replaced, lock, proofs));
+        tokio::select! {
             ended = timeout(ORDER_TIME, order) => ended.unwrap_or(Err(OrderError::TimedOut)),
             () = lock.lost() => Err(OrderError::LockLost),
-        };
-        for proof in proofs {
-            self.remove(proof).await;
         }
-        result
     }
 
     async fn order(
@@ -228,7 +224,20 @@ impl Orders<'_> {
         Ok(())
     }
 
-    async fn remove(&self, proof: Proof) {
+    /// Removes what was set up to prove a name. The lock is kept meanwhile.
+    pub(super) async fn remove(&self, proofs: Vec<Proof>, lock: &Lock) {
+        let mut removal = pin!(async {
+            for proof in proofs {
+                self.remove_one(proof).await;
+            }
+        });
+        tokio::select! {
+            () = &mut removal => {}
+            () = lock.lost() => removal.await,
+        }
+    }
+
+    async fn remove_one(&self, proof: Proof) {
         match proof {
             // Other nodes forget it with the lock.
             Proof::Handshake { host } => self.resolver.remove_challenge(&host),
