@@ -26,7 +26,10 @@ pub(super) async fn start(
     let Some(managed) = parts.managed.clone() else {
         return Ok(Some(Vec::new()));
     };
-    managed.load()?;
+    // The thread of the control tasks answers health checks meanwhile.
+    let loaded = managed.clone();
+    let load = spawn_blocking(move || loaded.load()).await;
+    load.unwrap_or_else(|error| Err(error.into()))?;
     let followed = managed.clone();
     let tasks = vec![
         Owned::spawn("managed-follow", async move { followed.follow().await }),
