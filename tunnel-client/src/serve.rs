@@ -146,21 +146,29 @@ impl Gateway for FrontState {
 
     const HOP: Hop = Hop::Client;
 
-    fn bounds(&self) -> Bounds {
+    fn bounds(&self, client: &ForwardedClient) -> Bounds {
+        let keep_alive_timeout = match client.is_trusted {
+            true => self.settings.trusted_keep_alive_timeout,
+            false => self.settings.keep_alive_timeout,
+        };
         Bounds {
             max_head_bytes: self.settings.max_head_size,
             stream_window_bytes: STREAM_WINDOW_BYTES,
             tls_handshake_timeout: self.settings.request_head_timeout,
             // Ingress controllers connect in advance, so a new connection may be idle like one between two requests.
-            first_byte_timeout: self.settings.keep_alive_timeout,
+            first_byte_timeout: keep_alive_timeout,
             request_head_timeout: self.settings.request_head_timeout,
-            keep_alive_timeout: self.settings.keep_alive_timeout,
+            keep_alive_timeout,
             body_idle_timeout: self.settings.body_idle_timeout,
         }
     }
 
     fn stopping(&self) -> &Shutdown {
         &self.stopping
+    }
+
+    fn ending(&self) -> &Shutdown {
+        &self.ending
     }
 
     async fn silence_ended(&self) {

@@ -6,9 +6,10 @@
 //! ```
 //!
 //! In: a socket, what was read of it to detect its protocol, and what answers a request. Each wait has its
-//! limit. A connection without a request is closed after a while, and between two requests when the program stops.
+//! limit. A connection without a request is closed after a while; when the program stops, after one more request or soon.
 //! Which peers may connect, what a request becomes, and what an upgraded connection does is decided by the program.
 
+mod persistence;
 #[cfg(test)]
 mod tests;
 mod unread;
@@ -29,14 +30,15 @@ use http_body::Body;
 use hyper::server::conn::{http1, http2};
 use hyper::service::service_fn;
 use hyper_util::rt::{TokioIo, TokioTimer};
-use tokio::io::{AsyncRead, AsyncWrite, AsyncWriteExt};
+use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 use tokio::net::TcpStream;
 use tokio::time::{sleep, timeout};
 use tokio_rustls::server::TlsStream;
 
+use self::persistence::{Persistence, RequestPersistence, expects_continue};
 use self::unread::Streams;
 pub use self::unread::{Pieces, is_given_up};
-use self::unsent::{Answering, Unsent};
+use self::unsent::Unsent;
 use crate::http1::framing::HeadLimits;
 use crate::http1::{Guard, GuardConfig, GuardHandle, InFlight};
 use crate::prefixed::Prefixed;
@@ -61,8 +63,13 @@ const CONNECTION_WINDOWS: u32 = 16;
 const SEND_BUFFER_BYTES: usize = 32 * 1024;
 /// Time between HTTP/2 pings, and for each answer: finds peers that are gone.
 const HTTP2_PING: Duration = Duration::from_secs(20);
-/// Limits each step of closing a connection: writing the last response, and reading what the peer still sends.
+/// Limits each step of closing a connection: writing the last response, and each wait for what the peer still sends.
 const CLOSE_TIMEOUT: Duration = Duration::from_secs(2);
+/// How long what a peer still sends is read in all behind the last response, as nginx does (`lingering_time`).
+const LINGER: Duration = Duration::from_secs(30);
+
+/// How much is read at once of what nobody wants.
+const DRAIN_BYTES: usize = 8 * 1024;
 
 /// What a connection may take, and how long.
 #[derive(Debug, Clone, Copy)]
@@ -92,7 +99,7 @@ pub type Rest<IO> = Prefixed<Prefixed<IO>>;
 pub struct Http1<IO> {
     guarded: Guard<IO>,
     guard: GuardHandle,
-    max_head_bytes: usize,
+    bounds: Bounds,
 }
 
 impl<IO> Http1<IO>
@@ -115,7 +122,7 @@ where
         Self {
             guarded,
             guard,
-            max_head_bytes: bounds.max_head_bytes,
+            bounds,
         }
     }
 
@@ -124,34 +131,47 @@ where
         &self.guard
     }
 
-    /// Has requests answered until there are no more, or, after `stopping`, until the one in progress
-    /// is. Gives the socket back, unless an answer was cut: then it is reset.
-    pub fn serve<F, B>(
+    /// Has requests answered until there are no more. After `stopping` the next answer ends the connection; one that is
+    /// idle when the future that `idle_over` makes is ready ends then. `tasks` take what runs for it. Gives the socket
+    /// back, unless an answer was cut: then it is reset.
+    pub fn serve<F, B, I>(
         self,
         stopping: &Shutdown,
+        idle_over: impl FnOnce() -> I,
+        tasks: &Tasks,
         answer: impl Fn(Request<ReceivedBody>, InFlight) -> F + Unpin,
     ) -> impl Future<Output = Option<Rest<IO>>>
     where
         F: Future<Output = Result<Response<B>, Infallible>>,
         B: Body + 'static,
         B::Error: Into<Box<dyn Error + Send + Sync>>,
+        I: Future<Output = ()>,
     {
-        let guard = self.guard;
+        let guard = self.guard.clone();
+        let persistence = Persistence::new(self.bounds.keep_alive_timeout);
+        let own_persistence = Arc::clone(&persistence);
         let service = service_fn(move |request: Request<_>| {
             let in_flight = guard.begin_exchange();
-            let request = request.map(ReceivedBody::http1_request);
+            let says = RequestPersistence::of(&request);
+            let expects = expects_continue(request.headers());
+            let (parts, incoming) = request.into_parts();
+            let (received, unread) = ReceivedBody::http1_request(incoming, expects, tasks);
+            let answered = answer(Request::from_parts(parts, received), in_flight);
+            let answering = persistence::Answering::new(answered, says, unread, &persistence);
             // Boxed, because hyper gives a socket back only when the future can be moved.
-            Box::pin(answer(request, in_flight))
+            Box::pin(answering)
         });
         let mut serving = http1::Builder::new()
             .half_close(false)
             // The guard bounds the head; this only has to hold it.
-            .max_buf_size(http1_buffer_bytes(self.max_head_bytes))
+            .max_buf_size(http1_buffer_bytes(self.bounds.max_head_bytes))
             .serve_connection(TokioIo::new(self.guarded), service);
         async move {
             let served = {
                 let mut requested = pin!(stopping.requested());
-                let mut is_stopping = false;
+                let mut idle_over = Some(idle_over);
+                // Set when the program stops. Boxed, since it is large and awaited once in a connection.
+                let mut leaving: Option<Pin<Box<I>>> = None;
                 // The waker that is registered with the stop. Registering it at each poll would cost more than the
                 // answer.
                 let mut registered: Option<Waker> = None;
@@ -159,15 +179,26 @@ where
                     let is_registered = registered
                         .as_ref()
                         .is_some_and(|registered| registered.will_wake(cx.waker()));
-                    if !is_stopping && (!is_registered || stopping.is_requested()) {
-                        is_stopping = requested.as_mut().poll(cx).is_ready();
+                    if idle_over.is_some() && (!is_registered || stopping.is_requested()) {
+                        let is_stopping = requested.as_mut().poll(cx).is_ready();
                         registered = Some(cx.waker().clone());
                         if is_stopping {
-                            // The request in progress is answered, and the connection ends with it.
-                            Pin::new(&mut serving).graceful_shutdown();
+                            own_persistence.leave();
+                            leaving = idle_over.take().map(|idle_over| Box::pin(idle_over()));
                         }
                     }
-                    serving.poll_without_shutdown(cx)
+                    // Before the connection is closed, since a request may have come.
+                    let served = serving.poll_without_shutdown(cx);
+                    if served.is_pending()
+                        && let Some(idle_over) = &mut leaving
+                        && idle_over.as_mut().poll(cx).is_ready()
+                    {
+                        leaving = None;
+                        // The request in progress is answered, and the connection ends with it.
+                        Pin::new(&mut serving).graceful_shutdown();
+                        return serving.poll_without_shutdown(cx);
+                    }
+                    served
                 })
                 .await
             };
@@ -218,7 +249,7 @@ where
     let service = service_fn(move |request: Request<_>| {
         counted.fetch_add(1, Ordering::Relaxed);
         let received = request.map(|incoming| ReceivedBody::http2_request(incoming, &discarding));
-        Answering::new(answer(received), &delivering)
+        unsent::Answering::new(answer(received), &delivering)
     });
     let head_bytes = u32::try_from(bounds.max_head_bytes).unwrap_or(u32::MAX);
     let streams = Streams {
@@ -285,11 +316,14 @@ pub async fn close<IO: AsyncRead + AsyncWrite + Unpin>(mut io: IO) {
     }
 }
 
-/// Reads on for a moment after the last answer: closing a socket with unread bytes resets it, and
-/// the peer would lose the answer (RFC 9112 section 9.6).
+/// Reads on for a while after the last answer: closing a socket with unread bytes resets it, and
+/// the peer would lose the answer (RFC 9112 section 9.6). Ends when the peer sends nothing for a moment.
 pub async fn drain<IO: AsyncRead + Unpin>(mut io: IO) {
-    let mut sink = tokio::io::sink();
-    let _ = timeout(CLOSE_TIMEOUT, tokio::io::copy(&mut io, &mut sink)).await;
+    let mut discarded = vec![0; DRAIN_BYTES];
+    let _ = timeout(LINGER, async {
+        while let Ok(Ok(1..)) = timeout(CLOSE_TIMEOUT, io.read(&mut discarded)).await {}
+    })
+    .await;
 }
 
 /// A connection over a socket, possibly with TLS.

@@ -41,6 +41,14 @@ use crate::tasks::Tasks;
 /// Time for a peer to close its end once the program stops: longer than a round trip, so that it has its last response.
 const CLOSE_STOPPING: Duration = Duration::from_millis(500);
 
+/// How long an idle HTTP/1 connection stays for one more request when the program stops; `is_long` for a trusted proxy. It
+/// uses each of its connections often, and its clients lose the request that is on its way when one closes. Other clients
+/// get the time that a request is on its way.
+#[must_use]
+pub const fn idle_grace(is_long: bool) -> Duration {
+    Duration::from_secs(if is_long { 5 } else { 1 })
+}
+
 /// A program that answers requests of platform clients and forwards them (RFC 9110, section 3.7).
 pub trait Gateway: Sized + Send + Sync + 'static {
     /// What is kept of a peer for each of its connections.
@@ -53,11 +61,19 @@ pub trait Gateway: Sized + Send + Sync + 'static {
     /// The program's name in problems.
     const HOP: Hop;
 
-    /// The limits and time-outs of a connection.
-    fn bounds(&self) -> Bounds;
+    /// The limits and time-outs of a connection of `client`.
+    fn bounds(&self, client: &ForwardedClient) -> Bounds;
 
-    /// Triggered when connections have to end with the request in progress.
+    /// Triggered when connections have to end with their next answer.
     fn stopping(&self) -> &Shutdown;
+
+    /// Triggered when no time is left for requests that may still come.
+    fn ending(&self) -> &Shutdown;
+
+    /// How long idle connections of `client` stay for one more request when the program stops.
+    fn idle_grace(&self, client: &ForwardedClient) -> Duration {
+        idle_grace(client.is_trusted)
+    }
 
     /// Ready when connections without a request have to close.
     fn silence_ended(&self) -> impl Future<Output = ()> + Send;
@@ -110,7 +126,7 @@ pub struct Connection<G: Gateway> {
     guard: Option<GuardHandle>,
     /// The upgrade that an HTTP/1 connection is turned into.
     granted: Mutex<Option<G::Upgrade>>,
-    /// Upgraded streams of an HTTP/2 connection, and hyper's own tasks for it.
+    /// Upgraded streams of an HTTP/2 connection, hyper's own tasks for it, and what discards content.
     tasks: Tasks,
 }
 
@@ -161,7 +177,7 @@ async fn encrypted<G: Gateway>(
     socket: Prefixed<TcpStream>,
     tls: TlsAcceptor,
 ) -> Result<(), NoRequest> {
-    let limit = gateway.bounds().tls_handshake_timeout;
+    let limit = gateway.bounds(&client).tls_handshake_timeout;
     let stream = unless_stopping(gateway, timeout(limit, tls.accept(socket)))
         .await?
         .unwrap_or_else(|elapsed| Err(elapsed.into()))
@@ -187,7 +203,8 @@ where
     IO: AsyncRead + AsyncWrite + Transport + Unpin + Send + 'static,
 {
     // Also with ALPN: hyper has no time-out for a peer that sends nothing, and the guard's begins with a head.
-    let detecting = detect::detect(&mut io, gateway.bounds().first_byte_timeout);
+    let limit = gateway.bounds(&client.0).first_byte_timeout;
+    let detecting = detect::detect(&mut io, limit);
     let (detected, first) = unless_stopping(gateway, detecting).await??;
     match agreed.unwrap_or(detected) {
         Protocol::Http1 => http1(gateway, client, first, io).await,
@@ -211,7 +228,7 @@ async fn http1<G: Gateway, IO>(gateway: &Arc<G>, client: ConnectedClient<G>, fir
 where
     IO: AsyncRead + AsyncWrite + Transport + Unpin + Send + 'static,
 {
-    let http1 = Http1::new(io, first, gateway.bounds());
+    let http1 = Http1::new(io, first, gateway.bounds(&client.0));
     let connection = Connection::new(gateway, client, Some(http1.guard().clone()));
     let answer = {
         let connection = Arc::clone(&connection);
@@ -219,7 +236,9 @@ where
             G::answer(&connection, request, Some(in_flight))
         }
     };
-    if let Some(io) = http1.serve(gateway.stopping(), answer).await {
+    let idle_over = || connection.idle_over();
+    let served = http1.serve(gateway.stopping(), idle_over, &connection.tasks, answer);
+    if let Some(io) = served.await {
         // Boxed, since it is large and occurs once in a connection.
         Box::pin(connection.finish(io)).await;
     }
@@ -231,7 +250,7 @@ where
 {
     let connection = Connection::new(gateway, client, None);
     let answer = |request: Request<ReceivedBody>| G::answer(&connection, request, None);
-    let (bounds, tasks) = (gateway.bounds(), &connection.tasks);
+    let (bounds, tasks) = (gateway.bounds(&connection.client), &connection.tasks);
     connection::http2(io, bounds, tasks, gateway.stopping(), answer).await;
 }
 
@@ -280,9 +299,10 @@ impl<G: Gateway> Connection<G> {
             }
             (None, Some(on_upgrade)) => {
                 let gateway = Arc::clone(&self.gateway);
+                let write_timeout = gateway.bounds(&self.client).body_idle_timeout;
                 self.tasks.spawn_upgraded(async move {
                     if let Ok(upgraded) = on_upgrade.await {
-                        let write_timeout = Some(gateway.bounds().body_idle_timeout);
+                        let write_timeout = Some(write_timeout);
                         let io = TokioIo::new(upgraded);
                         gateway.join(io, granted, write_timeout).await;
                     }
@@ -300,13 +320,25 @@ impl<G: Gateway> Connection<G> {
         let granted = self.granted.lock().take();
         if let Some(granted) = granted {
             self.gateway.join_connection(io, granted).await;
-        } else if let Some(refusal) = self.guard.as_ref().and_then(GuardHandle::refusal) {
-            self.refuse(refusal, io).await;
-        } else {
-            tokio::select! {
-                () = close(io) => {}
-                () = self.stopping_for(CLOSE_STOPPING) => {}
+            return;
+        }
+        let closed = async {
+            match self.guard.as_ref().and_then(GuardHandle::refusal) {
+                Some(refusal) => self.refuse(refusal, io).await,
+                None => close(io).await,
             }
+        };
+        tokio::select! {
+            () = closed => {}
+            () = self.stopping_for(CLOSE_STOPPING) => {}
+        }
+    }
+
+    /// Ready when the connection is to be closed if it is idle, since the program stops.
+    async fn idle_over(&self) {
+        tokio::select! {
+            () = sleep(self.gateway.idle_grace(&self.client)) => {}
+            () = self.gateway.ending().requested() => {}
         }
     }
 

@@ -4,14 +4,16 @@
 //! connection because pings were not answered. Here only `END_STREAM` is an end; any other end is an error. Over HTTP/1
 //! hyper distinguishes both.
 //!
-//! Over HTTP/2, a request's content that is dropped before its end is read and discarded for a moment, so that the platform
-//! client can read the response before the stream is reset.
+//! A request's content that is dropped before its end is read and discarded for a moment: over HTTP/2 so that the platform
+//! client can read the response before the stream is reset, over HTTP/1 (`unread`) so that the connection can be kept.
 
 #[cfg(test)]
 mod tests;
+mod unread;
 
 use std::io;
 use std::pin::Pin;
+use std::sync::Arc;
 use std::task::{Context, Poll, Waker, ready};
 use std::time::Duration;
 
@@ -22,6 +24,8 @@ use hyper::body::Incoming;
 use tokio::runtime::Handle;
 use tokio::time::timeout;
 
+use self::unread::AnswerStage;
+pub(crate) use self::unread::UnreadContent;
 use crate::tasks::Tasks;
 
 /// How much of an unwanted content is discarded at most: four windows of a stream. The peer gets
@@ -62,7 +66,8 @@ pub struct ReceivedBody(BodyState);
 
 #[derive(Debug)]
 enum BodyState {
-    Http1(Incoming),
+    /// With what the connection knows of it.
+    Http1(Incoming, Arc<UnreadContent>),
     /// With the tasks of the connection, of a request.
     Http2(Incoming, Option<Tasks>),
     Ended,
@@ -70,9 +75,19 @@ enum BodyState {
 }
 
 impl ReceivedBody {
-    /// The content of a request over HTTP/1.
-    pub(crate) fn http1_request(incoming: Incoming) -> Self {
-        Self(BodyState::Http1(incoming))
+    /// The content of a request over HTTP/1, and what its connection has to know of it; `None` if there is no content.
+    /// `tasks` are those of the connection.
+    pub(crate) fn http1_request(
+        incoming: Incoming,
+        expects_continue: bool,
+        tasks: &Tasks,
+    ) -> (Self, Option<Arc<UnreadContent>>) {
+        if incoming.is_end_stream() {
+            return (Self(BodyState::Ended), None);
+        }
+        let unread = UnreadContent::new(&incoming, expects_continue, tasks);
+        let body = Self(BodyState::Http1(incoming, Arc::clone(&unread)));
+        (body, Some(unread))
     }
 
     /// The content of a request over HTTP/2. `tasks` are those of its connection.
@@ -90,14 +105,23 @@ impl ReceivedBody {
         Self(BodyState::Http2(incoming, None))
     }
 
+    /// Ready when content may be read that waits for a 100 which will not be sent: over HTTP/1, when hyper has the answer's
+    /// head, since it would send a 100 before that.
+    pub(crate) fn poll_answer_begun(&self, cx: &mut Context<'_>) -> Poll<()> {
+        match &self.0 {
+            BodyState::Http1(_, unread) => unread.poll_answer(AnswerStage::Begun, cx),
+            BodyState::Http2(..) | BodyState::Ended | BodyState::Failed => Poll::Ready(()),
+        }
+    }
+
     /// Lets the content go. What the peer still sends of a request is read and dropped for a moment,
     /// outside of its exchange and without any of its permits: it takes a stream of the connection, and
     /// no memory. A reset right behind the answer would make some clients lose the answer.
     fn let_go(&mut self) {
-        let BodyState::Http2(mut incoming, Some(tasks)) =
-            std::mem::replace(&mut self.0, BodyState::Ended)
-        else {
-            return;
+        let (mut incoming, tasks) = match std::mem::replace(&mut self.0, BodyState::Ended) {
+            BodyState::Http1(incoming, unread) => return unread.discard(incoming),
+            BodyState::Http2(incoming, Some(tasks)) => (incoming, tasks),
+            BodyState::Http2(_, None) | BodyState::Ended | BodyState::Failed => return,
         };
         let mut noop = Context::from_waker(Waker::noop());
         let first = match Pin::new(&mut incoming).poll_frame(&mut noop) {
@@ -144,7 +168,15 @@ impl Body for ReceivedBody {
         cx: &mut Context<'_>,
     ) -> Poll<Option<Result<Frame<Bytes>, ReceiveError>>> {
         let (frame, is_end) = match &mut self.0 {
-            BodyState::Http1(incoming) => (ready!(Pin::new(incoming).poll_frame(cx)), true),
+            BodyState::Http1(incoming, unread) => {
+                let frame = ready!(Pin::new(&mut *incoming).poll_frame(cx));
+                match &frame {
+                    Some(Ok(frame)) if frame.is_data() => unread.on_piece(incoming),
+                    Some(Ok(_)) | None => unread.on_end(),
+                    Some(Err(_)) => unread.on_failed(),
+                }
+                (frame, true)
+            }
             BodyState::Http2(incoming, _) => {
                 let frame = ready!(Pin::new(&mut *incoming).poll_frame(cx));
                 // Stays true when a reset follows the end.
@@ -172,7 +204,9 @@ impl Body for ReceivedBody {
 
     fn is_end_stream(&self) -> bool {
         match &self.0 {
-            BodyState::Http1(incoming) | BodyState::Http2(incoming, _) => incoming.is_end_stream(),
+            BodyState::Http1(incoming, _) | BodyState::Http2(incoming, _) => {
+                incoming.is_end_stream()
+            }
             BodyState::Ended => true,
             BodyState::Failed => false,
         }
@@ -180,7 +214,7 @@ impl Body for ReceivedBody {
 
     fn size_hint(&self) -> SizeHint {
         match &self.0 {
-            BodyState::Http1(incoming) | BodyState::Http2(incoming, _) => incoming.size_hint(),
+            BodyState::Http1(incoming, _) | BodyState::Http2(incoming, _) => incoming.size_hint(),
             BodyState::Ended => SizeHint::with_exact(0),
             BodyState::Failed => SizeHint::default(),
         }

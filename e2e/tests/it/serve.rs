@@ -69,7 +69,7 @@ async fn what_is_in_flight_is_finished_and_connections_are_told_to_close() {
     served.admin().wait_ready(true).await;
     let mut resting = RawClient::connect(&served.entry()).await;
     let answer = resting.exchange("GET", "/status/200", "").await;
-    assert_eq!(answer.head.value("connection"), None);
+    assert_eq!(answer.head.value("connection"), Some("keep-alive"));
     let mut upload = RawClient::connect(&served.entry()).await;
     let length = "Content-Length: 10\r\n";
     upload.request("POST", "/upload", length, b"first").await;

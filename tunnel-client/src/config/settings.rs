@@ -203,6 +203,11 @@ tunnel_ops::settings! {
         ///
         /// The first request too; let it be longer than the ingress controller's own
         keep_alive_timeout: PositiveDuration = Duration::from_secs(3 * 60), "TIME", Restart;
+        // More than the 600 s of Google's load balancers, so that they close connections first.
+        /// Of serve: longest silence before a request on a connection of --trusted-proxies
+        ///
+        /// Let it be longer than the proxies keep idle connections: a proxy loses the request that it sends while this one closes
+        trusted_keep_alive_timeout: PositiveDuration = Duration::from_secs(620), "TIME", Restart;
         /// Of serve: longest silence within a request's body until its answer begins, and longest time without reading an answer
         ///
         /// A gRPC call may be silent for longer. Also the longest silence of one direction of an upgraded connection after the other has ended. A

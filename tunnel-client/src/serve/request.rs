@@ -6,7 +6,7 @@ use std::future::Future;
 use std::sync::Arc;
 use std::time::Duration;
 
-use http::header::{CONNECTION, HOST};
+use http::header::HOST;
 use http::request::Parts;
 use http::uri::PathAndQuery;
 use http::{HeaderMap, HeaderValue, Method, Request, Response, StatusCode};
@@ -86,11 +86,6 @@ pub(super) fn serve(
         });
         let headers = response.headers_mut();
         headers.entry(X_REQUEST_ID).or_insert(request_id);
-        let is_upgraded = response.status() == StatusCode::SWITCHING_PROTOCOLS;
-        if connection.gateway.stopping.is_requested() && !is_http2 && !is_upgraded {
-            let close = HeaderValue::from_static("close");
-            response.headers_mut().insert(CONNECTION, close);
-        }
         response.body_mut().observe(exchange, in_flight);
         Ok(response)
     }

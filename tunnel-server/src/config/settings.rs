@@ -247,6 +247,11 @@ settings! {
         // More than common load balancers' 60 s, so that they close connections first.
         /// Longest silence between requests on one connection
         keep_alive_timeout: PositiveDuration = Duration::from_secs(75), "TIME", AtOnce;
+        // More than the 600 s of Google's load balancers, so that they close connections first.
+        /// Longest silence between requests on one connection of --trusted-proxies
+        ///
+        /// Let it be longer than the proxies keep idle connections: a proxy loses the request that it sends while the server closes
+        trusted_keep_alive_timeout: PositiveDuration = Duration::from_secs(620), "TIME", AtOnce;
         /// How long a request with "Expect: 100-continue" waits for the upstream's 100
         expect_wait: DurationText = Duration::from_secs(1), "TIME", AtOnce;
         /// Connections open at once, on the public and on the tunnel listener each

@@ -77,7 +77,7 @@ impl Gateway for PublicListener {
 
     const HOP: Hop = Hop::Server;
 
-    fn bounds(&self) -> Bounds {
+    fn bounds(&self, client: &ForwardedClient) -> Bounds {
         let config = self.config();
         Bounds {
             max_head_bytes: config.settings.max_head_size,
@@ -85,13 +85,26 @@ impl Gateway for PublicListener {
             tls_handshake_timeout: config.settings.tls_handshake_timeout,
             first_byte_timeout: config.settings.first_byte_timeout,
             request_head_timeout: config.settings.request_head_timeout,
-            keep_alive_timeout: config.settings.keep_alive_timeout,
+            keep_alive_timeout: match client.is_trusted {
+                true => config.settings.trusted_keep_alive_timeout,
+                false => config.settings.keep_alive_timeout,
+            },
             body_idle_timeout: config.settings.body_idle_timeout,
         }
     }
 
     fn stopping(&self) -> &Shutdown {
         self.lifecycle.stopping()
+    }
+
+    fn ending(&self) -> &Shutdown {
+        self.lifecycle.ending()
+    }
+
+    fn idle_grace(&self, client: &ForwardedClient) -> Duration {
+        // Nobody waits for the end of a process that is replaced.
+        let is_replaced = self.lifecycle.is_replaced();
+        gateway::idle_grace(client.is_trusted || is_replaced)
     }
 
     async fn silence_ended(&self) {

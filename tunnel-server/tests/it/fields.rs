@@ -138,7 +138,16 @@ async fn the_response_has_nothing_of_the_upstreams_connection() {
         .await
         .head;
     let names: Vec<_> = head.fields.iter().map(|(name, _)| name.as_str()).collect();
-    assert_eq!(names, ["x-request-id", "content-length", "date"]);
+    assert_eq!(
+        names,
+        [
+            "x-request-id",
+            "connection",
+            "keep-alive",
+            "content-length",
+            "date"
+        ]
+    );
 }
 
 #[tokio::test]

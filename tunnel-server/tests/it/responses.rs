@@ -302,7 +302,7 @@ async fn a_session_that_dies_cuts_its_responses() {
         (answer.head.status(), answer.reason().as_str()),
         (502, "session_lost")
     );
-    assert_eq!(answer.head.value("connection"), None);
+    assert_eq!(answer.head.value("connection"), Some("keep-alive"));
     let (rest, _) = begun.rest().await;
     assert!(!rest.ends_with(b"0\r\n\r\n"), "{}", rest.escape_ascii());
 }

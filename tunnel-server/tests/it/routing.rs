@@ -146,7 +146,11 @@ fn is_problem(answer: &RawResponse, status: u16, reason: &str) {
         proxy_status.starts_with("tunnel-server; error="),
         "{proxy_status}"
     );
-    assert_eq!(answer.head.value("connection"), None, "{answer:?}");
+    assert_eq!(
+        answer.head.value("connection"),
+        Some("keep-alive"),
+        "{answer:?}"
+    );
     assert_eq!(answer.head.value("cache-control"), Some("no-store"));
 }
 

@@ -220,7 +220,10 @@ async fn an_answer_of_a_draining_server_ends_its_connection() {
     let (client, _feeds) = answering(&rig, random_instance()).await;
     let (mut before, mut own) = (rig.raw().await, rig.raw().await);
     for raw in [&mut before, &mut own] {
-        assert_eq!(raw.ask(get("/now")).await.head.value("connection"), None);
+        assert_eq!(
+            raw.ask(get("/now")).await.head.value("connection"),
+            Some("keep-alive")
+        );
     }
     rig.trigger.request();
     client
