@@ -30,6 +30,7 @@ use http_body::Body;
 use hyper::server::conn::{http1, http2};
 use hyper::service::service_fn;
 use hyper_util::rt::{TokioIo, TokioTimer};
+use socket2::SockRef;
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 use tokio::net::TcpStream;
 use tokio::time::{sleep, timeout};
@@ -40,7 +41,7 @@ use self::unread::Streams;
 pub use self::unread::{Pieces, is_given_up};
 use self::unsent::Unsent;
 use crate::http1::framing::HeadLimits;
-use crate::http1::{Guard, GuardConfig, GuardHandle, InFlight};
+use crate::http1::{Guard, GuardConfig, GuardHandle, InFlight, ResetWhenDropped};
 use crate::prefixed::Prefixed;
 use crate::received::ReceivedBody;
 use crate::tasks::Tasks;
@@ -148,7 +149,7 @@ where
         I: Future<Output = ()>,
     {
         let guard = self.guard.clone();
-        let persistence = Persistence::new(self.bounds.keep_alive_timeout);
+        let persistence = Persistence::new(self.bounds.keep_alive_timeout, guard.clone());
         let own_persistence = Arc::clone(&persistence);
         let service = service_fn(move |request: Request<_>| {
             let in_flight = guard.begin_exchange();
@@ -206,8 +207,11 @@ where
             let (io, unread) = parts.io.into_inner().into_inner();
             if served.is_err_and(|error| error.is_user()) {
                 // A response was cut. To an HTTP/1.0 client an orderly end would look like its own.
-                io.reset();
+                io.reset_when_dropped(true);
                 return None;
+            }
+            if self.guard.is_close_delimited() {
+                io.reset_when_dropped(false);
             }
             // hyper has read on a little after the last request.
             Some(Prefixed::new(parts.read_buf, Prefixed::new(unread, io)))
@@ -333,10 +337,12 @@ pub trait Transport {
 
     /// Limits the sent bytes that the TLS library may hold, if there is TLS.
     fn set_tls_buffer_limit(&mut self, bytes: usize);
+}
 
-    /// Has the socket reset when it is dropped, so that its peer sees an error and no orderly end.
-    fn reset(&self) {
-        let _ = self.socket().set_zero_linger();
+impl<IO: Transport> ResetWhenDropped for IO {
+    fn reset_when_dropped(&self, is_reset: bool) {
+        let linger = is_reset.then_some(Duration::ZERO);
+        let _ = SockRef::from(self.socket()).set_linger(linger);
     }
 }
 

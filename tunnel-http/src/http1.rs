@@ -13,7 +13,8 @@
 //!
 //! Its time-outs, in this order of precedence: for a complete head, for the next request, and for the next byte of a body
 //! that hyper reads, until the response to its request has begun. Responses have no time-out.
-//! It never changes a byte in either direction, and keeps at most one incomplete head.
+//! It never changes a byte in either direction, and keeps at most one incomplete head. While an answer is written whose end is
+//! that of the connection, a connection that is dropped is reset.
 //!
 //! hyper must run with `half_close(false)`, or a disconnect would not end an exchange. It needs no timer, and must accept at
 //! least as many fields as [`HeadLimits`] allow.
@@ -54,6 +55,13 @@ const EARLY_BYTES: usize = 8 * 1024;
 /// What hyper writes by itself when the body of a request that expects it is read: not yet an answer, so that other
 /// informational heads may follow.
 const CONTINUE: &[u8] = b"HTTP/1.1 100 Continue\r\n\r\n";
+
+/// A connection that can be made to end by a reset.
+pub trait ResetWhenDropped {
+    /// Has the connection reset when it is dropped, also by the end of the process, so that its peer sees an error and no
+    /// orderly end; or not any more.
+    fn reset_when_dropped(&self, is_reset: bool);
+}
 
 /// A head and content up to this length together are written as one piece.
 const JOINED_BYTES: usize = 1024;
@@ -314,16 +322,6 @@ impl<IO> Guard<IO> {
         Poll::Ready(Ok(()))
     }
 
-    /// Starts a write of hyper's. Informational heads that wait are written before it.
-    fn begin_write(&mut self, is_answer: bool) {
-        if !self.is_unflushed {
-            self.is_unflushed = true;
-            if let Some(heads) = self.shared.begin_write(is_answer) {
-                self.informational.extend_from_slice(&heads);
-            }
-        }
-    }
-
     /// Wakes the reader if hyper's write, or its attempt, has brought the connection to rest. hyper does not read
     /// again only because an answer is complete, so this cannot be left to reading.
     fn after_output(&mut self, cx: &mut Context<'_>, has_written: bool) {
@@ -395,6 +393,23 @@ impl<IO: AsyncRead + Unpin> Guard<IO> {
             self.is_buffer_new = true;
         }
         Poll::Ready(Ok(()))
+    }
+}
+
+impl<IO: ResetWhenDropped> Guard<IO> {
+    /// Starts a write of hyper's. Informational heads that wait are written before it.
+    fn begin_write(&mut self, is_answer: bool) {
+        if self.is_unflushed {
+            return;
+        }
+        self.is_unflushed = true;
+        let begun = self.shared.begin_write(is_answer);
+        if let Some(heads) = begun.informational {
+            self.informational.extend_from_slice(&heads);
+        }
+        if begun.is_close_delimited {
+            self.io.reset_when_dropped(true);
+        }
     }
 }
 
@@ -474,7 +489,7 @@ impl<IO: AsyncRead + AsyncWrite + Unpin> AsyncRead for Guard<IO> {
     }
 }
 
-impl<IO: AsyncRead + AsyncWrite + Unpin> AsyncWrite for Guard<IO> {
+impl<IO: AsyncRead + AsyncWrite + ResetWhenDropped + Unpin> AsyncWrite for Guard<IO> {
     fn poll_write(
         self: Pin<&mut Self>,
         cx: &mut Context<'_>,

@@ -15,6 +15,7 @@ use http::{HeaderMap, HeaderName, HeaderValue, Request, Response, StatusCode, Ve
 use http_body::{Body, Frame, SizeHint};
 use pin_project_lite::pin_project;
 
+use crate::http1::GuardHandle;
 use crate::received::UnreadContent;
 
 const KEEP_ALIVE: HeaderName = HeaderName::from_static("keep-alive");
@@ -29,14 +30,16 @@ pub(super) struct Persistence {
     keep_alive: Option<HeaderValue>,
     /// No further request is to come.
     is_leaving: AtomicBool,
+    guard: GuardHandle,
 }
 
 impl Persistence {
     /// The persistence of a connection that is closed when it is idle for `keep_alive_timeout`.
-    pub(super) fn new(keep_alive_timeout: Duration) -> Arc<Self> {
+    pub(super) fn new(keep_alive_timeout: Duration, guard: GuardHandle) -> Arc<Self> {
         Arc::new(Self {
             keep_alive: announced(keep_alive_timeout),
             is_leaving: AtomicBool::new(false),
+            guard,
         })
     }
 
@@ -46,7 +49,7 @@ impl Persistence {
     }
 
     /// Completes the head of an answer. `content_is_kept`: what is missing of the request's content can be discarded.
-    fn on_answer<B>(
+    fn on_answer<B: Body>(
         &self,
         request: RequestPersistence,
         content_is_kept: bool,
@@ -54,6 +57,12 @@ impl Persistence {
     ) {
         if answer.status() == StatusCode::SWITCHING_PROTOCOLS {
             return;
+        }
+        let is_close_delimited = request == RequestPersistence::Http10
+            && answer.body().size_hint().exact().is_none()
+            && !answer.headers().contains_key(header::CONTENT_LENGTH);
+        if is_close_delimited {
+            self.guard.close_delimited();
         }
         let headers = answer.headers_mut();
         if !content_is_kept || self.is_leaving.load(Ordering::Relaxed) {

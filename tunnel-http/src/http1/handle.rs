@@ -114,6 +114,17 @@ impl GuardHandle {
         self.shared.upgrade() == Upgrade::Granted
     }
 
+    /// The answer to the current request ends with the connection, as some do over HTTP/1.0: until
+    /// [`ResetWhenDropped`](super::ResetWhenDropped) is taken back, any other end is a reset. Called before its head is written.
+    pub(crate) fn close_delimited(&self) {
+        self.shared.state.lock().is_close_delimited = true;
+    }
+
+    /// Whether the last answer ends with the connection.
+    pub(crate) fn is_close_delimited(&self) -> bool {
+        self.shared.state.lock().is_close_delimited
+    }
+
     /// Writes a complete informational head (`HTTP/1.1 103 Early Hints`, fields, empty line) before the response to the
     /// current request. Returns whether it will be written: not after the response has begun, not while older bytes wait to
     /// be written, and not when more than 16 KiB would wait. The caller has checked that the client speaks HTTP/1.1.
@@ -192,6 +203,14 @@ pub(super) struct Shared {
     state: Mutex<State>,
 }
 
+/// A write of hyper's that begins.
+pub(super) struct BegunWrite {
+    /// The informational heads to write first.
+    pub(super) informational: Option<BytesMut>,
+    /// Whether it begins a response that ends with the connection.
+    pub(super) is_close_delimited: bool,
+}
+
 #[derive(Default)]
 struct State {
     refusal: Option<Refusal>,
@@ -201,6 +220,8 @@ struct State {
     is_unflushed: bool,
     /// Whether bytes of the response to the current request were written.
     is_answering: bool,
+    /// Whether the response ends with the connection, so that it is the last.
+    is_close_delimited: bool,
     informational: BytesMut,
     /// The task that read last and had to wait. Kept when it is woken, since hyper may not read again then.
     reader: Option<Waker>,
@@ -265,13 +286,17 @@ impl Shared {
         wake(reader);
     }
 
-    /// Begins a write, and returns the informational heads to write first. Until [`Shared::flushed`] no further one is
-    /// accepted, so that none is written inside a response.
-    pub(super) fn begin_write(&self, is_answer: bool) -> Option<BytesMut> {
+    /// Begins a write. Until [`Shared::flushed`] no further informational head is accepted, so that none is written inside a
+    /// response.
+    pub(super) fn begin_write(&self, is_answer: bool) -> BegunWrite {
         let mut state = self.state.lock();
         state.is_unflushed = true;
+        let begins = is_answer && !state.is_answering;
         state.is_answering |= is_answer;
-        self.take_from(&mut state)
+        BegunWrite {
+            informational: self.take_from(&mut state),
+            is_close_delimited: begins && state.is_close_delimited,
+        }
     }
 
     /// All written bytes are flushed.

@@ -45,6 +45,10 @@ const CHUNKED: &str = "POST /post HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chun
 const WEBSOCKET: &str =
     "GET /up HTTP/1.1\r\nHost: a\r\nConnection: upgrade\r\nUpgrade: websocket\r\n\r\n";
 
+impl ResetWhenDropped for DuplexStream {
+    fn reset_when_dropped(&self, _: bool) {}
+}
+
 type Content = UnsyncBoxBody<Bytes, Infallible>;
 
 /// An answer that counts as in flight until hyper has taken all of its body.
@@ -121,7 +125,7 @@ async fn serve<IO, Service, Answered>(
     service: Service,
 ) -> hyper::Result<()>
 where
-    IO: AsyncRead + AsyncWrite + Unpin + Send + 'static,
+    IO: AsyncRead + AsyncWrite + ResetWhenDropped + Unpin + Send + 'static,
     Service: Fn(Request<Incoming>, GuardHandle) -> Answered,
     Answered: Future<Output = Response<Content>>,
 {

@@ -6,6 +6,7 @@
     reason = "a test that cannot go on is to say so"
 )]
 
+mod cuts;
 mod early_answers;
 mod persistence;
 mod rig;

@@ -55,7 +55,7 @@ pub(crate) struct Rig {
     pub(crate) stop: Trigger,
     /// Leaves no more time.
     pub(crate) end: Trigger,
-    _serving: Owned<()>,
+    serving: Owned<()>,
 }
 
 impl Rig {
@@ -102,13 +102,18 @@ impl Rig {
             address,
             stop,
             end,
-            _serving: serving,
+            serving,
         }
     }
 
     /// A connection of a platform client.
     pub(crate) async fn connect(&self) -> RawConnection {
         RawConnection::connect(self.address).await
+    }
+
+    /// Ends all of it, as the end of the process does.
+    pub(crate) fn kill(self) {
+        drop(self.serving);
     }
 }
 
