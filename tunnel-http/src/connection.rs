@@ -205,12 +205,13 @@ where
             };
             let parts = serving.into_parts();
             let (io, unread) = parts.io.into_inner().into_inner();
-            if served.is_err_and(|error| error.is_user()) {
+            let is_close_delimited = self.guard.is_close_delimited();
+            if served.is_err_and(|error| error.is_user() || is_close_delimited) {
                 // A response was cut. To an HTTP/1.0 client an orderly end would look like its own.
                 io.reset_when_dropped(true);
                 return None;
             }
-            if self.guard.is_close_delimited() {
+            if is_close_delimited {
                 io.reset_when_dropped(false);
             }
             // hyper has read on a little after the last request.

@@ -15,7 +15,7 @@ use tunnel_proto::limits;
 use tunnel_proto::problem::{Hop, Problem, Reason};
 
 use crate::answer::http1_head;
-use crate::content::{Gate, Silence};
+use crate::content::{Gate, Passage, Silence};
 use crate::http1::GuardHandle;
 use crate::received::{ReceiveError, ReceivedBody};
 use crate::trailers::clean_frame;
@@ -41,7 +41,7 @@ enum BodySource<R> {
 pub struct ReceivedContent {
     hop: Hop,
     incoming: ReceivedBody,
-    /// Closed until the upstream asks for the content of a request that expects 100.
+    /// Closed until the upstream asks for the content of a request that expects 100, or answers without it.
     gate: Option<Gate>,
     /// Bounds the wait for each piece of the content.
     silence: Option<Silence>,
@@ -183,14 +183,16 @@ impl Body for ReceivedContent {
     ) -> Poll<Option<Result<Frame<Bytes>, Problem>>> {
         let this = &mut *self;
         if let Some(gate) = &mut this.gate {
-            ready!(gate.poll(cx));
+            if ready!(gate.poll(cx)) == Passage::Unasked {
+                ready!(this.incoming.poll_answer_begun(cx));
+            }
             this.gate = None;
         }
         let Poll::Ready(frame) = Pin::new(&mut this.incoming).poll_frame(cx) else {
-            let Some(silence) = &mut this.silence else {
-                return Poll::Pending;
-            };
-            ready!(silence.poll(cx));
+            match &mut this.silence {
+                Some(silence) => ready!(silence.poll(cx)),
+                None => ready!(this.incoming.poll_given_up(cx)),
+            }
             return Poll::Ready(Some(Err(this.stopped())));
         };
         if let Some(silence) = &mut this.silence {

@@ -114,6 +114,14 @@ impl ReceivedBody {
         }
     }
 
+    /// Ready when the exchange is to end, since neither content nor answer comes, see [`UnreadContent::poll_given_up`].
+    pub(crate) fn poll_given_up(&self, cx: &mut Context<'_>) -> Poll<()> {
+        match &self.0 {
+            BodyState::Http1(_, unread) => unread.poll_given_up(cx),
+            BodyState::Http2(..) | BodyState::Ended | BodyState::Failed => Poll::Pending,
+        }
+    }
+
     /// Lets the content go. What the peer still sends of a request is read and dropped for a moment,
     /// outside of its exchange and without any of its permits: it takes a stream of the connection, and
     /// no memory. A reset right behind the answer would make some clients lose the answer.

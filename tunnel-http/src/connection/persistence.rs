@@ -164,10 +164,7 @@ where
         this.connection
             .on_answer(*this.request, content_is_kept, &mut answer);
         let unread = unread.map(AnsweredContent);
-        Poll::Ready(Ok(answer.map(|body| AnswerBody {
-            body,
-            _unread: unread,
-        })))
+        Poll::Ready(Ok(answer.map(|body| AnswerBody { body, unread })))
     }
 }
 
@@ -185,7 +182,7 @@ pin_project! {
     pub(super) struct AnswerBody<B> {
         #[pin]
         body: B,
-        _unread: Option<AnsweredContent>,
+        unread: Option<AnsweredContent>,
     }
 }
 
@@ -197,7 +194,12 @@ impl<B: Body> Body for AnswerBody<B> {
         self: Pin<&mut Self>,
         cx: &mut Context<'_>,
     ) -> Poll<Option<Result<Frame<B::Data>, B::Error>>> {
-        self.project().body.poll_frame(cx)
+        let this = self.project();
+        let frame = ready!(this.body.poll_frame(cx));
+        if let Some(AnsweredContent(unread)) = this.unread {
+            unread.on_answer_progress();
+        }
+        Poll::Ready(frame)
     }
 
     fn is_end_stream(&self) -> bool {

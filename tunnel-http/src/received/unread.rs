@@ -15,20 +15,26 @@ use std::future::poll_fn;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll, Waker};
+use std::time::Duration;
 
 use http_body::Body;
 use http_body_util::BodyExt;
 use hyper::body::Incoming;
 use parking_lot::Mutex;
 use tokio::runtime::Handle;
-use tokio::time::sleep;
+use tokio::time::{Instant, sleep};
 
 use super::DISCARD_TIME;
 use crate::tasks::Tasks;
+use tunnel_ops::alarm::Alarm;
 
 /// How much content may be missing when the answer begins, so that the connection is kept. As Go's server does: to read
 /// that much costs less than a new connection.
 pub(crate) const KEPT_BYTES: u64 = 256 * 1024;
+
+/// How long content that waits for a 100 is awaited behind the final response that has come instead, and while that makes no
+/// progress: the client may send it or not (RFC 9110 section 10.1.1), and the upstream may wait for it.
+const UNASKED_WAIT: Duration = Duration::from_secs(60);
 
 /// The content of one request over HTTP/1.
 #[derive(Debug)]
@@ -47,6 +53,10 @@ struct State {
     answer: AnswerStage,
     /// Whether the connection is kept behind the answer.
     is_kept: bool,
+    /// When the last part of the answer was made.
+    progress: Instant,
+    /// Awaited by what reads the content.
+    alarm: Alarm,
     /// The task that waits for the next stage of the answer.
     waiting: Option<Waker>,
 }
@@ -66,6 +76,8 @@ impl UnreadContent {
             is_expecting: expects_continue,
             answer: AnswerStage::Awaited,
             is_kept: false,
+            progress: Instant::now(),
+            alarm: Alarm::default(),
             waiting: None,
         };
         Arc::new(Self {
@@ -98,9 +110,29 @@ impl UnreadContent {
         let is_small = state.missing.is_some_and(|bytes| bytes <= KEPT_BYTES);
         let is_whole = state.missing == Some(0);
         state.is_kept = is_whole || (is_small && !state.is_expecting);
+        state.progress = Instant::now();
         let is_kept = state.is_kept;
         state.advance(AnswerStage::Begun);
         is_kept
+    }
+
+    /// A part of the answer's content is made.
+    pub(crate) fn on_answer_progress(&self) {
+        let mut state = self.state.lock();
+        if state.is_expecting {
+            state.progress = Instant::now();
+        }
+    }
+
+    /// Ready when the client has been answered instead of sent its 100, has sent nothing of its content for
+    /// [`UNASKED_WAIT`], and the answer has made no progress for as long.
+    pub(super) fn poll_given_up(&self, cx: &mut Context<'_>) -> Poll<()> {
+        let mut state = self.state.lock();
+        if !state.is_expecting || state.answer == AnswerStage::Awaited {
+            return Poll::Pending;
+        }
+        let due = state.progress + UNASKED_WAIT;
+        state.alarm.poll(cx, due)
     }
 
     /// The answer is written.

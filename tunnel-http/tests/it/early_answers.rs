@@ -3,15 +3,18 @@
 use std::time::Duration;
 
 use bytes::Bytes;
-use http::{Request, Response};
+use http::{Request, Response, Version};
 use http_body::Frame;
 use http_body_util::{BodyExt, StreamBody};
 use proptest::prelude::*;
 use testkit::deadline::soon;
 use testkit::http1::{End, RawConnection};
+use tokio::io::AsyncReadExt;
 use tokio::sync::mpsc;
 use tokio::time::{Instant, sleep};
+use tunnel_http::listener_body::{BodyOptions, ListenerBody};
 use tunnel_http::received::ReceivedBody;
+use tunnel_proto::problem::Hop;
 
 use crate::rig::{Content, Rig, ok};
 
@@ -259,6 +262,64 @@ async fn a_client_that_sends_on_for_long_still_gets_its_answer() {
     let answer = soon("the answer", reading.response()).await;
     assert_eq!(answer.text(), "early");
     assert_eq!(reading.closes().await, End::Clean);
+}
+
+#[tokio::test(start_paused = true)]
+async fn content_that_nobody_asked_for_is_awaited_while_the_answer_goes_on() {
+    let rig = Rig::answering(|request: Request<ReceivedBody>| async move {
+        let options = BodyOptions {
+            hop: Hop::Server,
+            guard: None,
+            version: Version::HTTP_11,
+            expect_wait: Some(Duration::from_secs(3_600)),
+            idle: None,
+        };
+        let (mut content, informational) =
+            ListenerBody::received(request.into_body(), &options, |content| content);
+        // The final response of an upstream that has sent no 100.
+        drop(informational);
+        let (feed, mut frames) = mpsc::channel(4);
+        let reading = tokio::spawn(async move {
+            for _ in 0..2 {
+                let tick = sleep(Duration::from_secs(40));
+                tokio::select! {
+                    frame = content.frame() => panic!("{frame:?}"),
+                    () = tick => {}
+                }
+                let _ = feed
+                    .send(Ok(Frame::data(Bytes::from_static(b"tick"))))
+                    .await;
+            }
+            let problem = content.frame().await.unwrap().unwrap_err();
+            let given_up = Bytes::from(problem.reason().name());
+            let _ = feed.send(Ok(Frame::data(given_up))).await;
+        });
+        drop(reading);
+        let frames = futures_util::stream::poll_fn(move |cx| frames.poll_recv(cx));
+        Response::new(BodyExt::boxed_unsync(StreamBody::new(frames)))
+    })
+    .await;
+    let mut raw = rig.connect().await;
+    raw.send(head(Framing::Expect, 5)).await;
+    let answer = raw.head().await.unwrap();
+    assert_eq!(
+        (answer.status(), answer.value("connection")),
+        (200, Some("close"))
+    );
+    let began = Instant::now();
+    let ticks = [&b"4\r\ntick\r\n"[..]; 2].concat();
+    let given_up = b"12\r\nrequest_incomplete\r\n0\r\n\r\n";
+    let all = [&ticks[..], given_up].concat();
+    // Not by the connection's own reader, each wait of which is shorter.
+    let (mut stream, mut content) = raw.into_parts();
+    while content.len() < all.len() {
+        stream.read_buf(&mut content).await.unwrap();
+    }
+    assert_eq!(
+        content.escape_ascii().to_string(),
+        all.escape_ascii().to_string()
+    );
+    assert_eq!(began.elapsed().as_secs(), 40 + 40 + 60);
 }
 
 #[tokio::test]

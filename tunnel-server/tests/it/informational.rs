@@ -7,7 +7,7 @@ use testkit::{
     deadline::soon,
     http1::{End, RawConnection},
     tunnel::{
-        body::{BodyEnd, collect, endings, full, internal, status},
+        body::{BodyEnd, collect, data, endings, fed, full, internal, status},
         client::FakeClient,
     },
 };
@@ -106,6 +106,7 @@ async fn a_final_answer_instead_of_a_100_ends_the_connection() {
     let mut raw = begin(&rig, "1.1").await;
     let answer = raw.response().await;
     assert_eq!((answer.head.status(), answer.informational.len()), (401, 0));
+    assert_eq!(answer.head.value("connection"), Some("close"));
     assert_eq!(
         soon("the exchange's end", ends.recv()).await,
         Some(BodyEnd::Cut)
@@ -192,4 +193,30 @@ async fn early_hints_come_before_the_answer_each_with_its_fields() {
         go.send(()).await.unwrap();
         assert_eq!(raw.response().await.text(), "x");
     }
+}
+
+#[tokio::test]
+async fn content_that_follows_a_final_answer_instead_of_a_100_is_sent_on() {
+    let rig = Rig::with(|config| config.settings.expect_wait = NEVER).await;
+    let _client = FakeClient::new(&rig, PROD, |request| async move {
+        let (feed, body) = fed();
+        // The answer's content depends on that of the request.
+        tokio::spawn(async move {
+            let (content, end) = collect(request.into_body()).await;
+            assert!(end.is_ok());
+            let _ = feed.send(data(content)).await;
+        });
+        Ok(status(200, body))
+    })
+    .await;
+    let mut raw = begin(&rig, "1.1").await;
+    let head = raw.head().await.unwrap();
+    assert_eq!(
+        (head.status(), head.value("connection")),
+        (200, Some("close"))
+    );
+    raw.send("hello").await;
+    let content = raw.content(head.response_framing("POST")).await;
+    assert_eq!((&*content.bytes, content.end), (&b"hello"[..], End::Clean));
+    assert_eq!(raw.closes().await, End::Clean);
 }
