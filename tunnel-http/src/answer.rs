@@ -98,13 +98,15 @@ pub fn keep_end_to_end(headers: &mut HeaderMap) {
 }
 
 /// Converts the fields of a granted upgrade to the platform client's protocol: RFC 8441 over HTTP/2, else RFC 6455. Returns
-/// the status.
-pub fn switching_protocols(headers: &mut HeaderMap, is_http2: bool) -> StatusCode {
+/// the status. `has_key`: the request has a `Sec-WebSocket-Key`.
+pub fn switching_protocols(headers: &mut HeaderMap, is_http2: bool, has_key: bool) -> StatusCode {
     keep_end_to_end(headers);
     headers.remove(header::CONTENT_LENGTH);
     if is_http2 {
-        // RFC 8441 section 5: there is no key.
-        headers.remove(header::SEC_WEBSOCKET_ACCEPT);
+        // RFC 8441 section 5: there is no key; but Envoy sends on that of its own client, who needs the answer to it.
+        if !has_key {
+            headers.remove(header::SEC_WEBSOCKET_ACCEPT);
+        }
         return StatusCode::OK;
     }
     headers.insert(header::CONNECTION, HeaderValue::from_static("upgrade"));

@@ -6,7 +6,7 @@ use std::future::Future;
 use std::sync::Arc;
 use std::time::Duration;
 
-use http::header::HOST;
+use http::header::{HOST, SEC_WEBSOCKET_KEY};
 use http::request::Parts;
 use http::uri::PathAndQuery;
 use http::{HeaderMap, HeaderValue, Method, Request, Response, StatusCode};
@@ -49,6 +49,8 @@ struct Accepted {
     request_id: HeaderValue,
     /// Whether the platform client requests an event stream again after its end, see [`reconnects`].
     reconnects: bool,
+    /// Whether the request has a `Sec-WebSocket-Key`.
+    has_key: bool,
 }
 
 /// Serves one request of a connection. The future does not hold the received head, which is used before.
@@ -158,6 +160,7 @@ fn accept(
         permit,
         request_id,
         reconnects: reconnects(&parts.method, &parts.headers),
+        has_key: parts.headers.contains_key(SEC_WEBSOCKET_KEY),
     })
 }
 
@@ -191,6 +194,7 @@ async fn forward_request(
         upload,
         permit,
         reconnects,
+        has_key,
         ..
     } = accepted;
     let front = &connection.gateway;
@@ -206,7 +210,7 @@ async fn forward_request(
     if let Some(upload) = upload
         && response.status() == StatusCode::OK
     {
-        let response = upgrade(connection, response, upload, exchange, on_upgrade);
+        let response = upgrade(connection, response, has_key, upload, exchange, on_upgrade);
         return Ok((response, None));
     }
     connection.not_upgraded();
@@ -237,10 +241,12 @@ fn forward(
     Ok((response, exchange))
 }
 
-/// Grants an upgrade: to an HTTP/1 connection as a whole, of HTTP/2 to the one stream.
+/// Grants an upgrade: to an HTTP/1 connection as a whole, of HTTP/2 to the one stream. `has_key`: the request has a
+/// `Sec-WebSocket-Key`.
 fn upgrade(
     connection: &Arc<Connection>,
     response: Response<RoutedBody>,
+    has_key: bool,
     upload: UpgradeSender,
     exchange: ServedExchange,
     on_upgrade: Option<OnUpgrade>,
@@ -252,7 +258,7 @@ fn upgrade(
         carrier: STOPPED,
         observer: exchange,
     };
-    let response = ResponseBody::switching_protocols(parts.headers, connection.is_http2());
+    let response = ResponseBody::switching_protocols(parts.headers, connection.is_http2(), has_key);
     connection.upgrade(granted, on_upgrade);
     response
 }

@@ -86,12 +86,16 @@ where
         response
     }
 
-    /// The response that grants an upgrade, with the upstream's fields.
+    /// The response that grants an upgrade, with the upstream's fields. `has_key`: the request has a `Sec-WebSocket-Key`.
     #[must_use]
-    pub fn switching_protocols(headers: HeaderMap, is_http2: bool) -> Response<Self> {
+    pub fn switching_protocols(
+        headers: HeaderMap,
+        is_http2: bool,
+        has_key: bool,
+    ) -> Response<Self> {
         let mut response = Response::new(Self::own(Bytes::new()));
         *response.headers_mut() = headers;
-        *response.status_mut() = switching_protocols(response.headers_mut(), is_http2);
+        *response.status_mut() = switching_protocols(response.headers_mut(), is_http2, has_key);
         response
     }
 

@@ -28,6 +28,8 @@ pub(super) struct RoutedRequest {
     pub(super) method: Method,
     pub(super) version: Version,
     pub(super) is_upgrade: bool,
+    /// It has a `Sec-WebSocket-Key`.
+    pub(super) has_key: bool,
     pub(super) expects_continue: bool,
     /// It is a gRPC call.
     pub(super) is_grpc: bool,

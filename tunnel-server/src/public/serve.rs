@@ -182,6 +182,7 @@ fn accept(
         method: checked.method,
         version: checked.version,
         is_upgrade: checked.upgrade.is_some(),
+        has_key: parts.headers.contains_key(header::SEC_WEBSOCKET_KEY),
         expects_continue: checked.expects_continue,
         is_grpc,
         reconnects: reconnects(&parts.method, &parts.headers),
@@ -290,7 +291,7 @@ fn upgraded(
     let (parts, download) = received.into_parts();
     let is_http2 = routed.version == Version::HTTP_2;
     ForwardedResponse {
-        response: ResponseBody::switching_protocols(parts.headers, is_http2),
+        response: ResponseBody::switching_protocols(parts.headers, is_http2, routed.has_key),
         upgrade: Some(Box::new((upload, download, session))),
     }
 }

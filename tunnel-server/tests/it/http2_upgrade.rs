@@ -85,6 +85,21 @@ async fn a_websocket_may_be_one_stream_of_many() {
     client.rests().await;
 }
 
+#[tokio::test]
+async fn a_key_gets_its_answer_also_over_http2() {
+    let rig = Rig::start().await;
+    let (_client, _upstreams) = granting(&rig).await;
+    let mut http2 = Http2::new(&rig).await;
+    // Of a proxy that sends on the key of its own client.
+    let mut request = upgrade("websocket");
+    let key = HeaderValue::from_static("dGhlIHNhbXBsZSBub25jZQ==");
+    request.headers_mut().insert("sec-websocket-key", key);
+    let (response, _up) = http2.send.send_request(request, false).unwrap();
+    let response = soon("a response", response).await.unwrap();
+    let accept = &response.headers()["sec-websocket-accept"];
+    assert_eq!(accept, "s3pPLMBiTxaQ9kYGzzhZRbK+xOo=");
+}
+
 /// hyper shows a reset of such a stream as its end, and ends it in order where it should be reset:
 /// both are told from a whole WebSocket by the close frame that is missing. Here it matters that
 /// neither leaves anything behind.
