@@ -9,6 +9,7 @@
 //! limit. A connection without a request is closed after a while; when the program stops, after one more request or soon.
 //! Which peers may connect, what a request becomes, and what an upgraded connection does is decided by the program.
 
+mod delivery;
 mod persistence;
 #[cfg(test)]
 mod tests;
@@ -36,6 +37,7 @@ use tokio::net::TcpStream;
 use tokio::time::{sleep, timeout};
 use tokio_rustls::server::TlsStream;
 
+use self::delivery::Answering;
 use self::persistence::{Persistence, RequestPersistence, expects_continue};
 use self::unread::Streams;
 pub use self::unread::{Pieces, is_given_up};

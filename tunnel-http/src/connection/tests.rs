@@ -15,8 +15,8 @@ use tokio::io::ReadBuf;
 use tokio::sync::mpsc;
 use tokio::time::{Instant, Sleep, sleep, timeout};
 
+use super::delivery::Delivery;
 use super::unread::watched;
-use super::unsent::Delivery;
 use super::*;
 use crate::upgraded::TimedWriter;
 use tunnel_ops::task::Owned;
@@ -470,6 +470,78 @@ async fn an_end_that_comes_late_waits_no_longer_for_a_peer_that_reads_nothing() 
     let (over, given_up) = untaken(200, 1 << 30, true, content).await;
     assert_eq!(over + given_up, 200);
     assert!(over * 8_000 <= unsent::FINISHED_BYTES, "{over} are over");
+}
+
+/// Messages of 20 bytes, each when the test says so.
+struct Messages(mpsc::Receiver<()>, Pieces<Infallible>);
+
+impl Body for Messages {
+    type Data = Bytes;
+    type Error = Infallible;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, Infallible>>> {
+        let Self(due, pieces) = &mut *self;
+        let message = |()| Ok(Frame::data(Bytes::from_static(&[7; 20])));
+        pieces.poll(cx, |cx| due.poll_recv(cx).map(|due| due.map(message)))
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn each_short_message_is_seen_before_the_next_one_is_sent() {
+    let (near, far) = tokio::io::duplex(1024 * 1024);
+    let (due, receiver) = mpsc::channel(1);
+    let content = parking_lot::Mutex::new(Some(Messages(receiver, Pieces::default())));
+    let _serving = Owned::spawn("serving", async move {
+        let (_trigger, stopping) = Shutdown::manual();
+        let answer = |_: Request<ReceivedBody>| {
+            let content = content.lock().take().unwrap();
+            async move { Ok(Response::new(content)) }
+        };
+        http2(near, bounds(), &Tasks::default(), &stopping, answer).await;
+    });
+    let (send, connection) = h2::client::handshake(far).await.unwrap();
+    let _peer = Owned::spawn("peer", async move {
+        let _ = connection.await;
+    });
+    let mut body = get(&send).await.into_body();
+    let begun = Instant::now();
+    for _ in 0..1_000 {
+        due.send(()).await.unwrap();
+        let message = body.data().await.unwrap().unwrap();
+        assert_eq!(message.len(), 20);
+        body.flow_control().release_capacity(20).unwrap();
+    }
+    assert_eq!(begun.elapsed(), Duration::ZERO, "something has waited");
+}
+
+#[tokio::test(start_paused = true)]
+async fn content_that_goes_on_gives_a_peer_that_takes_nothing_no_more_time() {
+    let pieces_until_full = unsent::UNSENT_BYTES / (20 + unsent::PIECE_COST);
+    let (due, receiver) = mpsc::channel(1);
+    let _source = Owned::spawn("source", async move {
+        while due.send(()).await.is_ok() {
+            sleep(LIMIT / 100).await;
+        }
+    });
+    let content = Messages(receiver, Pieces::default());
+    let begun = Instant::now();
+    let delivering = async move {
+        let mut delivery = pin!(Delivery::new(content, Arc::default()));
+        let mut held = Vec::new();
+        while let Some(piece) = poll_fn(|cx| delivery.as_mut().poll_frame(cx)).await {
+            held.push(piece.unwrap());
+        }
+    };
+    watched(delivering, LIMIT).await;
+    let full = LIMIT / 100 * u32::try_from(pieces_until_full).unwrap();
+    let took = begun.elapsed();
+    assert!(
+        took >= full + LIMIT && took < full + LIMIT * 11 / 10,
+        "{took:?}"
+    );
 }
 
 #[tokio::test(start_paused = true)]

@@ -32,7 +32,7 @@ use tunnel_ops::alarm::Alarm;
 use crate::tasks::Tasks;
 
 /// How much is given to hyper at once: what one frame takes by default, so that it costs nothing.
-const PIECE_BYTES: usize = 16 * 1024;
+pub(super) const PIECE_BYTES: usize = 16 * 1024;
 
 tokio::task_local! {
     /// State shared by the task of an HTTP/2 stream and the content of its response.
@@ -60,9 +60,14 @@ enum NextActor {
     Peer,
 }
 
-/// Sets, for the stream whose task calls this, that its peer has to read next.
-pub(super) fn is_peers_turn() {
-    let _ = STREAM.try_with(|stream| stream.next.set(NextActor::Peer));
+/// Sets, for the stream whose task calls this, that its peer has to read next: within the whole time-out from now on if
+/// it `has_progressed`, and otherwise within what is left of it, whatever the content has done meanwhile.
+pub(super) fn set_peers_turn(has_progressed: bool) {
+    let next = match has_progressed {
+        true => NextActor::Peer,
+        false => NextActor::Unchanged,
+    };
+    let _ = STREAM.try_with(|stream| stream.next.set(next));
 }
 
 /// The content of a response in pieces, as hyper gets it.
