@@ -11,6 +11,7 @@
 
 mod delivery;
 mod persistence;
+mod socket;
 #[cfg(test)]
 mod tests;
 mod unread;
@@ -39,6 +40,7 @@ use tokio_rustls::server::TlsStream;
 
 use self::delivery::Answering;
 use self::persistence::{Persistence, RequestPersistence, expects_continue};
+use self::socket::ObservedSocket;
 use self::unread::Streams;
 pub use self::unread::{Pieces, is_given_up};
 use self::unsent::Unsent;
@@ -273,7 +275,7 @@ where
         .max_header_list_size(head_bytes)
         .keep_alive_interval(Some(HTTP2_PING))
         .keep_alive_timeout(HTTP2_PING)
-        .serve_connection(TokioIo::new(io), service);
+        .serve_connection(TokioIo::new(ObservedSocket::new(io, &unsent)), service);
     // Boxed, since it is large, and this future would have room for it twice.
     let mut serving = Box::pin(serving);
     async move {
@@ -281,10 +283,10 @@ where
         loop {
             let before = (requests.load(Ordering::Relaxed), unsent.progress());
             tokio::select! {
-                _ = &mut serving => break,
+                () = unsent.observe(serving.as_mut()) => break,
                 () = sleep(bounds.keep_alive_timeout) => {
                     let is_quiet = requests.load(Ordering::Relaxed) == before.0;
-                    let is_stuck = before.1.is_some() && unsent.progress() == before.1;
+                    let is_stuck = unsent.progress().is_stuck_since(&before.1);
                     let is_idle = (is_quiet || is_stuck) && tasks.is_empty();
                     // By the second time the peer has read nothing of what was left at the first.
                     if is_idle && is_leaving {
@@ -297,7 +299,7 @@ where
                 }
                 () = stopping.requested() => {
                     serving.as_mut().graceful_shutdown();
-                    let _ = serving.await;
+                    unsent.observe(serving.as_mut()).await;
                     break;
                 }
             }

@@ -5,7 +5,7 @@
 //!                 └─ gives no more, or no end ◀── notified of each piece that left ──┘
 //! ```
 //!
-//! hyper hands a piece to h2 when the window has room for one byte of it, and polls for the next. Three rules bound
+//! hyper hands a piece to h2 when the window has room for one byte of it, and polls for the next. Four rules bound
 //! what waits in h2:
 //!
 //! - While h2 holds [`UNSENT_BYTES`](super::unsent::UNSENT_BYTES) of an answer, no further piece of it is given. What
@@ -13,6 +13,7 @@
 //! - The end of an answer goes out with its last piece as long as the connection has room for finished answers. Beyond
 //!   that it waits until the last piece has left h2: the task of the stream lives until then, and with it what the
 //!   exchange holds, and the limit on how long a peer may take nothing.
+//! - A head, or trailers, are given while the connection has room for heads that its socket has not taken.
 //! - A short piece that follows others is copied, so that it does not keep the read buffer alive of which it is a slice.
 
 use std::convert::Infallible;
@@ -28,7 +29,7 @@ use http_body::{Body, Frame, SizeHint};
 use pin_project_lite::pin_project;
 
 use super::unread::{PIECE_BYTES, set_peers_turn};
-use super::unsent::{AnswerBytes, PIECE_COST, Piece, Unsent};
+use super::unsent::{AnswerBytes, PIECE_COST, Piece, Unsent, fields_cost};
 
 /// Pieces shorter than this are copied when h2 still holds others of their answer.
 const SHORT_BYTES: usize = 4 * 1024;
@@ -91,6 +92,26 @@ impl Joined {
     }
 }
 
+/// A wait for the socket to take heads that come first. 16 KiB are progress, whichever they are of.
+#[derive(Default)]
+struct HeadsWait {
+    /// What the socket had taken when the peer's time began.
+    since: Option<u64>,
+}
+
+impl HeadsWait {
+    fn has_progressed(&mut self, connection: &Unsent) -> bool {
+        let written = connection.written();
+        let has_progressed = self
+            .since
+            .is_none_or(|since| written - since >= PIECE_BYTES as u64);
+        if has_progressed {
+            self.since = Some(written);
+        }
+        has_progressed
+    }
+}
+
 type BoxError = Box<dyn Error + Send + Sync>;
 
 /// What follows the last byte of an answer.
@@ -113,6 +134,7 @@ pin_project! {
         last: Option<LastFrame>,
         // The bytes of the answer in h2 at the last poll that had to wait for them.
         awaited: Option<usize>,
+        heads: HeadsWait,
     }
 }
 
@@ -129,6 +151,7 @@ where
             joined: Joined::default(),
             last: None,
             awaited: None,
+            heads: HeadsWait::default(),
         }
     }
 
@@ -187,7 +210,11 @@ where
     fn wait(self: Pin<&mut Self>) {
         let this = self.project();
         let unsent = this.answer.as_deref().map_or(0, AnswerBytes::bytes);
-        let has_progressed = this.awaited.is_none_or(|awaited| unsent < awaited);
+        let has_progressed = match unsent {
+            // Trailers that wait for the socket.
+            0 => this.heads.has_progressed(this.connection),
+            _ => this.awaited.is_none_or(|awaited| unsent < awaited),
+        };
         set_peers_turn(has_progressed);
         *this.awaited = Some(unsent);
     }
@@ -209,9 +236,16 @@ where
             }
             last => last,
         };
-        if let Some(answer) = this.answer
-            && answer.poll_end(cx).is_pending()
-        {
+        let trailers = match &last {
+            LastFrame::Trailers(trailers) => fields_cost(trailers),
+            _ => 0,
+        };
+        let ended = match this.answer {
+            Some(answer) => answer.poll_end(cx, trailers),
+            None if trailers > 0 => this.connection.poll_head(cx, trailers),
+            None => Poll::Ready(()),
+        };
+        if ended.is_pending() {
             *this.last = Some(last);
             self.wait();
             return Poll::Pending;
@@ -276,24 +310,27 @@ where
 pin_project! {
     /// The answering of one request, whose content goes to hyper as a [`Delivery`]. No `async` block, which
     /// would have room for the future twice.
-    pub(super) struct Answering<F> {
+    pub(super) struct Answering<F, B> {
         #[pin]
         future: F,
         // Passed to the response's content.
-        connection: Option<Arc<Unsent>>,
+        connection: Arc<Unsent>,
+        // A response whose head has no room, and the wait for it.
+        waiting: Option<Box<(Response<B>, HeadsWait)>>,
     }
 }
 
-impl<F> Answering<F> {
+impl<F, B> Answering<F, B> {
     pub(super) fn new(future: F, connection: &Arc<Unsent>) -> Self {
         Self {
             future,
-            connection: Some(connection.clone()),
+            connection: connection.clone(),
+            waiting: None,
         }
     }
 }
 
-impl<F, B> Future for Answering<F>
+impl<F, B> Future for Answering<F, B>
 where
     F: Future<Output = Result<Response<B>, Infallible>>,
     B: Body<Data = Bytes>,
@@ -303,10 +340,18 @@ where
 
     fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
         let this = self.project();
-        let answered = ready!(this.future.poll(cx));
-        let connection = this.connection.take().unwrap_or_default();
-        let deliver = |body| Delivery::new(body, connection);
-        Poll::Ready(answered.map(|response| response.map(deliver)))
+        let (response, mut wait) = match this.waiting.take() {
+            Some(waiting) => *waiting,
+            None => (ready!(this.future.poll(cx))?, HeadsWait::default()),
+        };
+        let head = fields_cost(response.headers());
+        if this.connection.poll_head(cx, head).is_pending() {
+            set_peers_turn(wait.has_progressed(this.connection));
+            *this.waiting = Some(Box::new((response, wait)));
+            return Poll::Pending;
+        }
+        let deliver = |body| Delivery::new(body, this.connection.clone());
+        Poll::Ready(Ok(response.map(deliver)))
     }
 }
 
@@ -533,7 +578,7 @@ mod tests {
             let is_expected = peer.end == Some(end) || (end, peer.end) == (End::Known, Some(End::Later));
             prop_assert!(is_expected);
             peer.queued.clear();
-            prop_assert!(peer.connection.progress().is_none());
+            prop_assert!(peer.connection.has_no_pieces());
         }
     }
 

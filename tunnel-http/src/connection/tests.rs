@@ -334,14 +334,25 @@ async fn untaken(
     is_closed: bool,
     content: impl Fn(mpsc::Sender<bool>) -> Content + Send + Sync + 'static,
 ) -> (usize, usize) {
+    let response = move |dropped| Response::new(content(dropped));
+    untaken_responses(count, window, is_closed, response).await
+}
+
+/// As [`untaken`], for responses with a head of their own.
+async fn untaken_responses(
+    count: usize,
+    window: u32,
+    is_closed: bool,
+    response: impl Fn(mpsc::Sender<bool>) -> Response<Content> + Send + Sync + 'static,
+) -> (usize, usize) {
     let (near, far) = tokio::io::duplex(1024);
     let (dropped, mut ended) = mpsc::channel(1024);
     let _serving = Owned::spawn("serving", async move {
         let (_trigger, stopping) = Shutdown::manual();
         let tasks = Tasks::default();
         let answer = |_: Request<ReceivedBody>| {
-            let content = content(dropped.clone());
-            async move { Ok(Response::new(content)) }
+            let response = response(dropped.clone());
+            async move { Ok(response) }
         };
         let bounds = Bounds {
             body_idle_timeout: HTTP2_PING / 2,
@@ -422,6 +433,138 @@ async fn few_answers_are_over_that_a_peer_does_not_read_from_its_socket() {
             over * 64 * 1024 <= 2 * unsent::FINISHED_BYTES,
             "{over} are over"
         );
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn few_heads_are_given_that_a_peer_does_not_read_from_its_socket() {
+    const HEAD_BYTES: usize = 100 * 1024;
+    // Without content, and with some.
+    for left in [0, 1] {
+        let response = move |dropped| {
+            let content = Content {
+                left,
+                frame: 10,
+                outlet: Pieces::default(),
+                is_endless: false,
+                pause: None,
+                knows_end: true,
+                dropped,
+            };
+            let field = "v".repeat(HEAD_BYTES);
+            Response::builder()
+                .header("x-a", field)
+                .body(content)
+                .unwrap()
+        };
+        let (over, given_up) = untaken_responses(200, 1 << 30, true, response).await;
+        assert_eq!(over + given_up, 200);
+        assert!(over * HEAD_BYTES <= unsent::HEADS_BYTES, "{over} are over");
+        assert!(over > 1, "{over} are over");
+        // A peer that reads gets them all.
+        let response = untaken_responses(200, 1 << 30, false, response).await;
+        assert_eq!(response, (200, 0));
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_connection_that_goes_on_asking_ends_when_no_head_is_taken() {
+    let (near, far) = tokio::io::duplex(1024);
+    let serving = Owned::spawn("serving", async move {
+        let (_trigger, stopping) = Shutdown::manual();
+        let answer = |_: Request<ReceivedBody>| async {
+            let head = Response::builder().header("x-a", "v".repeat(10_000));
+            let empty = http_body_util::Empty::<Bytes>::new();
+            Ok(head.body(empty).unwrap())
+        };
+        let no_pings = Bounds {
+            keep_alive_timeout: HTTP2_PING / 4,
+            ..bounds()
+        };
+        http2(near, no_pings, &Tasks::default(), &stopping, answer).await;
+    });
+    let valve = Arc::new(AtomicBool::new(false));
+    let io = Valve {
+        io: far,
+        is_closed: valve.clone(),
+    };
+    let (mut send, mut connection) = h2::client::handshake(io).await.unwrap();
+    let mut pings = connection.ping_pong().unwrap();
+    let _peer = Owned::spawn("peer", async move {
+        let _ = connection.await;
+    });
+    pings.ping(h2::Ping::opaque()).await.unwrap();
+    valve.store(true, Ordering::Relaxed);
+    let asking = async {
+        let mut responses = Vec::new();
+        loop {
+            let Ok(ready) = send.clone().ready().await else {
+                break;
+            };
+            send = ready;
+            let request = Request::get("http://a/").body(()).unwrap();
+            match send.send_request(request, true) {
+                Ok((response, _)) => responses.push(response),
+                Err(_) => break,
+            }
+            sleep(HTTP2_PING / 10).await;
+        }
+    };
+    let begun = Instant::now();
+    tokio::select! {
+        ended = serving => ended.unwrap(),
+        () = asking => {}
+        () = sleep(LIMIT * 10) => panic!("it goes on"),
+    }
+    // Sooner than the pings find out.
+    assert!(begun.elapsed() < HTTP2_PING, "{:?}", begun.elapsed());
+}
+
+#[tokio::test]
+async fn trailers_are_given_while_there_is_room_and_all_of_them_once_the_socket_is_flushed() {
+    const TRAILER_BYTES: usize = 100 * 1024;
+    /// A piece, then trailers.
+    struct WithTrailers(usize);
+    impl Body for WithTrailers {
+        type Data = Bytes;
+        type Error = Infallible;
+        fn poll_frame(
+            mut self: Pin<&mut Self>,
+            _: &mut Context<'_>,
+        ) -> Poll<Option<Result<Frame<Bytes>, Infallible>>> {
+            self.0 += 1;
+            let mut trailers = http::HeaderMap::new();
+            trailers.insert("x-a", "v".repeat(TRAILER_BYTES).parse().unwrap());
+            Poll::Ready(match self.0 {
+                1 => Some(Ok(Frame::data(Bytes::from_static(b"x")))),
+                2 => Some(Ok(Frame::trailers(trailers))),
+                _ => None,
+            })
+        }
+    }
+    let connection = Arc::new(Unsent::default());
+    let mut cx = Context::from_waker(Waker::noop());
+    for is_taken in [true, false] {
+        let most = match is_taken {
+            true => unsent::HEADS_BYTES / TRAILER_BYTES,
+            false => unsent::FINISHED_BYTES / TRAILER_BYTES,
+        };
+        let (mut given, mut held) = (0, Vec::new());
+        for _ in 0..100 {
+            let delivery = Delivery::new(WithTrailers(0), connection.clone());
+            let mut delivery = Box::pin(delivery);
+            let Poll::Ready(Some(Ok(piece))) = delivery.as_mut().poll_frame(&mut cx) else {
+                panic!("no piece");
+            };
+            held.extend((!is_taken).then_some(piece));
+            given += usize::from(delivery.as_mut().poll_frame(&mut cx).is_ready());
+        }
+        assert!((most - 1..=most).contains(&given), "{given}");
+        drop(held);
+        let flush = Box::pin(async { connection.on_flush(true) });
+        connection.observe(flush).await;
+        let progress = format!("{:?}", connection.progress());
+        assert_eq!(progress, "Progress { pieces: None, written: None }");
     }
 }
 

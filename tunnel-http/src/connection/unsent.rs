@@ -6,13 +6,18 @@
 //!
 //! hyper considers an answer done when h2 has its end. From then on nothing watches the stream, and nothing can reset
 //! it: its bytes stay with h2 for as long as the peer gives no window, or its socket takes nothing. So one connection
-//! may have [`FINISHED_BYTES`] of such answers.
+//! may have [`FINISHED_BYTES`] of such answers. Heads and trailers wait for the socket alone; those that it has not taken
+//! are [`HEADS_BYTES`] at most, and further ones are not given.
 
+use std::future::{Future, poll_fn};
+use std::io;
+use std::pin::Pin;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicIsize, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicIsize, AtomicU64, AtomicUsize, Ordering};
 use std::task::{Context, Poll, Waker};
 
 use bytes::{Buf, Bytes};
+use http::{HeaderMap, HeaderName, HeaderValue};
 use parking_lot::Mutex;
 
 use super::unread::PIECE_BYTES;
@@ -29,22 +34,75 @@ pub(super) const PIECE_COST: usize = 512;
 /// wait while one is written. About 90 pieces of a few bytes.
 pub(super) const UNSENT_BYTES: usize = 3 * (PIECE_BYTES + PIECE_COST);
 
+/// Most bytes of heads and trailer sections on one connection that its socket has not taken, by [`fields_cost`]. One
+/// always has room. As many small heads as there may be streams have it, several times.
+pub(super) const HEADS_BYTES: usize = 1024 * 1024;
+
+/// What is counted for a field line beside its name and value: about what a header map keeps for it.
+const FIELD_COST: usize = 100;
+
+/// What h2 holds for a head or a trailer section, until the socket takes it.
+pub(super) fn fields_cost(fields: &HeaderMap) -> usize {
+    let cost =
+        |(name, value): (&HeaderName, &HeaderValue)| name.as_str().len() + value.len() + FIELD_COST;
+    PIECE_COST + fields.iter().map(cost).sum::<usize>()
+}
+
 /// The last bit of an [`AnswerBytes`]'s count: the answer is over, so that its pieces count for the connection.
 const IS_FINISHED: usize = 1 << (usize::BITS - 1);
 
-/// The finished responses of one connection that have not left h2.
+/// The finished responses of one connection that have not left h2, and the heads of all.
 #[derive(Debug, Default)]
 pub(super) struct Unsent {
+    /// Bytes of finished responses that wait for window and socket.
     bytes: AtomicIsize,
     /// The number of pieces of such responses that have left.
     left: AtomicUsize,
+    heads: Mutex<Heads>,
+    /// Bytes that the socket has taken.
+    written: AtomicU64,
+    /// Whether the socket's last operation was a complete flush.
+    is_flushed: AtomicBool,
+}
+
+/// Heads and trailer sections that wait for the socket alone.
+#[derive(Debug, Default)]
+struct Heads {
+    /// Their bytes, by [`fields_cost`].
+    queued: usize,
+    /// How many of these h2 had before the current poll of the connection.
+    before_poll: usize,
+    /// Tasks that wait for room.
+    waiting: Vec<Waker>,
+}
+
+/// How much has left h2 of what waits in it.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Progress {
+    /// The number of pieces of finished responses that have left; `None` if none is there.
+    pieces: Option<usize>,
+    /// Bytes that the socket has taken; `None` if no head is there.
+    written: Option<u64>,
+}
+
+impl Progress {
+    /// Whether something waits in h2, and as good as nothing of it has left since `before`.
+    pub(super) fn is_stuck_since(&self, before: &Self) -> bool {
+        let are_pieces_stuck = self.pieces.is_some() && self.pieces == before.pieces;
+        let are_heads_stuck = matches!(
+            (before.written, self.written),
+            (Some(before), Some(now)) if now - before < PIECE_BYTES as u64
+        );
+        are_pieces_stuck || are_heads_stuck
+    }
 }
 
 impl Unsent {
     /// Counts bytes of a response that ends now; `false` if there is no room for them.
     pub(super) fn finish(&self, bytes: usize) -> bool {
         let bytes = bytes.cast_signed();
-        let has_room = self.bytes.load(Ordering::Relaxed) + bytes <= FINISHED_BYTES.cast_signed();
+        let held = self.bytes.load(Ordering::Relaxed);
+        let has_room = held <= 0 || held + bytes <= FINISHED_BYTES.cast_signed();
         if has_room {
             self.bytes.fetch_add(bytes, Ordering::Relaxed);
         }
@@ -56,10 +114,79 @@ impl Unsent {
         self.left.fetch_add(1, Ordering::Relaxed);
     }
 
-    /// The number of pieces that have left; `None` while no finished answer waits in h2.
-    pub(super) fn progress(&self) -> Option<usize> {
-        let has_any = self.bytes.load(Ordering::Relaxed) > 0;
-        has_any.then(|| self.left.load(Ordering::Relaxed))
+    /// Counts a head or trailer section that h2 gets next; pending while there is no room for it.
+    pub(super) fn poll_head(&self, cx: &Context<'_>, bytes: usize) -> Poll<()> {
+        let mut heads = self.heads.lock();
+        if heads.queued > 0 && heads.queued + bytes > HEADS_BYTES {
+            if !heads
+                .waiting
+                .iter()
+                .any(|waker| waker.will_wake(cx.waker()))
+            {
+                heads.waiting.push(cx.waker().clone());
+            }
+            return Poll::Pending;
+        }
+        heads.queued += bytes;
+        Poll::Ready(())
+    }
+
+    /// Polls the connection to its end. Heads that h2 had before a poll have left after it if its last operation on the
+    /// socket was a complete flush.
+    pub(super) async fn observe<C: Future + Unpin>(&self, mut connection: C) {
+        poll_fn(|cx| {
+            self.is_flushed.store(false, Ordering::Relaxed);
+            let mut heads = self.heads.lock();
+            heads.before_poll = heads.queued;
+            drop(heads);
+            let ended = Pin::new(&mut connection).poll(cx);
+            if self.is_flushed.load(Ordering::Relaxed) {
+                self.on_heads_left();
+            }
+            ended.map(drop)
+        })
+        .await;
+    }
+
+    fn on_heads_left(&self) {
+        let mut heads = self.heads.lock();
+        heads.queued -= std::mem::take(&mut heads.before_poll);
+        let waiting = std::mem::take(&mut heads.waiting);
+        drop(heads);
+        waiting.into_iter().for_each(Waker::wake);
+    }
+
+    /// Notes a write of the socket.
+    pub(super) fn on_write(&self, written: &Poll<io::Result<usize>>) {
+        self.is_flushed.store(false, Ordering::Relaxed);
+        if let Poll::Ready(Ok(bytes)) = written {
+            self.written.fetch_add(*bytes as u64, Ordering::Relaxed);
+        }
+    }
+
+    /// Notes a flush of the socket.
+    pub(super) fn on_flush(&self, is_complete: bool) {
+        self.is_flushed.store(is_complete, Ordering::Relaxed);
+    }
+
+    /// Bytes that the socket has taken.
+    pub(super) fn written(&self) -> u64 {
+        self.written.load(Ordering::Relaxed)
+    }
+
+    #[cfg(test)]
+    pub(super) fn has_no_pieces(&self) -> bool {
+        self.bytes.load(Ordering::Relaxed) == 0
+    }
+
+    /// How much has left so far.
+    pub(super) fn progress(&self) -> Progress {
+        let has_pieces = self.bytes.load(Ordering::Relaxed) > 0;
+        let has_heads = self.heads.lock().queued > 0;
+        Progress {
+            pieces: has_pieces.then(|| self.left.load(Ordering::Relaxed)),
+            written: has_heads.then(|| self.written()),
+        }
     }
 }
 
@@ -69,6 +196,8 @@ pub(super) struct AnswerBytes {
     connection: Arc<Unsent>,
     /// Bytes that have not left, and [`IS_FINISHED`].
     bytes: AtomicUsize,
+    /// Bytes of the trailer section that h2 has behind these.
+    trailers: AtomicUsize,
     /// Woken when a piece has left.
     waiting: Mutex<Option<Waker>>,
 }
@@ -78,6 +207,7 @@ impl AnswerBytes {
         Arc::new(Self {
             connection: connection.clone(),
             bytes: AtomicUsize::new(0),
+            trailers: AtomicUsize::new(0),
             waiting: Mutex::default(),
         })
     }
@@ -104,19 +234,25 @@ impl AnswerBytes {
         Poll::Ready(())
     }
 
-    /// Ready when the response may end: all of it has left, or the connection has room for the rest.
-    pub(super) fn poll_end(&self, cx: &Context<'_>) -> Poll<()> {
+    /// Ready when the response may end, with `trailers` bytes of trailers: all of it has left, and there is room for
+    /// them, or the connection has room for the rest.
+    pub(super) fn poll_end(&self, cx: &Context<'_>, trailers: usize) -> Poll<()> {
         let unsent = self.bytes();
-        if unsent > 0 && !self.connection.finish(unsent) {
+        if unsent > 0 && !self.connection.finish(unsent + trailers) {
             *self.waiting.lock() = Some(cx.waker().clone());
             // The last piece may have left before the waker was registered.
-            return match self.bytes() {
-                0 => Poll::Ready(()),
-                _ => Poll::Pending,
-            };
+            if self.bytes() > 0 {
+                return Poll::Pending;
+            }
+        } else if unsent > 0 {
+            self.trailers.store(trailers, Ordering::Release);
+            self.finish(unsent);
+            return Poll::Ready(());
         }
-        self.finish(unsent);
-        Poll::Ready(())
+        match trailers {
+            0 => Poll::Ready(()),
+            _ => self.connection.poll_head(cx, trailers),
+        }
     }
 
     /// Transfers the count of the pieces to the connection, which has already counted the `unsent` bytes.
@@ -125,14 +261,29 @@ impl AnswerBytes {
         if unsent_now < unsent {
             self.connection.release(unsent - unsent_now);
         }
+        if unsent_now == 0 {
+            self.on_all_left();
+        }
     }
 
     fn release(&self, bytes: usize) {
         let before = self.bytes.fetch_sub(bytes, Ordering::AcqRel);
         if before & IS_FINISHED != 0 {
             self.connection.release(bytes);
+            if before & !IS_FINISHED == bytes {
+                self.on_all_left();
+            }
         } else if let Some(waiting) = self.waiting.lock().take() {
             waiting.wake();
+        }
+    }
+
+    /// The trailer section now waits for the socket alone.
+    fn on_all_left(&self) {
+        let trailers = self.trailers.swap(0, Ordering::AcqRel);
+        if trailers > 0 {
+            self.connection.heads.lock().queued += trailers;
+            self.connection.release(trailers);
         }
     }
 }
