@@ -8,13 +8,17 @@
 //!
 //! In: the bytes that each session holds, reported in steps of `STEP_BYTES`, and a limit for each account.
 //! Out: whether receive windows may grow ([`MemoryAccount::is_scarce`]). Above its limit an account resets
-//! single streams, the largest in the session that holds the most, until it is within the limit again. One
+//! single streams, the largest in the session that holds the most, until it is within the limit again, by a margin that
+//! grows with the number of its parts: so the search among them is paid for by what may be received until the next. One
 //! runtime never causes the reset of another's stream as long as the sum of the runtimes' limits is below
 //! the node's.
 
-use std::sync::{
-    Arc, Weak,
-    atomic::{AtomicIsize, AtomicUsize, Ordering},
+use std::{
+    collections::BinaryHeap,
+    sync::{
+        Arc, Weak,
+        atomic::{AtomicIsize, AtomicUsize, Ordering},
+    },
 };
 
 use parking_lot::Mutex;
@@ -25,6 +29,11 @@ pub(crate) const STEP_BYTES: usize = 32 * 1024;
 /// Most streams reset at once: more than the bytes of one read can make necessary.
 const SHED_AT_ONCE: usize = 64;
 
+/// How far below its limit an account comes by resetting streams: so much for each of its parts, but no more than this
+/// fraction of the limit. An account of 10,000 runtimes then looks at all of them once for some MiB received.
+const MARGIN_BYTES: usize = 16 * 1024;
+const MARGIN_FRACTION: usize = 64;
+
 /// A count of held bytes, with a limit.
 #[derive(Debug)]
 pub struct MemoryAccount {
@@ -33,6 +42,8 @@ pub struct MemoryAccount {
     limit: AtomicUsize,
     parent: Option<Arc<Self>>,
     parts: Mutex<Vec<Weak<dyn AccountPart>>>,
+    /// The held bytes from which on streams are searched for again, after a search that found none. 0 otherwise.
+    search_from: AtomicUsize,
 }
 
 /// A part of an account: a session, or an account within it.
@@ -66,6 +77,7 @@ impl MemoryAccount {
             limit: AtomicUsize::new(limit),
             parent,
             parts: Mutex::default(),
+            search_from: AtomicUsize::new(0),
         }
     }
 
@@ -117,14 +129,42 @@ impl MemoryAccount {
     /// Resets streams until this account and its parents are within their limits, or none can be reset. To
     /// be called without a session's lock.
     pub(crate) fn keep_limit(&self) {
-        for _ in 0..SHED_AT_ONCE {
-            if !self.is_over() || !self.shed() {
-                break;
-            }
+        if !self.is_over() {
+            self.search_from.store(0, Ordering::Relaxed);
+        } else if self.held() >= self.search_from.load(Ordering::Relaxed) {
+            self.relieve();
         }
         if let Some(parent) = &self.parent {
             parent.keep_limit();
         }
+    }
+
+    /// Resets streams, each time one of the part that holds the most.
+    fn relieve(&self) {
+        let parts = self.live_parts();
+        let limit = self.limit();
+        let margin = (parts.len() * MARGIN_BYTES).min(limit / MARGIN_FRACTION);
+        let numbered = parts.iter().enumerate();
+        let mut by_held: BinaryHeap<_> = numbered.map(|(at, part)| (part.held(), at)).collect();
+        let mut shed = 0;
+        while shed < SHED_AT_ONCE && self.held() > limit - margin {
+            let Some((_, at)) = by_held.pop() else {
+                // No part has a stream to reset. What is held may go, and more may come.
+                self.search_from
+                    .store(self.held() + margin, Ordering::Relaxed);
+                return;
+            };
+            if parts[at].shed() {
+                shed += 1;
+                by_held.push((parts[at].held(), at));
+            }
+        }
+    }
+
+    /// The parts that exist. Used without the lock: dropping the last reference to a session may lock its account's
+    /// parts.
+    fn live_parts(&self) -> Vec<Arc<dyn AccountPart>> {
+        self.parts.lock().iter().filter_map(Weak::upgrade).collect()
     }
 
     /// Makes a session, or another account, a part of this one, so that its streams can be reset.
@@ -148,12 +188,90 @@ impl AccountPart for MemoryAccount {
     }
 
     fn shed(&self) -> bool {
-        let parts = self.parts.lock();
-        // Upgraded first and used without the lock: dropping the last reference to a session may lock its
-        // account's parts.
-        let live: Vec<_> = parts.iter().filter_map(Weak::upgrade).collect();
-        drop(parts);
-        let largest = live.iter().max_by_key(|part| part.held());
+        let parts = self.live_parts();
+        let largest = parts.iter().max_by_key(|part| part.held());
         largest.is_some_and(|part| part.shed())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A session that counts how often it is looked at.
+    struct Part {
+        account: Arc<MemoryAccount>,
+        held: AtomicUsize,
+        stream_bytes: usize,
+        looks: AtomicUsize,
+    }
+
+    impl Part {
+        fn new(account: &Arc<MemoryAccount>, stream_bytes: usize) -> Arc<Self> {
+            let part = Arc::new(Self {
+                account: account.clone(),
+                held: AtomicUsize::new(0),
+                stream_bytes,
+                looks: AtomicUsize::new(0),
+            });
+            let entered: Weak<Self> = Arc::downgrade(&part);
+            account.enter(entered);
+            part
+        }
+
+        fn receive(&self, bytes: usize) {
+            self.held.fetch_add(bytes, Ordering::Relaxed);
+            self.account.hold(bytes);
+            self.account.keep_limit();
+        }
+    }
+
+    impl AccountPart for Part {
+        fn held(&self) -> usize {
+            self.looks.fetch_add(1, Ordering::Relaxed);
+            self.held.load(Ordering::Relaxed)
+        }
+
+        fn shed(&self) -> bool {
+            let can_shed = self.stream_bytes > 0 && self.held() >= self.stream_bytes;
+            if can_shed {
+                self.held.fetch_sub(self.stream_bytes, Ordering::Relaxed);
+                self.account.release(self.stream_bytes);
+            }
+            can_shed
+        }
+    }
+
+    #[test]
+    fn many_parts_of_a_full_account_are_not_all_looked_at_for_each_read() {
+        const READ_BYTES: usize = 16 * 1024;
+        for stream_bytes in [READ_BYTES, 0] {
+            let node = MemoryAccount::new(64 * 1024 * 1024);
+            let parts: Vec<_> = (0..1_000).map(|_| Part::new(&node, stream_bytes)).collect();
+            let reads = 20_000;
+            for read in 0..reads {
+                parts[read % parts.len()].receive(READ_BYTES);
+                assert!(stream_bytes == 0 || node.held() <= node.limit());
+            }
+            let looks = |part: &Arc<Part>| part.looks.load(Ordering::Relaxed);
+            let looks: usize = parts.iter().map(looks).sum();
+            assert!(looks < 50 * reads, "{looks}");
+        }
+    }
+
+    #[test]
+    fn the_part_that_holds_the_most_is_relieved_and_others_when_it_has_no_stream() {
+        let node = MemoryAccount::new(1_000_000);
+        let part = |stream_bytes| {
+            let runtime = MemoryAccount::within(&node, usize::MAX);
+            Part::new(&runtime, stream_bytes)
+        };
+        let all = [part(100_000), part(100_000), part(0)];
+        all[2].receive(500_000);
+        all[0].receive(300_000);
+        all[1].receive(210_000);
+        let held = |at: usize| all[at].held.load(Ordering::Relaxed);
+        assert_eq!((held(0), held(1), held(2)), (200_000, 210_000, 500_000));
+        assert_eq!(node.held(), 910_000);
     }
 }

@@ -369,7 +369,7 @@ impl<IO: AsyncRead + AsyncWrite + Unpin> Driver<IO> {
                     work += text.len();
                     self.on_control(&text)?;
                 }
-                Some(Ok(Received::Ping(_))) => {}
+                Some(Ok(Received::Part | Received::Ping(_))) => {}
                 Some(Ok(Received::Pong(payload))) => self.on_pong(&payload),
                 Some(Ok(Received::Close(reason))) => {
                     let reason = reason.unwrap_or(CloseReason::Other(1005));

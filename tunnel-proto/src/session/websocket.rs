@@ -40,6 +40,8 @@ pub(super) const READ_BYTES: (usize, usize) = (4 * 1024, 16 * 1024);
 pub(super) enum Received {
     /// Bytes of the multiplexer.
     Data(Bytes),
+    /// An empty frame of binary messages, or a part of a control message: nothing to pass on, but work that counts.
+    Part,
     /// A control message.
     Control(String),
     /// A ping with its payload; the pong is queued, a flush sends it.

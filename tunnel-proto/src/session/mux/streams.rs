@@ -177,6 +177,15 @@ impl Streams {
             stream.is_acknowledged = true;
             self.unacknowledged -= 1;
         }
+        let value = header.value as usize;
+        if header.kind == FrameKind::Data && value > 0 {
+            if stream.has_ended && !stream.is_shed {
+                return Err(MuxError::Protocol("data after a stream's end"));
+            }
+            if !stream.receive.allows(value) {
+                return Err(MuxError::Protocol("more data than the window allows"));
+            }
+        }
         if header.flags & RST != 0 {
             stream.reset(&mut self.woken);
             // Its user has no use for the granted turn any more.
@@ -185,17 +194,12 @@ impl Streams {
             }
             return Ok(());
         }
-        let value = header.value as usize;
         if header.kind == FrameKind::WindowUpdate {
             stream.send += value;
             if stream.send > u32::MAX as usize {
                 return Err(MuxError::Protocol("a send window that overflows"));
             }
             self.woken.extend(stream.write_waker.take());
-        } else if stream.has_ended && value > 0 && !stream.is_shed {
-            return Err(MuxError::Protocol("data after a stream's end"));
-        } else if !stream.receive.allows(value) {
-            return Err(MuxError::Protocol("more data than the window allows"));
         }
         if header.flags & FIN != 0 && (header.kind == FrameKind::WindowUpdate || value == 0) {
             self.on_end(header.stream);

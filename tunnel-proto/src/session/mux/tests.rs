@@ -210,11 +210,17 @@ fn data_beyond_the_window_is_never_stored() {
     streams
         .receive(Bytes::copy_from_slice(&header(SYN, 1, 0)))
         .unwrap();
-    let reset = header(RST, 1, flood.len() as u32);
-    streams
-        .receive([&reset[..], &flood].concat().into())
-        .unwrap();
+    let fits = [&header(RST, 1, 100)[..], &[0; 100]].concat();
+    streams.receive(fits.into()).unwrap();
     assert_eq!(streams.poll_read(1, &context(), None), Poll::Ready(None));
+    let again = Bytes::copy_from_slice(&header(RST, 1, 100));
+    assert!(matches!(streams.receive(again), Err(MuxError::Protocol(_))));
+    // With a reset.
+    let mut streams = Streams::new(Side::Client);
+    let opened = Bytes::copy_from_slice(&header(SYN, 1, 0));
+    streams.receive(opened).unwrap();
+    let reset = Bytes::copy_from_slice(&header(RST, 1, flood.len() as u32));
+    assert!(matches!(streams.receive(reset), Err(MuxError::Protocol(_))));
     // For a stream that does not exist, but could be opened while the frame is being received.
     let mut streams = Streams::new(Side::Server);
     let early = Bytes::copy_from_slice(&header(0, 1, flood.len() as u32));

@@ -1,8 +1,8 @@
 //! Parses received bytes into WebSocket messages (RFC 6455 section 5).
 //!
 //! In: bytes as they arrive. Out: pieces of binary messages as soon as they are there, whole text messages
-//! and control frames. Buffers no more than one text message or control frame, and checks all that the RFC
-//! demands of a frame.
+//! and control frames. Each frame yields an item, so that the caller can count the work that it causes. Buffers no
+//! more than one text message or control frame, and checks all that the RFC demands of a frame.
 
 use std::{io::Cursor, str};
 
@@ -59,39 +59,35 @@ impl Incoming {
 
     /// The next item; `None` when more bytes are needed.
     pub(super) fn next(&mut self) -> Result<Option<Received>, WebSocketError> {
-        loop {
-            if self.frame.is_none() && !self.read_header()? {
-                return Ok(None);
-            }
-            let Some(frame) = &mut self.frame else {
-                return Ok(None);
-            };
-            let is_binary = matches!(frame.opcode, OpCode::Data(_))
-                && self.message.is_some_and(|message| !message.is_text);
-            if is_binary {
-                if frame.left > 0 && self.buffer.is_empty() {
-                    return Ok(None);
-                }
-                let mut piece = self.buffer.split_to(frame.left.min(self.buffer.len()));
-                unmask(&mut piece, &mut frame.mask);
-                frame.left -= piece.len();
-                if frame.left == 0 {
-                    self.end_data_frame();
-                }
-                if !piece.is_empty() {
-                    return Ok(Some(Received::Data(piece.freeze())));
-                }
-            } else {
-                if self.buffer.len() < frame.left {
-                    return Ok(None);
-                }
-                let mut payload = self.buffer.split_to(frame.left);
-                unmask(&mut payload, &mut frame.mask);
-                if let Some(received) = self.on_payload(payload.freeze())? {
-                    return Ok(Some(received));
-                }
-            }
+        if self.frame.is_none() && !self.read_header()? {
+            return Ok(None);
         }
+        let Some(frame) = &mut self.frame else {
+            return Ok(None);
+        };
+        let is_binary = matches!(frame.opcode, OpCode::Data(_))
+            && self.message.is_some_and(|message| !message.is_text);
+        if is_binary {
+            if frame.left > 0 && self.buffer.is_empty() {
+                return Ok(None);
+            }
+            let mut piece = self.buffer.split_to(frame.left.min(self.buffer.len()));
+            unmask(&mut piece, &mut frame.mask);
+            frame.left -= piece.len();
+            if frame.left == 0 {
+                self.end_data_frame();
+            }
+            return Ok(Some(match piece.is_empty() {
+                true => Received::Part,
+                false => Received::Data(piece.freeze()),
+            }));
+        }
+        if self.buffer.len() < frame.left {
+            return Ok(None);
+        }
+        let mut payload = self.buffer.split_to(frame.left);
+        unmask(&mut payload, &mut frame.mask);
+        self.on_payload(payload.freeze())
     }
 
     /// Parses the header of a frame; false when it is incomplete.
@@ -176,7 +172,7 @@ impl Incoming {
                 let is_whole = frame.is_final;
                 self.end_data_frame();
                 if !is_whole {
-                    return Ok(None);
+                    return Ok(Some(Received::Part));
                 }
                 let text = String::from_utf8(std::mem::take(&mut self.text));
                 return text

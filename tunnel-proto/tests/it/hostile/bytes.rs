@@ -143,21 +143,24 @@ async fn a_peer_with_unread_input_still_receives_the_close_reason() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn messages_without_content_do_not_starve_other_tasks() {
-    const PINGS: usize = 20_000;
-    let mut drivers = Drivers::default();
-    let (ours, theirs) = duplex(1024 * 1024);
-    let (server, _events, peer) =
-        Peer::over(ours, Box::new(theirs), Side::Server, &mut drivers).await;
-    let mut connection = peer.into_connection();
-    settle().await;
-    let before = drivers.polls();
-    // A masked ping without content.
-    let pings = [0x89, 0x80, 0, 0, 0, 0].repeat(PINGS);
-    connection.write_all(&pings).await.unwrap();
-    settle().await;
-    let polls = drivers.polls() - before;
-    assert!(!server.is_closed());
-    // Each message counts for at least 256 bytes, and a poll handles 128 KiB.
-    assert!(polls >= PINGS / 512, "{polls} polls for {PINGS} pings");
+async fn frames_without_content_do_not_starve_other_tasks() {
+    const FRAMES: usize = 20_000;
+    // Masked: pings, binary messages, and the parts of one binary message, and of one text message.
+    for (first, frame) in [(0x89, 0x89), (0x82, 0x82), (0x02, 0x00), (0x01, 0x00)] {
+        let mut drivers = Drivers::default();
+        let (ours, theirs) = duplex(1024 * 1024);
+        let (server, _events, peer) =
+            Peer::over(ours, Box::new(theirs), Side::Server, &mut drivers).await;
+        let mut connection = peer.into_connection();
+        settle().await;
+        let before = drivers.polls();
+        let mut frames = vec![first, 0x80, 0, 0, 0, 0];
+        frames.extend([frame, 0x80, 0, 0, 0, 0].repeat(FRAMES));
+        connection.write_all(&frames).await.unwrap();
+        settle().await;
+        let polls = drivers.polls() - before;
+        assert!(!server.is_closed());
+        // Each frame counts for at least 256 bytes, and a poll handles 128 KiB.
+        assert!(polls >= FRAMES / 512, "{polls} polls for {frame:#x}");
+    }
 }

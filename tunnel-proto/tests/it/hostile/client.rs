@@ -618,6 +618,16 @@ async fn unread_responses_stay_within_their_account_and_fail_with_a_problem() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn a_reset_with_more_than_the_window_ends_the_session() {
+    let mut attack = Attack::start().await;
+    let stream = attack.start_exchange().await;
+    let frame = Frame::bare(DATA, RST, stream, 1_000_000);
+    attack.peer.frame(frame).await;
+    assert_eq!(attack.peer.close_code().await, BROKEN);
+    attack.end().await;
+}
+
+#[tokio::test(start_paused = true)]
 async fn bytes_for_streams_that_never_existed_end_the_session() {
     let mut attack = Attack::start().await;
     let stream = attack.start_exchange().await;
