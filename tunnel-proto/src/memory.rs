@@ -6,7 +6,8 @@
 //!   session ───▶ account of a runtime ─┴─▶ account of the node
 //! ```
 //!
-//! In: the bytes that each session holds, reported in steps of `STEP_BYTES`, and a limit for each account.
+//! In: the bytes that each session holds, reported in steps of `STEP_BYTES`, the long heads of open requests, and a limit
+//! for each account.
 //! Out: whether receive windows may grow ([`MemoryAccount::is_scarce`]). Above its limit an account resets
 //! single streams, the largest in the session that holds the most, until it is within the limit again, by a margin that
 //! grows with the number of its parts: so the search among them is paid for by what may be received until the next. One
@@ -34,12 +35,36 @@ const SHED_AT_ONCE: usize = 64;
 const MARGIN_BYTES: usize = 16 * 1024;
 const MARGIN_FRACTION: usize = 64;
 
+/// Heads of requests up to this length are not counted: the limits on exchanges bound them.
+pub const UNCOUNTED_HEAD_BYTES: usize = 4 * 1024;
+
+/// The heads of open requests hold as much of an account as they may.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[error("the heads of open requests hold as much memory as they may")]
+pub struct HeadsFull;
+
+/// The count of the head of an open request, which ends when this is dropped.
+#[derive(Debug)]
+pub struct HeldHead {
+    account: Arc<MemoryAccount>,
+    bytes: usize,
+}
+
+impl Drop for HeldHead {
+    fn drop(&mut self) {
+        self.account.heads.fetch_sub(self.bytes, Ordering::Relaxed);
+        self.account.release(self.bytes);
+    }
+}
+
 /// A count of held bytes, with a limit.
 #[derive(Debug)]
 pub struct MemoryAccount {
     /// Below zero for a moment when one thread releases bytes before another has counted them.
     held: AtomicIsize,
     limit: AtomicUsize,
+    /// The part of `held` that are heads of requests.
+    heads: AtomicUsize,
     parent: Option<Arc<Self>>,
     parts: Mutex<Vec<Weak<dyn AccountPart>>>,
     /// The held bytes from which on streams are searched for again, after a search that found none. 0 otherwise.
@@ -75,6 +100,7 @@ impl MemoryAccount {
         Self {
             held: AtomicIsize::new(0),
             limit: AtomicUsize::new(limit),
+            heads: AtomicUsize::new(0),
             parent,
             parts: Mutex::default(),
             search_from: AtomicUsize::new(0),
@@ -124,6 +150,37 @@ impl MemoryAccount {
         if let Some(parent) = &self.parent {
             parent.release(bytes);
         }
+    }
+
+    /// Counts the head of an open request, unless it is short. No stream can be reset for it, so all heads may hold no
+    /// more than `most`.
+    ///
+    /// # Errors
+    /// When they would. Nothing is counted then.
+    pub fn hold_head(
+        self: &Arc<Self>,
+        bytes: usize,
+        most: usize,
+    ) -> Result<Option<HeldHead>, HeadsFull> {
+        if bytes <= UNCOUNTED_HEAD_BYTES {
+            return Ok(None);
+        }
+        let add = |heads: usize| heads.checked_add(bytes).filter(|heads| *heads <= most);
+        let added = self
+            .heads
+            .fetch_update(Ordering::Relaxed, Ordering::Relaxed, add);
+        added.map_err(|_| HeadsFull)?;
+        self.hold(bytes);
+        Ok(Some(HeldHead {
+            account: self.clone(),
+            bytes,
+        }))
+    }
+
+    /// Bytes held by heads of open requests.
+    #[must_use]
+    pub fn heads(&self) -> usize {
+        self.heads.load(Ordering::Relaxed)
     }
 
     /// Resets streams until this account and its parents are within their limits, or none can be reset. To
@@ -257,6 +314,21 @@ mod tests {
             let looks: usize = parts.iter().map(looks).sum();
             assert!(looks < 50 * reads, "{looks}");
         }
+    }
+
+    #[test]
+    fn long_heads_are_counted_while_they_are_held_and_bounded() {
+        let node = MemoryAccount::new(1_000_000);
+        let runtime = MemoryAccount::within(&node, 500_000);
+        let hold = |bytes| runtime.hold_head(bytes, 100_000);
+        assert!(hold(UNCOUNTED_HEAD_BYTES).unwrap().is_none());
+        let held = [hold(60_000).unwrap(), hold(40_000).unwrap()];
+        assert_eq!(hold(5_000).unwrap_err(), HeadsFull);
+        assert!(hold(1_000).unwrap().is_none());
+        let counts = || (runtime.heads(), runtime.held(), node.held());
+        assert_eq!(counts(), (100_000, 100_000, 100_000));
+        drop(held);
+        assert_eq!(counts(), (0, 0, 0));
     }
 
     #[test]

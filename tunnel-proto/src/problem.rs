@@ -115,7 +115,7 @@ reasons! {
     AddressLimit = "address_limit", TOO_MANY_REQUESTS, "connection_limit_reached", Tunnel, "the platform client's address or network has its share of a limit open";
     WebsocketLimit = "websocket_limit", SERVICE_UNAVAILABLE, "connection_limit_reached", Tunnel, "the runtime has as many upgraded connections open as it may";
     ServerLimit = "server_limit", SERVICE_UNAVAILABLE, "connection_limit_reached", Tunnel, "a limit of the whole server is reached";
-    MemoryLimit = "memory_limit", SERVICE_UNAVAILABLE, "connection_limit_reached", Tunnel, "more received bytes are unread than the runtime, or the whole program, may hold; this exchange held the most";
+    MemoryLimit = "memory_limit", SERVICE_UNAVAILABLE, "connection_limit_reached", Tunnel, "more received bytes are unread than the runtime, or the whole program, may hold, and this exchange held the most; or its head is long, and the heads of open requests hold as much as they may";
     SessionLost = "session_lost", BAD_GATEWAY, "connection_terminated", Tunnel, "the session ended before the answer's head, and the request must not be sent again";
     NotHeld = "not_held", SERVICE_UNAVAILABLE, "destination_unavailable", Tunnel, "the server node that the request was forwarded to has no session of the runtime any more; only between nodes";
     PeerLost = "peer_lost", BAD_GATEWAY, "connection_terminated", Tunnel, "the server node that the request was forwarded to was lost before the answer's head, and the request must not be sent again";

@@ -24,7 +24,7 @@ use arc_swap::ArcSwapOption;
 use ipnet::IpNet;
 use parking_lot::Mutex;
 use tunnel_proto::{
-    memory::MemoryAccount,
+    memory::{HeldHead, MemoryAccount},
     problem::{Hop, Problem, Reason},
 };
 
@@ -48,6 +48,10 @@ static NUMBER: AtomicU64 = AtomicU64::new(0);
 /// One runtime may use this fraction, a quarter, of the node's memory for received bytes, so that a few runtimes at their
 /// limit leave memory for the others.
 const MEMORY_SHARE: usize = 4;
+
+/// The long heads of a runtime's open requests may hold this fraction, an eighth, of its memory for received bytes, so that
+/// no stream has to be reset for them; with the default settings 32 MiB, half of what its client has.
+const HEADS_SHARE: usize = 8;
 
 /// The usage and limits of all runtimes of this node together, and the default limits of one runtime.
 #[derive(Debug)]
@@ -114,6 +118,21 @@ pub struct Waiting<'a> {
     _own: WaitingPermit<'a>,
     _node: WaitingPermit<'a>,
     _share: Option<WaitingShare>,
+}
+
+/// The count of the long head of an open request, which ends when this is dropped.
+#[derive(Debug)]
+pub struct CountedHead {
+    _held: HeldHead,
+    share: Option<(Share, usize)>,
+}
+
+impl Drop for CountedHead {
+    fn drop(&mut self) {
+        if let Some((share, bytes)) = &self.share {
+            share.leave(Counted::HeadBytes, *bytes);
+        }
+    }
 }
 
 /// A count of things or bytes with a limit.
@@ -325,6 +344,38 @@ impl Budget {
         Ok(permit)
     }
 
+    /// Counts the outgoing head of an open request, for the address of `usage`, unless it is short.
+    ///
+    /// # Errors
+    /// When the heads of the runtime's requests, or the address's part of them, would be more than they may.
+    pub fn hold_head(
+        &self,
+        usage: Option<&Arc<Usage>>,
+        bytes: usize,
+    ) -> Result<Option<CountedHead>, Problem> {
+        let most = self.memory.limit() / HEADS_SHARE;
+        let held = self.memory.hold_head(bytes, most).map_err(|full| {
+            let detail = format!("{full}: {most} bytes of the runtime's memory");
+            limit_reached(Reason::MemoryLimit, detail)
+        })?;
+        let Some(held) = held else {
+            return Ok(None);
+        };
+        let share = usage.map(|usage| {
+            let free = Free {
+                runtime: most.saturating_sub(self.memory.heads()),
+                node: usize::MAX,
+            };
+            let share = usage.at(self.number);
+            share.enter(Counted::HeadBytes, bytes, free)?;
+            Ok((share, bytes))
+        });
+        Ok(Some(CountedHead {
+            _held: held,
+            share: share.transpose()?,
+        }))
+    }
+
     /// Counts an upgraded connection, here and at the node.
     fn enter_websocket(&self) -> Result<(), Problem> {
         self.websockets.enter(1).map_err(|max| {
@@ -512,6 +563,49 @@ mod tests {
     use tunnel_http::permits::AddressState;
 
     use super::*;
+
+    #[test]
+    fn long_heads_hold_a_part_of_the_memory_and_an_address_a_part_of_that() {
+        const HEAD_BYTES: usize = 100 * 1024;
+        let node = Arc::new(NodeBudget::default());
+        node.set(
+            NodeLimits {
+                buffered_bytes: Some(1 << 30),
+                ..NodeLimits::default()
+            },
+            RuntimeLimits::default(),
+        );
+        let budget = Budget::new(node.clone());
+        let most = (1 << 30) / MEMORY_SHARE / HEADS_SHARE;
+        let mut held = Vec::new();
+        let mut fill = |usage: &Arc<Usage>| {
+            let before = held.len();
+            let refused = loop {
+                match budget.hold_head(Some(usage), HEAD_BYTES) {
+                    Ok(head) => held.push(head.unwrap()),
+                    Err(problem) => break problem,
+                }
+            };
+            assert!(budget.hold_head(Some(usage), 4_000).unwrap().is_none());
+            (held.len() - before, refused.reason())
+        };
+        let usage = || Arc::new(Usage::new(&Arc::default()));
+        let first = usage();
+        let (count, reason) = fill(&first);
+        assert_eq!(reason, Reason::AddressLimit);
+        assert!((count * HEAD_BYTES).abs_diff(most / 2) <= 2 * HEAD_BYTES);
+        let (count, _) = fill(&usage());
+        assert!(count * HEAD_BYTES >= most / 5, "{count}");
+        while let Ok(head) = budget.hold_head(None, HEAD_BYTES) {
+            held.push(head.unwrap());
+        }
+        assert!(node.buffered() <= most);
+        let refused = budget.hold_head(None, HEAD_BYTES).unwrap_err();
+        assert_eq!(refused.reason(), Reason::MemoryLimit);
+        held.clear();
+        assert_eq!((node.buffered(), budget.memory.heads()), (0, 0));
+        assert!(budget.hold_head(Some(&first), HEAD_BYTES).is_ok());
+    }
 
     fn limited(limits: RuntimeLimits) -> (Arc<NodeBudget>, Arc<Budget>) {
         let node = Arc::new(NodeBudget::default());

@@ -22,6 +22,7 @@ use super::{
 use crate::{
     bhttp::{Decoder, Event, Limits, RequestHead, encode},
     fields, limits,
+    memory::{HeadsFull, HeldHead},
     problem::{Hop, Problem, Reason},
     session::{AcceptedStream, Outstanding, acceptance::ACCEPTED, mux::MuxStream},
 };
@@ -214,7 +215,23 @@ impl ExchangeStream {
     }
 }
 
+/// Counts a long head in the account of the session, half of which may be heads.
+fn hold_head(
+    stream: &SharedStream,
+    head: &RequestHead,
+) -> Result<Option<Arc<HeldHead>>, HeadsFull> {
+    let fields = head.fields.map.iter();
+    let fields = fields.map(|(name, value)| name.as_str().len() + value.len());
+    let bytes = head.path.len() + fields.sum::<usize>();
+    let stream = stream.lock();
+    let account = stream.stream.as_ref().and_then(MuxStream::account);
+    let held = account.map(|account| account.hold_head(bytes, account.limit() / 2));
+    Ok(held.transpose()?.flatten().map(Arc::new))
+}
+
 fn request(stream: &SharedStream, head: RequestHead) -> Result<Request<RecvBody>, Problem> {
+    let held = hold_head(stream, &head)
+        .map_err(|full| Problem::new(Hop::Client, Reason::MemoryLimit, full.to_string()))?;
     let malformed = |what: String| Problem::new(Hop::Client, Reason::WireMalformed, what);
     let declared =
         fields::content_length(&head.fields.map).map_err(|error| malformed(error.to_string()))?;
@@ -238,6 +255,10 @@ fn request(stream: &SharedStream, head: RequestHead) -> Result<Request<RecvBody>
     }
     if let Some(note) = note {
         request.extensions_mut().insert(ForwardNote(note));
+    }
+    if let Some(held) = held {
+        // For as long as the request's head is kept.
+        request.extensions_mut().insert(held);
     }
     Ok(request)
 }

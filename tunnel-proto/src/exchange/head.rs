@@ -81,6 +81,10 @@ impl HeadEncoder {
         encode::end_fields(&mut self.out);
         encode::end_content(&mut self.out);
         encode::end_fields(&mut self.out);
+        if self.out.len() > HEAD_CAPACITY {
+            // It may be kept for long, and has grown by doubling.
+            self.out = BytesMut::from(&self.out[..]);
+        }
         EncodedHead {
             out: self.out,
             fields_at: self.fields_at,

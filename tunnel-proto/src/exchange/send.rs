@@ -34,6 +34,8 @@ pub(super) struct Sender<B> {
     body: Option<Pin<Box<B>>>,
     /// Encoded and not yet written.
     out: BytesMut,
+    /// Whether `out` has room for a large head.
+    is_out_large: bool,
     /// A large piece of content that follows `out`.
     content: Bytes,
     /// The end of the message, once it is known; follows `content`.
@@ -53,6 +55,7 @@ impl<B: Body<Data = Bytes>> Sender<B> {
         Self {
             stream,
             body,
+            is_out_large: head.len() > COPY_BYTES,
             out: head,
             content: Bytes::new(),
             tail: BytesMut::new(),
@@ -67,6 +70,7 @@ impl<B: Body<Data = Bytes>> Sender<B> {
         Self {
             stream,
             body: None,
+            is_out_large: message.len() > COPY_BYTES,
             out: message.into(),
             content: Bytes::new(),
             tail: BytesMut::new(),
@@ -150,6 +154,10 @@ impl<B: Body<Data = Bytes>> Sender<B> {
     fn poll_write(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), StreamCut>> {
         let mut stream = self.stream.lock();
         ready!(stream.poll_write(cx, &mut self.out))?;
+        if std::mem::take(&mut self.is_out_large) {
+            // A large head leaves no empty buffer behind.
+            self.out = BytesMut::new();
+        }
         ready!(stream.poll_write(cx, &mut self.content))?;
         stream.poll_write(cx, &mut self.tail)
     }

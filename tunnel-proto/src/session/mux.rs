@@ -322,6 +322,11 @@ impl MuxStream {
         self.with(|streams| streams.poll_read(self.id, cx, account))
     }
 
+    /// The account in which the session's held memory counts.
+    pub(crate) fn account(&self) -> Option<&Arc<MemoryAccount>> {
+        self.mux.account.get()
+    }
+
     /// Whether this end has reset the stream because it held too much memory.
     pub(crate) fn is_shed(&self) -> bool {
         self.mux.streams.lock().is_shed(self.id)

@@ -17,6 +17,7 @@ use tokio::{sync::mpsc, task::JoinSet};
 use tunnel_proto::{
     exchange::{BodyError, ExchangeError, Informational, RecvBody, exchange},
     limits,
+    memory::MemoryAccount,
     problem::{Hop, Problem, Reason},
 };
 
@@ -33,6 +34,47 @@ fn trailers(fields: &[(&'static str, &'static str)]) -> HeaderMap {
         .iter()
         .map(|(name, value)| (name.parse().unwrap(), value.parse().unwrap()));
     fields.collect()
+}
+
+#[tokio::test(start_paused = true)]
+async fn long_heads_count_as_long_as_they_are_kept_and_too_many_are_refused() {
+    const HEAD_BYTES: usize = 100_000;
+    let (kept, mut heads) = mpsc::channel(100);
+    let pair = Pair::start(move |request: Request<RecvBody>| {
+        // Never answered: how long the head is kept is in the test's hands.
+        kept.try_send(request.into_parts().0).unwrap();
+        pending::<Result<Response<TestBody>, Problem>>()
+    })
+    .await;
+    let account = MemoryAccount::new(10 * HEAD_BYTES);
+    pair.client.set_account(&account);
+    let mut exchanges = JoinSet::new();
+    let mut ask = |length: usize| {
+        let server = pair.server.clone();
+        let mut request = get("/");
+        let value = HeaderValue::try_from("v".repeat(length)).unwrap();
+        request.headers_mut().insert("x-a", value);
+        exchanges.spawn(async move { exchange(&server, request, |_, _| {}).await });
+    };
+    for _ in 0..6 {
+        ask(HEAD_BYTES);
+        settle().await;
+    }
+    ask(1_000);
+    settle().await;
+    let parts: Vec<_> = (0..5).map(|_| heads.try_recv().unwrap()).collect();
+    assert_eq!(parts[4].headers["x-a"].len(), 1_000);
+    assert_eq!(account.heads() / HEAD_BYTES, 4);
+    assert_eq!(account.held(), account.heads());
+    for _ in 0..2 {
+        let refused = within(exchanges.join_next()).await.unwrap().unwrap();
+        let Err(ExchangeError::Failed { problem, .. }) = refused else {
+            panic!("it was answered");
+        };
+        assert_eq!(problem.reason(), Reason::MemoryLimit);
+    }
+    drop(parts);
+    assert_eq!(account.held(), 0);
 }
 
 #[tokio::test]

@@ -45,6 +45,7 @@ struct OpenCounts {
     websockets: AtomicUsize,
     waiting: AtomicUsize,
     waiting_bytes: AtomicUsize,
+    head_bytes: AtomicUsize,
 }
 
 /// A kind of usage.
@@ -58,6 +59,8 @@ pub enum Counted {
     Waiting,
     /// The memory of waiting exchanges, in bytes.
     WaitingBytes,
+    /// The memory of the long heads of open requests, in bytes.
+    HeadBytes,
 }
 
 /// The counters of one address at one runtime.
@@ -132,6 +135,7 @@ impl Share {
                     Counted::Websocket => "upgraded connections open",
                     Counted::Waiting => "requests waiting",
                     Counted::WaitingBytes => "bytes of requests waiting",
+                    Counted::HeadBytes => "bytes of heads of open requests",
                 };
                 let detail = format!("the {owner} has {open} {what}, its share of what is left");
                 Problem::new(Hop::Server, Reason::AddressLimit, detail).retry_after(OPEN_RETRY)
@@ -204,6 +208,7 @@ impl OpenCounts {
             Counted::Websocket => &self.websockets,
             Counted::Waiting => &self.waiting,
             Counted::WaitingBytes => &self.waiting_bytes,
+            Counted::HeadBytes => &self.head_bytes,
         }
     }
 }

@@ -36,18 +36,21 @@ use super::{
     session_carrier::SessionCarrier,
     upgraded::{ExchangeUpgrade, GrantedUpgrade},
 };
-use crate::{budget::pace::Paced, runtimes::RuntimeLabel};
+use crate::{
+    budget::{CountedHead, pace::Paced},
+    runtimes::RuntimeLabel,
+};
 
 /// What a response of the server itself depends on in its request.
 struct Requester {
-    /// The method and the fields of a request of a page, for CORS; `None` without `Origin`.
+    /// The method and the [fields](cors_fields) of a request of a page; `None` without `Origin`.
     page: Option<Box<(Method, HeaderMap)>>,
     problem: ProblemRequest,
 }
 
 impl Requester {
     fn new(parts: &Parts, is_http2: bool) -> Self {
-        let page = || Box::new((parts.method.clone(), parts.headers.clone()));
+        let page = || Box::new((parts.method.clone(), cors_fields(&parts.headers)));
         Self {
             page: parts.headers.contains_key(header::ORIGIN).then(page),
             problem: ProblemRequest::new(parts, is_http2),
@@ -85,7 +88,7 @@ pub(super) fn serve(
     let connection = connection.clone();
     async move {
         let answered = match &accepted {
-            Ok((routed, head)) => {
+            Ok((routed, head, _counted)) => {
                 forward(&connection, routed, head, &mut incoming, &mut observation).await
             }
             Err(NotForwarded::LastHop) => Ok(ResponseBody::last_hop().into()),
@@ -131,14 +134,14 @@ pub(super) fn serve(
     }
 }
 
-/// Checks a request and makes its outgoing head. Its id goes into `request_id` as soon as it has one.
+/// Checks a request, and makes and counts its outgoing head. Its id goes into `request_id` as soon as it has one.
 fn accept(
     connection: &Connection,
     parts: &Parts,
     is_grpc: bool,
     observation: &mut Observation,
     request_id: &mut Option<HeaderValue>,
-) -> Result<(RoutedRequest, EncodedHead), NotForwarded> {
+) -> Result<(RoutedRequest, EncodedHead, Option<CountedHead>), NotForwarded> {
     let checked = CHECKER.to_forward(parts)?;
     if checked.upgrade.is_none() {
         connection.not_upgraded();
@@ -171,11 +174,13 @@ fn accept(
         };
         observation.log(&listener.access_log, trace, &request);
     }
+    let mut counted = None;
     if let Some(budget) = route.budget() {
         budget.admit(connection.client.address)?;
         let usage = connection.peer.usage.as_ref();
         let permit = budget.enter(checked.upgrade.is_some(), usage, || head_bytes(parts))?;
         observation.on_permitted(permit);
+        counted = budget.hold_head(usage, head.bytes())?;
     }
     let routed = RoutedRequest {
         route,
@@ -187,7 +192,21 @@ fn accept(
         is_grpc,
         reconnects: reconnects(&parts.method, &parts.headers),
     };
-    Ok((routed, head))
+    Ok((routed, head, counted))
+}
+
+/// The fields of a request that its response depends on for CORS.
+fn cors_fields(request: &HeaderMap) -> HeaderMap {
+    let names = [
+        header::ORIGIN,
+        header::ACCESS_CONTROL_REQUEST_METHOD,
+        header::ACCESS_CONTROL_REQUEST_HEADERS,
+    ];
+    let fields = names.into_iter().filter_map(|name| {
+        let value = request.get(&name)?.clone();
+        Some((name, value))
+    });
+    fields.collect()
 }
 
 /// The size of a request's head, as HTTP/1.1 writes it.
