@@ -56,6 +56,8 @@ pub enum Outcome {
     SegmentRefused(String),
     /// The route with this name does not allow these odd parts of the path.
     OddPath(String, OddParts),
+    /// The route with this name would take it, but the path has too many readings to know that none is denied.
+    TooManyReadings(String),
     /// No route takes it.
     Unknown,
 }
@@ -153,6 +155,7 @@ pub fn try_request<'a>(routes: &'a RouteList, request: &DryRunRequest) -> DryRun
     let winner = winner.map(|(route, _)| *route);
     let mut refused = (verdicts.iter()).filter_map(|(route, verdict)| match verdict {
         Verdict::OddPath(parts) => Some(Outcome::OddPath(route.name.to_string(), *parts)),
+        Verdict::TooManyReadings => Some(Outcome::TooManyReadings(route.name.to_string())),
         _ => None,
     });
     let outcome = match (winner, refused.next()) {

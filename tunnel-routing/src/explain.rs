@@ -22,7 +22,9 @@ pub enum Verdict {
     OtherPath,
     /// It is the most specific match, but does not allow these odd parts of the path.
     OddPath(OddParts),
-    /// It is the most specific match, but the winner denies the path as a lenient upstream reads it.
+    /// It is the most specific match, but the path has too many readings to compare them with the routes that deny.
+    TooManyReadings,
+    /// It is the most specific match, but the winner denies a reading of the path.
     ReadAsDenied,
     /// Another method.
     OtherMethod,
@@ -48,6 +50,7 @@ pub fn explain(routes: &[&Conditions], key: &RouteKey<'_>) -> Vec<Verdict> {
             let refused = routes.get(index).map(|route| route.refused_parts(key.path));
             (Some(index), Verdict::OddPath(refused.unwrap_or_default()))
         }
+        Err(NoRoute::TooManyReadings(index)) => (Some(index), Verdict::TooManyReadings),
         Err(NoRoute::Unknown) => (None, Verdict::OtherPath),
     };
     let deciding = decides.and_then(|index| routes.get(index));
@@ -107,6 +110,9 @@ impl fmt::Display for Verdict {
             Self::OtherHost => "is for another host",
             Self::OtherPath => "is for another path",
             Self::OddPath(_) => "",
+            Self::TooManyReadings => {
+                "matches, but upstreams may read the path in too many ways to know that no route denies one"
+            }
             Self::ReadAsDenied => {
                 "matches, but an upstream may read the path as one that the other denies"
             }

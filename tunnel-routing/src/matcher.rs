@@ -10,8 +10,8 @@
 //! The search allocates nothing, and its time depends on the routes, not on the request.
 //!
 //! Whether an odd path is allowed is decided by that route alone: if the next match were tried, an odd spelling of a
-//! path would get around its route. A path that a lenient upstream reads as another path is denied if a route
-//! denies that other path, see `Denials`.
+//! path would get around its route. A path of which an upstream may make another path is denied if a route denies that
+//! other path, see `Denials`.
 
 use std::cmp::Ordering;
 use std::collections::HashMap;
@@ -21,7 +21,8 @@ use http::Method;
 use tunnel_ops::authority::HOST_OCTETS;
 
 use crate::host::{HostPattern, bare_host};
-use crate::odd::{OddParts, has_parent_segment, lenient};
+use crate::odd::OddParts;
+use crate::odd::readings::{TooManyReadings, find_reading};
 use crate::pattern::{Pattern, Segment, Tail};
 
 /// Most routes of a table.
@@ -60,6 +61,9 @@ pub enum NoRoute {
     Unknown,
     /// The path has odd parts that the most specific match, the route with this index, does not allow.
     OddPath(usize),
+    /// The most specific match is the route with this index, but the path can be read in more ways than are compared
+    /// with the routes that deny.
+    TooManyReadings(usize),
 }
 
 /// Two routes of which neither is more specific, by their indices.
@@ -81,15 +85,15 @@ pub struct Matcher {
     denials: Option<Box<Denials>>,
 }
 
-/// The routes that deny, matched against paths as a lenient upstream reads them: `/%61dmin` is not `/admin`, but most
-/// upstreams read it so.
+/// The routes that deny, matched against every reading of a path: `/%61dmin` is not `/admin`, but most upstreams read it
+/// so.
 #[derive(Debug)]
 struct Denials {
-    /// The denying routes, with patterns for paths in the form of [`lenient`].
+    /// The denying routes, with patterns for paths in canonical form.
     matcher: Matcher,
     /// Their indices in the list.
     indices: Vec<usize>,
-    /// All routes.
+    /// All routes, with such patterns.
     routes: Vec<Conditions>,
 }
 
@@ -191,11 +195,11 @@ impl Matcher {
         (matcher, overlaps)
     }
 
-    /// Returns the index of the most specific match. If a lenient upstream would read the path as a denied one, returns
-    /// the denying route instead, unless the match is an exception to that denial.
+    /// Returns the index of the most specific match. If an upstream may read the path as a denied one, returns the
+    /// denying route instead, unless the match is an exception to that denial.
     ///
     /// # Errors
-    /// When no route matches, or the match does not allow odd parts of the path.
+    /// When no route matches, the match does not allow odd parts of the path, or the path has too many readings.
     pub fn find(&self, key: &RouteKey<'_>) -> Result<usize, NoRoute> {
         let found = self.find_as_written(key).ok_or(NoRoute::Unknown)?;
         if found.allows != OddParts::ALL && !OddParts::of(key.path).without(found.allows).is_empty()
@@ -203,7 +207,11 @@ impl Matcher {
             return Err(NoRoute::OddPath(found.index));
         }
         match &self.denials {
-            Some(denials) if !found.is_denial => Ok(denials.find(key, found.index)),
+            Some(denials) if !found.is_denial => {
+                let denial = denials.find(key, found.index);
+                let denial = denial.map_err(|_| NoRoute::TooManyReadings(found.index))?;
+                Ok(denial.unwrap_or(found.index))
+            }
             _ => Ok(found.index),
         }
     }
@@ -256,46 +264,45 @@ impl Denials {
         if indices.is_empty() {
             return None;
         }
-        let lenient = indices.iter().map(|index| Conditions {
-            path: routes[*index].path.lenient(),
-            ..routes[*index].clone()
+        let canonical = routes.iter().map(|route| Conditions {
+            path: route.path.canonical(),
+            ..(*route).clone()
         });
-        let lenient: Vec<_> = lenient.collect();
+        let routes: Vec<_> = canonical.collect();
         // Patterns that become equal all deny.
-        let (matcher, _) = Matcher::as_written(&lenient);
+        let (matcher, _) = Matcher::as_written(indices.iter().map(|index| &routes[*index]));
         Some(Self {
             matcher,
             indices,
-            routes: routes.iter().copied().cloned().collect(),
+            routes,
         })
     }
 
-    /// The route that decides about a request whose match is `found`: that one, or one that denies the path as a
-    /// lenient upstream reads it. Allocates only for a path that can be read in two ways.
-    fn find(&self, key: &RouteKey<'_>, found: usize) -> usize {
+    /// A route that denies a reading of the path of a request whose match is `found`. Allocates only for a path that
+    /// can be read in two ways.
+    fn find(&self, key: &RouteKey<'_>, found: usize) -> Result<Option<usize>, TooManyReadings> {
         if !key.path.contains(&b'%') && OddParts::of(key.path).is_empty() {
-            return found;
+            return Ok(None);
         }
-        let read = lenient(key.path);
-        let as_read = RouteKey {
-            path: &read,
-            ..*key
-        };
-        let denial = self.matcher.find_as_written(&as_read);
-        let denial = denial.and_then(|found| self.indices.get(found.index).copied());
-        denial
-            .filter(|denial| !self.is_exception(found, *denial, key.path, &read))
-            .unwrap_or(found)
+        find_reading(key.path, |reading| {
+            let as_read = RouteKey {
+                path: reading,
+                ..*key
+            };
+            let denial = self.matcher.find_as_written(&as_read)?;
+            let denial = *self.indices.get(denial.index)?;
+            (!self.is_exception(found, denial, reading)).then_some(denial)
+        })
     }
 
-    /// Whether a route takes a path although another denies it as it is read: a more specific route that takes the
-    /// path as read too, or one whose paths are all among the denied ones. The latter does not count for paths that
-    /// leave the route by a segment `..`.
-    fn is_exception(&self, route: usize, denial: usize, path: &[u8], read: &[u8]) -> bool {
+    /// Whether a route takes a path although another denies this reading of it: a more specific route that takes the
+    /// reading, too. If all paths of the route are among the denied ones, the reading may have several segments in
+    /// place of a name.
+    fn is_exception(&self, route: usize, denial: usize, reading: &[u8]) -> bool {
         let (route, denial) = (&self.routes[route], &self.routes[denial]);
         route.compare(denial).is_gt()
-            && (route.path.lenient().matches(read)
-                || denial.path.covers(&route.path) && !has_parent_segment(path))
+            && (route.path.matches(reading)
+                || denial.path.covers(&route.path) && route.path.matches_split(reading))
     }
 }
 

@@ -1,7 +1,9 @@
 //! Odd parts of paths: those that upstreams read in more than one way.
 //!
-//! In: the bytes of a path as they are forwarded. Out: its odd parts, and the path as a lenient upstream reads it. A
-//! route takes only the odd parts that its `allow_paths_with` names.
+//! In: the bytes of a path as they are forwarded. Out: its odd parts, and its [`readings`]. A route takes only the odd
+//! parts that its `allow_paths_with` names.
+
+pub(crate) mod readings;
 
 use std::fmt;
 use std::str::FromStr;
@@ -163,73 +165,6 @@ impl fmt::Debug for OddParts {
     }
 }
 
-/// A path as a lenient upstream reads it: decoded, without control characters, parameters and empty segments,
-/// backslashes taken for slashes, dot segments resolved. Characters that no segment can have stay encoded, in upper
-/// case.
-pub fn lenient(path: &[u8]) -> Vec<u8> {
-    let decoded = decode(path);
-    let mut segments: Vec<&[u8]> = Vec::new();
-    let mut ends_in_slash = false;
-    for name in lenient_segments(&decoded) {
-        ends_in_slash = matches!(name, b"" | b"." | b"..");
-        match name {
-            b"" | b"." => {}
-            b".." => drop(segments.pop()),
-            name => segments.push(name),
-        }
-    }
-    let mut read = Vec::with_capacity(path.len());
-    for segment in &segments {
-        read.push(b'/');
-        encode(segment, &mut read);
-    }
-    if ends_in_slash || read.is_empty() {
-        read.push(b'/');
-    }
-    read
-}
-
-/// Whether [`lenient`] resolves a segment `..` in a path.
-pub fn has_parent_segment(path: &[u8]) -> bool {
-    lenient_segments(&decode(path)).any(|name| name == b"..")
-}
-
-/// The segments of a decoded path, without their parameters.
-fn lenient_segments(decoded: &[u8]) -> impl Iterator<Item = &[u8]> {
-    let segments = decoded.split(|byte| matches!(byte, b'/' | b'\\'));
-    segments.map(|segment| {
-        let name = segment.split(|byte| *byte == b';').next();
-        name.unwrap_or_default()
-    })
-}
-
-/// A segment of a pattern in the form that [`lenient`] gives to segments.
-pub fn lenient_literal(segment: &str) -> String {
-    let mut read = Vec::with_capacity(segment.len());
-    encode(&decode(segment.as_bytes()), &mut read);
-    String::from_utf8(read).unwrap_or_else(|_| segment.to_owned())
-}
-
-/// Decodes a text and removes control characters.
-fn decode(text: &[u8]) -> Vec<u8> {
-    let mut decoded = Vec::with_capacity(text.len());
-    let mut rest = text;
-    while let [byte, after @ ..] = rest {
-        match encoded(rest) {
-            Some(byte) => {
-                decoded.push(byte);
-                rest = &rest[3..];
-            }
-            None => {
-                decoded.push(*byte);
-                rest = after;
-            }
-        }
-    }
-    decoded.retain(|byte| !byte.is_ascii_control());
-    decoded
-}
-
 fn encode(segment: &[u8], out: &mut Vec<u8>) {
     const HEX: &[u8; 16] = b"0123456789ABCDEF";
     for byte in segment {
@@ -330,36 +265,12 @@ mod tests {
         assert!("letters".parse::<OddParts>().is_err());
     }
 
-    #[test]
-    fn a_lenient_upstream_reads_another_path() {
-        for (path, read) in [
-            ("/", "/"),
-            ("", "/"),
-            ("/a/b", "/a/b"),
-            ("/a/b/", "/a/b/"),
-            ("/%61dmin", "/admin"),
-            ("//a///b", "/a/b"),
-            ("/x/..%2fadmin", "/admin"),
-            ("/x/..;y/a;b/c", "/a/c"),
-            ("/x\\..%5C%2e%2e/a", "/a"),
-            ("/a/.", "/a/"),
-            ("/../..", "/"),
-            ("/a%20b%c3%a4%40", "/a%20b%C3%A4@"),
-            ("/a%00", "/a"),
-            ("/a/.%00./b%0a/.%7F", "/b/"),
-        ] {
-            let found = String::from_utf8(lenient(path.as_bytes())).unwrap();
-            assert_eq!(found, read, "{path}");
-        }
-        assert_eq!(lenient_literal("a%20b%c3%a4%40"), "a%20b%C3%A4@");
-    }
-
     proptest! {
         #[test]
         fn no_path_makes_it_panic(path in proptest::collection::vec(any::<u8>(), 0..40)) {
             OddParts::of(&path);
-            let read = lenient(&path);
-            prop_assert!(read.is_ascii());
+            prop_assert!(readings::canonical(&path).is_ascii());
+            let _ = readings::find_reading(&path, |_| None::<()>);
         }
     }
 }

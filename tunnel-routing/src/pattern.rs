@@ -17,7 +17,7 @@ use std::str::FromStr;
 
 use tunnel_ops::config_value::ValueError;
 
-use crate::odd::lenient_literal;
+use crate::odd::readings::canonical;
 
 /// Most segments of a pattern, and so of a path that a match reads.
 const SEGMENTS_MAX: usize = 32;
@@ -126,16 +126,46 @@ impl Pattern {
         is_long_enough && self.segments.iter().zip(&other.segments).all(covers)
     }
 
-    /// The pattern for paths in the form of [`super::odd::lenient`].
-    pub(crate) fn lenient(&self) -> Self {
+    /// The pattern for paths in the form of [`canonical`].
+    pub(crate) fn canonical(&self) -> Self {
         let segments = self.segments.iter().map(|segment| match segment {
-            Segment::Literal(text) => Segment::Literal(lenient_literal(text).into()),
+            Segment::Literal(text) => {
+                let read = String::from_utf8(canonical(text.as_bytes()));
+                Segment::Literal(read.unwrap_or_else(|_| text.to_string()).into())
+            }
             Segment::Named(name) => Segment::Named(name.clone()),
         });
         Self {
             text: self.text.clone(),
             segments: segments.collect(),
             tail: self.tail,
+        }
+    }
+
+    /// Whether a path matches if each name may stand for several segments, as it does where an encoded slash is decoded.
+    pub(crate) fn matches_split(&self, path: &[u8]) -> bool {
+        let Some(path) = path.strip_prefix(b"/") else {
+            return self.matches(path);
+        };
+        let mut segments = path.split(|byte| *byte == b'/');
+        // Which lengths of the pattern match the segments so far, shortest first.
+        let mut matched = vec![false; self.segments.len() + 1];
+        matched[0] = true;
+        loop {
+            if matched[self.segments.len()] && self.tail == Tail::Rest {
+                return true;
+            }
+            let Some(found) = segments.next() else {
+                return matched[self.segments.len()];
+            };
+            for (at, segment) in self.segments.iter().enumerate().rev() {
+                matched[at + 1] = match segment {
+                    Segment::Literal(text) => matched[at] && text.as_bytes() == found,
+                    // An empty segment may follow, since the name has had one that is not.
+                    Segment::Named(_) => matched[at] && !found.is_empty() || matched[at + 1],
+                };
+            }
+            matched[0] = false;
         }
     }
 

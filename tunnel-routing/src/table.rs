@@ -136,17 +136,22 @@ impl Routes {
 
 impl Table {
     fn problem(&self, none: NoRoute, head: &Parts) -> Problem {
-        let route = match none {
-            NoRoute::OddPath(index) => self.routes.get(index).map(|one| one.route.config()),
-            NoRoute::Unknown => None,
-        };
-        let detail = match route {
-            Some(route) => {
+        let config = |index: usize| self.routes.get(index).map(|one| one.route.config());
+        let detail = match none {
+            NoRoute::OddPath(index) => config(index).map(|route| {
                 let parts = route.conditions.refused_parts(head.uri.path().as_bytes());
                 format!("route `{}` does not take a path with {parts}", route.name)
-            }
-            None => "no route of this client takes the request".to_owned(),
+            }),
+            NoRoute::TooManyReadings(index) => config(index).map(|route| {
+                format!(
+                    "route `{}` does not take a path that upstreams may read in so many ways",
+                    route.name
+                )
+            }),
+            NoRoute::Unknown => None,
         };
+        let detail =
+            detail.unwrap_or_else(|| "no route of this client takes the request".to_owned());
         Problem::new(Hop::Client, Reason::RouteUnknown, detail)
     }
 }

@@ -46,6 +46,10 @@ fn verdict(trial: &DryRun<'_>) -> Result<(), Failure> {
         Outcome::OddPath(name, parts) => Err(Failure::running(format_args!(
             "route `{name}` refuses it (404 route_unknown): the path has {parts}; see allow_paths_with"
         ))),
+        Outcome::TooManyReadings(name) => Err(Failure::running(format_args!(
+            "route `{name}` refuses it (404 route_unknown): upstreams may read the path in too many ways to know that \
+             no route denies one"
+        ))),
         Outcome::Unknown => Err(Failure::running("no route takes it (404 route_unknown)")),
     }
 }
@@ -74,7 +78,7 @@ fn print(trial: &DryRun<'_>) {
         Outcome::Answered(status) => println!("answers    {status}, by itself"),
         Outcome::Denied(detail) => println!("denies     403, \"{detail}\""),
         Outcome::SegmentRefused(refused) => println!("refuses    404, {refused}"),
-        Outcome::OddPath(..) | Outcome::Unknown => {}
+        Outcome::OddPath(..) | Outcome::TooManyReadings(_) | Outcome::Unknown => {}
     }
     let others = trial
         .verdicts
@@ -109,6 +113,12 @@ fn as_json(trial: &DryRun<'_>) -> Value {
         }
         Outcome::OddPath(name, parts) => {
             let detail = format!("route `{name}` does not take a path with {parts}");
+            json!({ "kind": "route_unknown", "status": 404, "detail": detail })
+        }
+        Outcome::TooManyReadings(name) => {
+            let detail = format!(
+                "route `{name}` does not take a path that upstreams may read in so many ways"
+            );
             json!({ "kind": "route_unknown", "status": 404, "detail": detail })
         }
         Outcome::Unknown => json!({ "kind": "route_unknown", "status": 404 }),

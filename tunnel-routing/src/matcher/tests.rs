@@ -1,5 +1,7 @@
 //! Tests of the matcher, against a slow reference that is obvious.
 
+mod readings;
+
 use proptest::collection::vec;
 use proptest::option;
 use proptest::prelude::*;
@@ -355,7 +357,7 @@ fn a_route_takes_the_odd_parts_that_it_names_and_no_others() {
 }
 
 #[test]
-fn what_a_lenient_upstream_reads_as_denied_is_denied() {
+fn what_an_upstream_may_read_as_denied_is_denied() {
     let allowing = |conditions: Conditions| Conditions {
         allow_paths_with: OddParts::ALL,
         ..conditions
@@ -390,6 +392,9 @@ fn what_a_lenient_upstream_reads_as_denied_is_denied() {
         (Method::GET, "/admin/projects/group%2Fone/issues", 7),
         (Method::GET, "/admin/public/..%2fx", 1),
         (Method::GET, "/admin/public/x%2f..%2fy", 2),
+        (Method::GET, "/admin/projects/a%2f..%2fb/issues", 7),
+        (Method::GET, "/admin/projects/a%2f..%2f..%2fb/issues", 1),
+        (Method::GET, "/admin/projects/a%2fdelete%00/issues", 1),
     ] {
         assert_eq!(found(&routes, "", method, path), Ok(expected), "{path}");
     }
