@@ -27,6 +27,7 @@ static TABLE: LazyLock<(Vec<Conditions>, Matcher)> = LazyLock::new(|| {
             false => OddParts::NONE,
         },
         is_denial: false,
+        prefix: None,
     };
     let routes = vec![
         route("", &[], "/a/*", false),

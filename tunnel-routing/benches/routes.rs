@@ -42,6 +42,7 @@ fn route(host: Option<&str>, path: &str, takes_odd: bool) -> Conditions {
             false => OddParts::NONE,
         },
         is_denial: false,
+        prefix: None,
     }
 }
 

@@ -243,6 +243,7 @@ impl RouteConfig {
                 path: Pattern::all(),
                 allow_paths_with: allowed,
                 is_denial: false,
+                prefix: None,
             },
             values: Vec::new(),
             action: RouteAction::Upstreams(UpstreamsConfig {

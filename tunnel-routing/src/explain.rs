@@ -134,6 +134,7 @@ mod tests {
             path: path.parse().unwrap(),
             allow_paths_with: OddParts::NONE,
             is_denial: false,
+            prefix: None,
         }
     }
 

@@ -22,8 +22,9 @@ use tunnel_ops::authority::HOST_OCTETS;
 
 use crate::host::{HostPattern, bare_host};
 use crate::odd::OddParts;
-use crate::odd::readings::{TooManyReadings, find_reading};
+use crate::odd::readings::{TooManyReadings, canonical, find_reading};
 use crate::pattern::{Pattern, Segment, Tail};
+use crate::rewrite::Prefix;
 
 /// Most routes of a table.
 pub const ROUTES_MAX: usize = 4096;
@@ -41,6 +42,8 @@ pub struct Conditions {
     pub allow_paths_with: OddParts,
     /// Whether the route denies the request.
     pub is_denial: bool,
+    /// The prefix that the route replaces, so that an upstream reads another path than the one that is compared.
+    pub prefix: Option<Prefix>,
 }
 
 /// The parts of a request that routes match.
@@ -284,7 +287,7 @@ impl Denials {
         if !key.path.contains(&b'%') && OddParts::of(key.path).is_empty() {
             return Ok(None);
         }
-        find_reading(key.path, |reading| {
+        let denial = |reading: &[u8]| {
             let as_read = RouteKey {
                 path: reading,
                 ..*key
@@ -292,6 +295,23 @@ impl Denials {
             let denial = self.matcher.find_as_written(&as_read)?;
             let denial = *self.indices.get(denial.index)?;
             (!self.is_exception(found, denial, reading)).then_some(denial)
+        };
+        if let Some(denial) = find_reading(key.path, denial)? {
+            return Ok(Some(denial));
+        }
+        let Some(prefix) = &self.routes[found].prefix else {
+            return Ok(None);
+        };
+        // The upstream reads the path with its new prefix: `/app/../admin` as `/admin`, which is `/app/admin` here.
+        let path = std::str::from_utf8(key.path).ok();
+        let Some(path) = path.and_then(|path| prefix.replace(path)) else {
+            return Ok(None);
+        };
+        let read = |text: &str| String::from_utf8_lossy(&canonical(text.as_bytes())).into_owned();
+        let restoring = Prefix::new(&read(prefix.to()), &read(prefix.from()));
+        find_reading(path.as_bytes(), |reading| {
+            let reading = std::str::from_utf8(reading).ok()?;
+            denial(restoring.replace(reading)?.as_bytes())
         })
     }
 

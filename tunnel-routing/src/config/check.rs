@@ -164,13 +164,17 @@ impl Checker<'_> {
         if let (Some(RouteAction::Template(template, _)), Some(values)) = (&action, &values) {
             self.values_of_template(raw, template, values);
         }
+        let rewrite = rewrite?;
         Some(RouteConfig {
             name: Arc::from(raw.name.get_ref().as_str()),
             line: Some(self.file.line_of(raw.name.span().start)),
-            conditions: conditions?,
+            conditions: Conditions {
+                prefix: rewrite.prefix.clone(),
+                ..conditions?
+            },
             values: values?,
             action: action?,
-            rewrite: rewrite?,
+            rewrite,
             cors: cors?,
         })
     }

@@ -31,6 +31,7 @@ impl Checker<'_> {
             path: path?,
             allow_paths_with: allowed?,
             is_denial: raw.deny.is_some(),
+            prefix: None,
         })
     }
 

@@ -29,6 +29,7 @@ impl Written {
                 false => OddParts::NONE,
             },
             is_denial: false,
+            prefix: None,
         }
     }
 
@@ -197,6 +198,7 @@ fn conditions(host: Option<&str>, methods: &[Method], path: &str) -> Conditions 
         path: path.parse().unwrap(),
         allow_paths_with: OddParts::NONE,
         is_denial: false,
+        prefix: None,
     }
 }
 

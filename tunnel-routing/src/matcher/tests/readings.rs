@@ -224,6 +224,30 @@ fn each_reading_of_a_path_is_judged() {
 }
 
 #[test]
+fn a_path_is_judged_as_the_upstream_gets_it_too() {
+    let routes = [
+        Conditions {
+            allow_paths_with: OddParts::ALL,
+            prefix: Some(Prefix::new("/app", "/v1/%61pi")),
+            ..conditions(None, &[], "/app/*")
+        },
+        denial(conditions(None, &[], "/app/admin/*")),
+        denial(conditions(None, &[], "/other")),
+    ];
+    for (path, route) in [
+        ("/app/x/../admin", 1),
+        ("/app/../api/admin/x", 1),
+        ("/app/..%2f../v1/api/admin", 1),
+        ("/app/../../admin", 0),
+        ("/app/../other", 2),
+        ("/app/../api/x", 0),
+    ] {
+        let found = found(&routes, "", Method::GET, path);
+        assert_eq!(found, Ok(route), "{path}");
+    }
+}
+
+#[test]
 fn a_path_with_too_many_readings_is_refused() {
     let count = |path: &str| {
         let mut count = 0;
