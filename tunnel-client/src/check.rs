@@ -53,7 +53,7 @@ use crate::client::networks;
 use crate::config::{Config, Given, ServerPath, Source};
 use crate::credential::{CredentialFiles, Credentials};
 use crate::dial::probe::{ProbeMode, ProbeResponse};
-use crate::dial::{DialError, Dialler, StepError};
+use crate::dial::{DialError, Dialler, RefusedLogins, StepError};
 pub use crate::step::Step;
 
 /// The longest idle time that can be requested.
@@ -106,6 +106,7 @@ pub async fn check(
     }
     if let Some(config) = &config {
         let is_one_of_several = targets.len() > 1;
+        let refused = RefusedLogins::new(config.settings.refusal_wait);
         for (path, target) in config.servers.iter().zip(targets) {
             reporter.path = target.path;
             if is_one_of_several {
@@ -115,7 +116,7 @@ pub async fn check(
                 token: evidence.token.clone(),
                 ..target.evidence
             };
-            if let Some(server) = Server::new(config, path, &source, &mut reporter) {
+            if let Some(server) = Server::new(config, path, &refused, &source, &mut reporter) {
                 match has_credential && is_usable {
                     true => Box::pin(server.check(evidence, options, &mut reporter)).await,
                     false => Box::pin(server.check_path(evidence, &mut reporter)).await,
@@ -159,6 +160,7 @@ impl Server {
     fn new(
         config: &Config,
         path: &ServerPath,
+        refused: &RefusedLogins,
         source: &Source,
         reporter: &mut Reporter<'_>,
     ) -> Option<Self> {
@@ -169,7 +171,7 @@ impl Server {
             token: config.settings.token_file.clone(),
             certificate: config.client_certificate.clone(),
         };
-        let dialler = Dialler::new(config, path, Arc::new(Credentials::new(files)));
+        let dialler = Dialler::new(config, path, Arc::new(Credentials::new(files)), refused);
         let dialler = dialler.inspect_err(|error| {
             let verdict = verdict::trust(&trust::failure(error, source));
             reporter.failed(Step::Config, error.to_string(), verdict);

@@ -37,7 +37,7 @@ use crate::admin::{self, LiveSessions};
 use crate::config::reload::Reloader;
 use crate::config::{Config, ConfigError, Given, OnRefusal};
 use crate::credential::{CredentialFiles, Credentials};
-use crate::dial::Dialler;
+use crate::dial::{Dialler, RefusedLogins};
 use crate::exchange::Exchanges;
 use crate::metrics::Metrics;
 use crate::session::SessionParts;
@@ -260,7 +260,9 @@ fn tunnel(config: Config, sessions: SessionParts) -> Result<Tunnel, ClientError>
     // Before they are read for the first time, so that no change is missed.
     let files = FileWatch::new(credentials.paths())?;
     let servers = config.servers.iter();
-    let diallers = servers.map(|server| Dialler::new(&config, server, Arc::clone(&credentials)));
+    let refused = RefusedLogins::new(config.settings.refusal_wait);
+    let diallers =
+        servers.map(|server| Dialler::new(&config, server, Arc::clone(&credentials), &refused));
     let dialling = DiallingParts {
         diallers: diallers.collect::<Result<_, _>>()?,
         credentials: Arc::clone(&credentials),

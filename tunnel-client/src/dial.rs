@@ -39,6 +39,7 @@ use tunnel_proto::refusal::Finality;
 
 use self::observe::{Logged, Observation, Observer, StepRunner};
 use self::proxy::Proxy;
+pub(crate) use self::proxy::RefusedLogins;
 pub(crate) use self::step::{StepError, is_not_a_tunnel, proxy_error};
 use self::tls::Tls;
 use self::transport::Transport;
@@ -134,7 +135,8 @@ pub(crate) struct Connected {
 }
 
 impl Dialler {
-    /// A dialler of one of the configured servers, that authenticates by these credentials.
+    /// A dialler of one of the configured servers, that authenticates by these credentials, and shares the refused logins of
+    /// proxies with the diallers of other servers.
     ///
     /// # Errors
     /// When a CA file cannot be used.
@@ -142,6 +144,7 @@ impl Dialler {
         config: &Config,
         path: &ServerPath,
         credentials: Arc<Credentials>,
+        refused: &RefusedLogins,
     ) -> Result<Self, TlsFilesError> {
         let server = path.url.clone();
         let (host, port) = dialled(&server, config.settings.connect_to.as_ref());
@@ -151,7 +154,7 @@ impl Dialler {
             host: host.to_owned(),
             port,
             proxy: (path.proxy.clone())
-                .map(|settings| Proxy::new(settings, config.settings.refusal_wait))
+                .map(|settings| Proxy::new(settings, refused))
                 .transpose()?,
             tls: Tls::new(config.server_trust.clone())?,
             server_name: server_name
@@ -567,7 +570,13 @@ mod tests {
         let credentials = Arc::new(Credentials::new(files));
         let upstream = "http://localhost:1".parse().unwrap();
         let config = Config::new(server, roots, "/nowhere/token".into(), upstream);
-        let dialler = Dialler::new(&config, &config.servers[0], credentials).unwrap();
+        let dialler = Dialler::new(
+            &config,
+            &config.servers[0],
+            credentials,
+            &RefusedLogins::new(Duration::ZERO),
+        )
+        .unwrap();
         let Err(error) = dialler.dial(&greeting(), &[]).await else {
             panic!("no token")
         };
@@ -650,7 +659,13 @@ mod tests {
             certificate: None,
         };
         let credentials = Arc::new(Credentials::new(files));
-        let dialler = Dialler::new(&config, &config.servers[0], credentials).unwrap();
+        let dialler = Dialler::new(
+            &config,
+            &config.servers[0],
+            credentials,
+            &RefusedLogins::new(Duration::ZERO),
+        )
+        .unwrap();
         let mut notes = Notes::default();
         match dialler.dial_observed(&greeting(), &mut notes).await {
             Ok(_) => panic!("this is no tunnel server"),

@@ -16,6 +16,7 @@ mod socks5;
 
 use std::io;
 use std::net::SocketAddr;
+use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::time::{Instant, timeout};
@@ -23,6 +24,7 @@ use tunnel_ops::tls_files::TlsFilesError;
 
 use self::http::{ConnectAttempts, ConnectOutcome};
 use self::refused_login::RefusedLogin;
+pub(crate) use self::refused_login::RefusedLogins;
 use self::socks5::Target;
 use super::observe::{Observation, StepRunner};
 use super::proxy_error::ProxyError;
@@ -43,24 +45,25 @@ const SOCKS5_ADDRESSES: usize = 4;
 pub(super) struct Proxy {
     url: ProxyUrl,
     login: LoginSource,
-    refused: RefusedLogin,
+    /// Shared with the diallers of other servers.
+    refused: Arc<RefusedLogin>,
     /// For `https`.
     tls: Option<Tls>,
 }
 
 impl Proxy {
-    /// A proxy that is not dialled yet. A refused login is not sent again for `refusal_wait`, unless it changes.
+    /// A proxy that is not dialled yet.
     ///
     /// # Errors
     /// When the CA files of an `https` proxy cannot be used.
     pub(super) fn new(
         settings: ProxySettings,
-        refusal_wait: Duration,
+        refused: &RefusedLogins,
     ) -> Result<Self, TlsFilesError> {
         Ok(Self {
+            refused: refused.of(&settings.url),
             url: settings.url,
             login: settings.login,
-            refused: RefusedLogin::new(refusal_wait),
             tls: settings.trust.map(Tls::new).transpose()?,
         })
     }
@@ -297,7 +300,7 @@ mod tests {
         };
         let _serving = Owned::spawn("proxy", moody_proxy(listener));
         let limit = Duration::from_secs(4);
-        let proxy = Proxy::new(settings, limit).unwrap();
+        let proxy = Proxy::new(settings, &RefusedLogins::new(limit)).unwrap();
         let addresses: Vec<SocketAddr> = (1..=3)
             .map(|last| SocketAddr::from(([192, 0, 2, last], 443)))
             .collect();

@@ -1,24 +1,53 @@
-//! Remembers the login that a proxy has refused. It is not sent at each dial, since many proxies lock an account out after
-//! a few refusals.
+//! Remembers the login that a proxy has refused. It is not sent at each dial, whichever server is dialled, since many
+//! proxies lock an account out after a few refusals.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use parking_lot::Mutex;
 use tokio::time::Instant;
 
-use crate::config::ProxyLogin;
+use crate::config::{ProxyLogin, ProxyUrl};
 use crate::dial::proxy_error::{ProxyError, ProxyResponse};
 
-/// The last refused login.
+/// The refused logins of all proxies of a client, whose dials follow one another.
+#[derive(Debug)]
+pub(crate) struct RefusedLogins {
+    wait: Duration,
+    /// At most one for each server.
+    by_proxy: Mutex<Vec<(ProxyUrl, Arc<RefusedLogin>)>>,
+}
+
+/// The last refused login of a proxy.
 #[derive(Debug)]
 pub(super) struct RefusedLogin {
     wait: Duration,
     last: Mutex<Option<(ProxyLogin, ProxyResponse, Instant)>>,
 }
 
-impl RefusedLogin {
+impl RefusedLogins {
     /// No login is refused yet. A refused one may be sent again after `wait`.
-    pub(super) fn new(wait: Duration) -> Self {
+    pub(crate) fn new(wait: Duration) -> Self {
+        Self {
+            wait,
+            by_proxy: Mutex::default(),
+        }
+    }
+
+    /// The refused login of this proxy.
+    pub(super) fn of(&self, proxy: &ProxyUrl) -> Arc<RefusedLogin> {
+        let mut by_proxy = self.by_proxy.lock();
+        if let Some((_, refused)) = by_proxy.iter().find(|(known, _)| known == proxy) {
+            return Arc::clone(refused);
+        }
+        let refused = Arc::new(RefusedLogin::new(self.wait));
+        by_proxy.push((proxy.clone(), Arc::clone(&refused)));
+        refused
+    }
+}
+
+impl RefusedLogin {
+    fn new(wait: Duration) -> Self {
         Self {
             wait,
             last: Mutex::default(),
