@@ -9,6 +9,7 @@
 //! [`Problem`]. An HTTP/1.1 connection is polled by the exchange that uses it and idles in between; HTTP/2 connections
 //! have tasks of their own and are shared. No request decides where a connection goes.
 
+mod ask;
 mod balance;
 mod body;
 mod cache;
@@ -46,6 +47,7 @@ use tokio::sync::Notify;
 use tokio::time::{Instant, interval, sleep_until};
 use tunnel_proto::problem::{Hop, Problem, Reason};
 
+pub use self::ask::FirstAnswer;
 pub use self::body::UpstreamBody;
 pub(crate) use self::cache::UpstreamCache;
 use self::closing::{Closing, UpstreamSocket};
@@ -207,12 +209,48 @@ impl Upstream {
     /// # Errors
     /// See [`TryDialError`].
     pub async fn try_dial(&self) -> Result<(), TryDialError> {
+        self.try_socket().await.map(drop)
+    }
+
+    /// Connects, and asks whether the upstream speaks the HTTP of its scheme.
+    ///
+    /// # Errors
+    /// As [`Upstream::try_dial`].
+    pub async fn ask(&self) -> Result<FirstAnswer, TryDialError> {
+        let (socket, is_http2) = self.try_socket().await?;
+        Ok(ask::ask(socket, is_http2, self.url().authority()).await)
+    }
+
+    /// A connection, and whether HTTP/2 is to be spoken on it.
+    async fn try_socket(&self) -> Result<(Socket, bool), TryDialError> {
         let offer = match self.http {
             UpstreamHttp::Auto => Offer::Any,
             UpstreamHttp::Http1 => Offer::Http1,
             UpstreamHttp::Http2 => Offer::Http2,
         };
-        self.dialler.try_dial(offer).await
+        let socket = self.dialler.try_dial(offer).await?.socket;
+        let is_http2 = self.is_http2(&socket);
+        match self.check_version(offer, is_http2) {
+            Ok(()) => Ok((socket, is_http2)),
+            Err(problem) => Err(TryDialError {
+                problem,
+                certificate: None,
+            }),
+        }
+    }
+
+    fn is_http2(&self, socket: &Socket) -> bool {
+        self.destination.scheme() == UpstreamScheme::H2c || socket.is_http2()
+    }
+
+    /// Refuses an upstream that has agreed to TLS, but not to HTTP/2, where only that was offered.
+    fn check_version(&self, offer: Offer, is_http2: bool) -> Result<(), Problem> {
+        let is_tls = self.destination.scheme() == UpstreamScheme::Https;
+        if is_tls && offer == Offer::Http2 && !is_http2 {
+            let detail = format!("{} does not speak HTTP/2 over TLS", self.destination);
+            return Err(Problem::new(Hop::Client, Reason::ProtocolRefused, detail));
+        }
+        Ok(())
     }
 
     /// Makes one health check: requests `path`, with `host` if it is given, within `timeout`.
@@ -438,14 +476,10 @@ impl Upstream {
                 self.refuses_http1.store(false, Ordering::Relaxed);
             }
         })?;
-        let is_http2 = self.destination.scheme() == UpstreamScheme::H2c || socket.is_http2();
-        match offer {
-            Offer::Http2 if !is_http2 => {
-                let detail = format!("{} does not speak HTTP/2 over TLS", self.destination);
-                return Err(Problem::new(Hop::Client, Reason::ProtocolRefused, detail));
-            }
-            Offer::Any => self.refuses_http2.store(!is_http2, Ordering::Relaxed),
-            Offer::Http1 | Offer::Http2 => {}
+        let is_http2 = self.is_http2(&socket);
+        self.check_version(offer, is_http2)?;
+        if offer == Offer::Any {
+            self.refuses_http2.store(!is_http2, Ordering::Relaxed);
         }
         let connection = if is_http2 {
             let name = self.destination.to_string();

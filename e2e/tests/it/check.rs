@@ -480,6 +480,8 @@ async fn upstreams_of_routes_that_are_down_in_their_own_ways() {
     let good = Upstream::start().await;
     let secure = Upstream::start_tls(&ca.issue("secure", &["elsewhere.test"])).await;
     let silent = ScriptedUpstream::silent().await;
+    let http1 =
+        ScriptedUpstream::answering("HTTP/1.1 400 Bad Request\r\ncontent-length: 0\r\n\r\n").await;
     let refusing = format!("http://{}", closed_port());
     let authority = format!("tls = {{ ca_file = \"{}\" }}", ca.file().display());
     let health = "health = { path = \"/status/503\" }";
@@ -505,6 +507,18 @@ async fn upstreams_of_routes_that_are_down_in_their_own_ways() {
             good.url().replace("http", "https"),
             "",
             Some("upstream_tls"),
+        ),
+        (
+            "tls",
+            secure.url().replace("https", "http"),
+            "",
+            Some("upstream_protocol"),
+        ),
+        (
+            "http1",
+            http1.url().replace("http", "h2c"),
+            "",
+            Some("upstream_protocol"),
         ),
         ("sick", good.url(), health, Some("upstream_unhealthy")),
         (

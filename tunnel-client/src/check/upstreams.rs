@@ -5,7 +5,7 @@
 //!               └▶ dials, each different one once ──▶ 16 at a time ─┘
 //! ```
 //!
-//! An upstream is connected to once, by the code that exchanges use. One whose URL a request fills in cannot be checked
+//! An upstream is connected to once, by the code that exchanges use, and asked whether it speaks the HTTP of its scheme. One whose URL a request fills in cannot be checked
 //! without a request.
 
 use std::sync::Arc;
@@ -16,7 +16,7 @@ use tokio::time::Instant;
 use tunnel_proto::memory::MemoryAccount;
 use tunnel_proto::problem::Problem;
 use tunnel_routing::config::{HealthOptions, RouteAction, RouteList, UpstreamOptions};
-use tunnel_routing::upstream::{Upstream, UpstreamShared};
+use tunnel_routing::upstream::{FirstAnswer, TryDialError, Upstream, UpstreamShared};
 use tunnel_routing::url::{UpstreamScheme, UpstreamUrl};
 
 use super::reporter::Reporter;
@@ -145,12 +145,12 @@ impl UpstreamDial<'_> {
             let verdict = verdict::unusable(url, &text);
             (text, verdict)
         })?;
-        upstream.try_dial().await.map_err(|failure| {
+        let not_reached = |failure: TryDialError| {
             let text = detail(&failure.problem, url);
             let is_socket = self.url.socket_path().is_some();
             let verdict = verdict::not_reached(url, is_socket, &failure, &text);
             (text, verdict)
-        })?;
+        };
         let Some(HealthOptions {
             path,
             host,
@@ -158,8 +158,10 @@ impl UpstreamDial<'_> {
             ..
         }) = self.health
         else {
-            return Ok(String::new());
+            let answer = upstream.ask().await.map_err(not_reached)?;
+            return self.spoken(url, answer);
         };
+        upstream.try_dial().await.map_err(not_reached)?;
         match upstream.check_health(path, host.as_ref(), *timeout).await {
             Ok(()) => Ok(format!(", healthy by {path}")),
             Err(text) => {
@@ -168,6 +170,26 @@ impl UpstreamDial<'_> {
                 Err((text, verdict))
             }
         }
+    }
+
+    /// Whether the first answer is the HTTP of the scheme.
+    fn spoken(&self, url: &str, answer: FirstAnswer) -> Result<String, (String, Verdict)> {
+        let is_h2c = self.url.scheme() == UpstreamScheme::H2c;
+        let text = match answer {
+            FirstAnswer::Http2 => return Ok(String::new()),
+            FirstAnswer::Http1(400) => {
+                let more = ", answers 400 to `HEAD /`, as a port for TLS does, or one that serves other hosts";
+                return Ok(more.to_owned());
+            }
+            FirstAnswer::Http1(_) => return Ok(String::new()),
+            FirstAnswer::Nothing if !is_h2c => {
+                return Ok(", connected, but no answer to `HEAD /`".to_owned());
+            }
+            FirstAnswer::Nothing => "connected, but no SETTINGS of HTTP/2",
+            FirstAnswer::Other if is_h2c => "what answers does not speak HTTP/2 without TLS",
+            FirstAnswer::Other => "what answers does not speak HTTP without TLS",
+        };
+        Err((text.to_owned(), verdict::other_protocol(url, is_h2c, text)))
     }
 }
 

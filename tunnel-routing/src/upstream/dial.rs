@@ -73,7 +73,7 @@ impl fmt::Display for Step {
     }
 }
 
-/// Why [`Upstream::try_dial`](super::Upstream::try_dial) failed.
+/// Why there is no connection, for [`Upstream::try_dial`](super::Upstream::try_dial).
 #[derive(Debug)]
 pub struct TryDialError {
     /// The problem that an exchange would fail with.
@@ -120,10 +120,10 @@ impl UpstreamDialler {
             .map_err(|error| self.problem(&error))
     }
 
-    /// Connects and closes the connection.
-    pub(super) async fn try_dial(&self, offer: Offer) -> Result<(), TryDialError> {
+    /// A new connection, or more than the problem.
+    pub(super) async fn try_dial(&self, offer: Offer) -> Result<Dialled, TryDialError> {
         let dialled = self.take_steps(offer).await;
-        dialled.map(drop).map_err(|error| TryDialError {
+        dialled.map_err(|error| TryDialError {
             problem: self.problem(&error),
             certificate: match error {
                 UpstreamDialError::Step(error) => error.certificate().cloned(),

@@ -22,6 +22,16 @@ pub(in crate::check) fn unhealthy(url: &str, text: &str) -> Verdict {
     }
 }
 
+/// An upstream that does not speak the HTTP of its scheme.
+pub(in crate::check) fn other_protocol(url: &str, is_h2c: bool, text: &str) -> Verdict {
+    verdicts! { is_h2c;
+        true => "upstream_protocol" "requests to {url} will fail: {text}"
+            "if the service speaks HTTP/1.1, its URL begins with http://; if it speaks TLS, with https://"
+        false => "upstream_protocol" "requests to {url} will fail: {text}"
+            "if the service speaks TLS, its URL begins with https://; else correct the port: another service is there"
+    }
+}
+
 /// An upstream to which there is no connection.
 pub(in crate::check) fn not_reached(
     url: &str,

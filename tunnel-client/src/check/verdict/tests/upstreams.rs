@@ -19,6 +19,16 @@ fn upstreams_that_are_not_there() {
     for (verdict, name, advice) in [
         (unusable(url, "no"), "upstream_unusable", "configuration"),
         (unhealthy(url, "no"), "upstream_unhealthy", "log"),
+        (
+            other_protocol(url, true, "no"),
+            "upstream_protocol",
+            "http://",
+        ),
+        (
+            other_protocol(url, false, "no"),
+            "upstream_protocol",
+            "https://",
+        ),
     ] {
         let verdict = check(verdict, name);
         assert!(verdict.sentence.contains(url) && verdict.advice.contains(advice));
