@@ -457,7 +457,8 @@ impl Upstream {
         let Dialled { socket, named } = dialled?;
         self.was_reached.store(true, Ordering::Relaxed);
         let peer = named.map(|(peer, addresses)| {
-            self.retain_addresses(&addresses);
+            // The dial may have taken longer than the answer that it began with was in force.
+            self.retain_addresses(&self.dialler.last_answer().unwrap_or(addresses));
             self.has_dialled.notify_one();
             peer
         });

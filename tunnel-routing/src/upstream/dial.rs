@@ -139,6 +139,11 @@ impl UpstreamDialler {
         Some(answer.map_err(io::Error::from))
     }
 
+    /// The addresses of the name by its last answer.
+    pub(super) fn last_answer(&self) -> Option<Arc<[IpAddr]>> {
+        self.shared.resolver.last_answer(self.destination.name()?)
+    }
+
     async fn take_steps(&self, offer: Offer) -> Result<Dialled, UpstreamDialError> {
         if let Some(path) = self.destination.socket_path() {
             let connecting = UnixStream::connect(path);
@@ -208,6 +213,9 @@ fn reason(error: &StepError) -> Reason {
     match error {
         StepError::TimedOut(Step::Resolve, _) => Reason::DnsTimeout,
         StepError::TimedOut(..) => Reason::ConnectionTimeout,
+        StepError::Failed(Step::Resolve, error) if error.kind() == io::ErrorKind::TimedOut => {
+            Reason::DnsTimeout
+        }
         StepError::Failed(Step::Resolve, _) => Reason::DnsError,
         StepError::Failed(Step::Tls, error) if tls::is_certificate_error(error) => {
             Reason::TlsCertificateError

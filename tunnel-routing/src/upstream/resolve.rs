@@ -11,10 +11,11 @@
 
 mod answer;
 mod cached;
+mod silent;
 mod stub;
 
 use std::collections::HashMap;
-use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
@@ -94,6 +95,12 @@ impl Resolver {
         answer
     }
 
+    /// The last answer for a name, even if it has expired; `None` if that was none.
+    pub(crate) fn last_answer(&self, name: &str) -> Option<Arc<[IpAddr]>> {
+        let entry = self.names.lock().get(name).cloned()?;
+        entry.cached.lock().last_answer()
+    }
+
     async fn query(&self, name: &str) -> Result<DnsAnswer, LookUpError> {
         if !is_localhost(name) {
             return self.stub.query(name).await;
@@ -140,8 +147,6 @@ fn make_room(names: &mut HashMap<Box<str>, Arc<Entry>>) {
 
 #[cfg(test)]
 mod tests {
-    use std::net::IpAddr;
-
     use super::*;
 
     #[tokio::test]

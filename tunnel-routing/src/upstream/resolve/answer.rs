@@ -36,6 +36,12 @@ pub(crate) enum LookUpError {
     /// No name server answered in time.
     #[error("no name server answered in time")]
     TimedOut,
+    /// No name server answered in time for this name, which the search list made of the one that is looked up.
+    #[error(
+        "no name server answered in time for {0}, a name of the search list: where the search list is not meant, write the \
+         name with a dot at its end"
+    )]
+    SearchTimedOut(Arc<str>),
     /// They could not be queried, or answered with an error.
     #[error("{0}")]
     Failed(Arc<str>),
@@ -45,7 +51,7 @@ impl From<LookUpError> for io::Error {
     fn from(error: LookUpError) -> Self {
         let kind = match error {
             LookUpError::NotFound => io::ErrorKind::NotFound,
-            LookUpError::TimedOut => io::ErrorKind::TimedOut,
+            LookUpError::TimedOut | LookUpError::SearchTimedOut(_) => io::ErrorKind::TimedOut,
             LookUpError::Failed(_) => io::ErrorKind::Other,
         };
         Self::new(kind, error)

@@ -49,6 +49,12 @@ impl CachedName {
         Some(answer.as_ref().map(resolution).map_err(LookUpError::clone))
     }
 
+    /// The addresses of the last answer, even if it has expired.
+    pub(super) fn last_answer(&self) -> Option<Addresses> {
+        let (_, answer) = self.answer_until.as_ref()?;
+        answer.as_ref().ok().map(Arc::clone)
+    }
+
     /// Whether there are addresses to use if no name server answers.
     pub(super) fn has_good(&self, now: Instant) -> bool {
         self.last_good

@@ -21,13 +21,18 @@ use parking_lot::Mutex;
 use tokio::time::{Instant, timeout};
 
 use super::answer::{DnsAnswer, LookUpError};
+use super::silent::SilentDomains;
 
 /// The files that configure the look-up.
 const FILES: [&str; 2] = ["/etc/resolv.conf", "/etc/hosts"];
 /// Least time between two checks of the files, and how long an answer of the hosts file holds.
 const FILES_CHECK: Duration = Duration::from_secs(5);
-/// Longest wait for one answer; a query that was lost is sent again in this time.
-const ANSWER_WAIT: Duration = Duration::from_secs(2);
+/// Bounds of the wait for one answer; a query that was lost is sent again in this time. `timeout:0` means the shortest,
+/// as it does to glibc.
+const ANSWER_WAIT: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(2));
+/// Longest wait for the answers for one full name, with all queries that are sent again: less than a connection may take
+/// by default, so that the error names what was silent.
+const NAME_WAIT: Duration = Duration::from_secs(4);
 /// How long to wait for the second address family when the first has an answer: some name servers drop queries for
 /// IPv6.
 const OTHER_FAMILY_WAIT: Duration = Duration::from_millis(300);
@@ -54,6 +59,7 @@ struct LoadedSetup {
 struct Setup {
     hosts: Hosts,
     search: Vec<Name>,
+    silent: Mutex<SilentDomains>,
     ndots: usize,
     /// The resolver, or why there is none.
     resolver: Result<TokioResolver, LookUpError>,
@@ -114,13 +120,14 @@ impl Setup {
     /// Reads the system's files; `servers` replace its name servers if there are any.
     fn new(servers: &[SocketAddr]) -> Self {
         let hosts = Hosts::from_system().unwrap_or_default();
-        match (system_conf::read_system_conf(), servers) {
+        match (system(), servers) {
             (Ok(system), _) => Self::with(hosts, system, servers),
             (Err(error), []) => {
                 let why = format!("the system names no name servers ({error}): set dns_server");
                 Self {
                     hosts,
                     search: Vec::new(),
+                    silent: Mutex::default(),
                     ndots: 1,
                     resolver: Err(LookUpError::Failed(why.into())),
                 }
@@ -138,7 +145,7 @@ impl Setup {
         (config, mut options): (ResolverConfig, ResolverOpts),
         servers: &[SocketAddr],
     ) -> Self {
-        options.timeout = options.timeout.min(ANSWER_WAIT);
+        options.timeout = options.timeout.clamp(ANSWER_WAIT.0, ANSWER_WAIT.1);
         // hickory's cache drops an answer when its TTL ends; `cached.rs` must still serve it while name servers fail.
         options.cache_size = 0;
         let mut search = config.search;
@@ -152,6 +159,7 @@ impl Setup {
         Self {
             hosts,
             search,
+            silent: Mutex::default(),
             ndots: options.ndots,
             resolver: resolver(servers, options),
         }
@@ -165,8 +173,24 @@ impl Setup {
         }
         let resolver = self.resolver.as_ref().map_err(LookUpError::clone)?;
         let mut worst = LookUpError::NotFound;
-        for candidate in candidates(&name, &self.search, self.ndots) {
-            match query_one(resolver, candidate).await {
+        for Candidate { name, domain } in candidates(&name, &self.search, self.ndots) {
+            let is_silent = |domain| self.silent.lock().has(domain, Instant::now());
+            if domain.as_ref().is_some_and(is_silent) {
+                continue;
+            }
+            let mut search = domain.map(|domain| SearchQuery::new(self, domain));
+            let answer = timeout(NAME_WAIT, query_one(resolver, name.clone())).await;
+            let answer = answer.unwrap_or(Err(LookUpError::TimedOut));
+            if let (Err(LookUpError::TimedOut), Some(search)) = (&answer, &mut search) {
+                if search.end_silent() {
+                    continue;
+                }
+                return Err(LookUpError::SearchTimedOut(name.to_string().into()));
+            }
+            if let Some(search) = search {
+                search.end_answered();
+            }
+            match answer {
                 Err(LookUpError::NotFound) => {}
                 // The meaning of a name must not depend on lost answers: the next candidate may be
                 // another service.
@@ -195,6 +219,53 @@ impl Setup {
     }
 }
 
+/// A query for a name in a search domain that may be left out.
+struct SearchQuery<'a> {
+    setup: &'a Setup,
+    domain: Name,
+    since: Instant,
+    has_ended: bool,
+}
+
+impl<'a> SearchQuery<'a> {
+    fn new(setup: &'a Setup, domain: Name) -> Self {
+        Self {
+            setup,
+            domain,
+            since: Instant::now(),
+            has_ended: false,
+        }
+    }
+
+    fn end_answered(mut self) {
+        self.has_ended = true;
+        self.setup.silent.lock().on_answer(&self.domain);
+    }
+
+    /// No name server has answered. Returns whether the domain is left out from now on.
+    fn end_silent(&mut self) -> bool {
+        self.has_ended = true;
+        let is_silent = (self.setup.silent.lock()).on_silence(&self.domain, Instant::now());
+        if is_silent {
+            tracing::warn!(
+                domain = %self.domain,
+                "no name server answers for names in this search domain: names with a dot are looked up without it for \
+                 a minute"
+            );
+        }
+        is_silent
+    }
+}
+
+/// Whoever waits may have less time than a silent name server takes.
+impl Drop for SearchQuery<'_> {
+    fn drop(&mut self) {
+        if !self.has_ended && self.since.elapsed() >= ANSWER_WAIT.0 {
+            self.end_silent();
+        }
+    }
+}
+
 fn resolver(
     servers: Vec<NameServerConfig>,
     options: ResolverOpts,
@@ -213,11 +284,53 @@ fn name_server(address: &SocketAddr) -> NameServerConfig {
     server
 }
 
+/// The system's name servers, search list and options. Entries of the search list that are no names are left out, as
+/// glibc does; hickory takes them for an error.
+fn system() -> Result<(ResolverConfig, ResolverOpts), NetError> {
+    system_conf::read_system_conf().or_else(|error| {
+        let file = std::fs::read(FILES[0]).map_err(|_| error)?;
+        system_conf::parse_resolv_conf(with_names_alone(&String::from_utf8_lossy(&file)))
+    })
+}
+
+/// A resolv.conf without the entries of its search list that are no names.
+fn with_names_alone(file: &str) -> String {
+    let line = |line: &str| {
+        let mut words = line.split_whitespace();
+        match words.next() {
+            Some(keyword @ ("search" | "domain")) => {
+                let names = words.filter(|word| Name::from_str_relaxed(word).is_ok());
+                let names: Vec<_> = names.collect();
+                match names.is_empty() {
+                    true => String::new(),
+                    false => format!("{keyword} {}\n", names.join(" ")),
+                }
+            }
+            _ => format!("{line}\n"),
+        }
+    };
+    file.lines().map(line).collect()
+}
+
+/// A full name that a name may stand for.
+struct Candidate {
+    name: Name,
+    /// The search domain, if it is left out while it is silent.
+    domain: Option<Name>,
+}
+
 /// The full names that a name may stand for, in the order in which they are tried (resolv.conf(5)): a name with enough
 /// dots is tried as it is first.
-fn candidates(name: &Name, search: &[Name], ndots: usize) -> Vec<Name> {
+///
+/// A domain is left out while it is silent only for a name with a dot, and if it is not one of the cluster's, where a
+/// lost answer must not lead to another service.
+fn candidates(name: &Name, search: &[Name], ndots: usize) -> Vec<Candidate> {
     let mut whole = name.clone();
     whole.set_fqdn(true);
+    let whole = Candidate {
+        name: whole,
+        domain: None,
+    };
     if name.is_fqdn() {
         return vec![whole];
     }
@@ -226,11 +339,23 @@ fn candidates(name: &Name, search: &[Name], ndots: usize) -> Vec<Name> {
     let found = search.iter().filter_map(|domain| {
         let mut found = name.clone().append_domain(domain).ok()?;
         found.set_fqdn(true);
-        Some(found)
+        let may_be_left_out = dots > 0 && !is_of_cluster(domain, search);
+        Some(Candidate {
+            name: found,
+            domain: may_be_left_out.then(|| domain.clone()),
+        })
     });
     let mut names: Vec<_> = found.collect();
     names.insert(if dots >= ndots { 0 } else { names.len() }, whole);
     names
+}
+
+/// Whether a domain of a pod's search list is one of the cluster's: `svc.cluster.local` is in the list, whatever the
+/// cluster's domain is.
+fn is_of_cluster(domain: &Name, search: &[Name]) -> bool {
+    let is_services = |one: &&Name| one.iter().next() == Some(b"svc");
+    let mut roots = search.iter().filter(is_services).map(Name::base_name);
+    roots.any(|root| root.zone_of(domain))
 }
 
 /// Queries both address families of a full name.
@@ -318,7 +443,7 @@ mod tests {
             .into();
         let name = Name::from_ascii(name).unwrap();
         let names = candidates(&name, &search, ndots);
-        names.iter().map(ToString::to_string).collect()
+        names.iter().map(|one| one.name.to_string()).collect()
     }
 
     #[test]
@@ -400,6 +525,61 @@ mod tests {
         server.set_reply("gone.ns.svc.cluster.local", Reply::Failure);
         let failed = query(&setup, "gone").await.unwrap_err();
         assert!(matches!(failed, LookUpError::Failed(_)), "{failed:?}");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_search_domain_that_stays_silent_is_left_out() {
+        let server = NameServer::start().await;
+        let text = "search ns.svc.cluster.local svc.cluster.local cluster.local corp\n\
+                    nameserver 192.0.2.1\noptions ndots:5 timeout:1 attempts:1\n";
+        let system = system_conf::parse_resolv_conf(text).unwrap();
+        let setup = Setup::with(Hosts::default(), system, &[server.address()]);
+        server.set("api.example.test", &["192.0.2.7"], 600);
+        server.set_reply("api.example.test.corp", Reply::Silence);
+        let error = query(&setup, "api.example.test").await.unwrap_err();
+        assert!(
+            error.to_string().contains("api.example.test.corp."),
+            "{error}"
+        );
+        for _ in 0..2 {
+            let found = query(&setup, "api.example.test").await.unwrap();
+            assert_eq!(found.0, ["192.0.2.7"]);
+        }
+        // The cluster's own domains, and names without a dot, are never looked up in part.
+        server.set("a.b.cluster.local", &["10.6.6.6"], 600);
+        server.set_reply("a.b.svc.cluster.local", Reply::Silence);
+        server.set_reply("app.corp", Reply::Silence);
+        // Who has less time than that notices it, too.
+        server.set("api.example.org", &["192.0.2.8"], 600);
+        server.set_reply("api.example.org.corp", Reply::Silence);
+        let setup = Setup::with(
+            Hosts::default(),
+            system_conf::parse_resolv_conf(text).unwrap(),
+            &[server.address()],
+        );
+        for _ in 0..2 {
+            let hurried = timeout(ANSWER_WAIT.0, setup.query("api.example.org")).await;
+            assert!(hurried.is_err());
+        }
+        let found = query(&setup, "api.example.org").await.unwrap();
+        assert_eq!(found.0, ["192.0.2.8"]);
+        for name in ["a.b", "app"] {
+            for _ in 0..3 {
+                let error = query(&setup, name).await;
+                assert_eq!(error, Err(LookUpError::TimedOut), "{name}");
+            }
+        }
+    }
+
+    #[tokio::test]
+    async fn what_is_odd_in_a_resolv_conf_is_read_as_glibc_reads_it() {
+        let server = NameServer::start().await;
+        server.set("app.example.test", &["10.0.0.1"], 5);
+        let text = "search -bad..name example.test\nnameserver 192.0.2.1\noptions timeout:0\n";
+        assert!(system_conf::parse_resolv_conf(text).is_err());
+        let system = system_conf::parse_resolv_conf(with_names_alone(text)).unwrap();
+        let setup = Setup::with(Hosts::default(), system, &[server.address()]);
+        assert_eq!(query(&setup, "app").await.unwrap().0, ["10.0.0.1"]);
     }
 
     #[tokio::test]
