@@ -480,7 +480,8 @@ fn report_routes(reporter: &mut Option<RouteReporter>, session: &Handle, parts: 
         TellRoutes::None => return,
     };
     let now = Instant::now();
-    if let Some(reporter) = reporter.as_mut().filter(|reporter| reporter.is_due(now))
+    if let Some(reporter) = reporter.as_mut()
+        && reporter.is_due(now)
         && let Some(routes) = reporter.next(parts.exchanges.routes(with_upstreams), now)
     {
         // Fails if the session has ended, which is an event of its own.

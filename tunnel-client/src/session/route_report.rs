@@ -1,8 +1,8 @@
 //! When the routes are reported to the server: once after the welcome, and again when they have changed.
 //!
 //! In: the routes and the time. Out: whether to report them. Routes that change often are reported with growing pauses,
-//! and a session has a limit of reports, since a server that does not know this kind of message ends a session after a
-//! number of unknown ones.
+//! and so many times in a row at most, since a server that does not know this kind of message ends a session after a number
+//! of unknown ones.
 
 use std::time::Duration;
 
@@ -13,8 +13,10 @@ use tunnel_proto::control::RoutesSummary;
 pub(super) const INTERVAL: Duration = Duration::from_secs(5);
 /// Longest time between two reports; the shortest is [`INTERVAL`].
 const LONGEST_PAUSE: Duration = Duration::from_secs(5 * 60);
-/// Most reports in one session: fewer than the unknown messages that end one.
+/// Most reports in a row: fewer than the unknown messages that end a session.
 const REPORTS: u32 = 200;
+/// How soon one more report may follow: sessions last for months.
+const REFILL: Duration = Duration::from_secs(15 * 60);
 
 /// Decides on the reports of one session.
 pub(super) struct RouteReporter {
@@ -23,6 +25,8 @@ pub(super) struct RouteReporter {
     next_at: Instant,
     pause: Duration,
     left: u32,
+    /// When one of the reports was last given back.
+    refilled: Instant,
 }
 
 impl RouteReporter {
@@ -33,11 +37,16 @@ impl RouteReporter {
             next_at: now,
             pause: INTERVAL,
             left: REPORTS,
+            refilled: now,
         }
     }
 
     /// Whether a report may be sent now, so that the routes have to be compared.
-    pub(super) fn is_due(&self, now: Instant) -> bool {
+    pub(super) fn is_due(&mut self, now: Instant) -> bool {
+        while now >= self.refilled + REFILL {
+            self.refilled += REFILL;
+            self.left = (self.left + 1).min(REPORTS);
+        }
         self.left > 0 && now >= self.next_at
     }
 
@@ -73,7 +82,7 @@ mod tests {
     }
 
     #[test]
-    fn what_changes_at_every_look_is_told_ever_less_often_and_not_for_ever() {
+    fn what_changes_at_every_look_is_told_ever_less_often() {
         let start = Instant::now();
         let mut reporter = RouteReporter::new(start);
         let mut sent = Vec::new();
@@ -86,8 +95,9 @@ mod tests {
             }
         }
         assert_eq!(sent[..4], [0, 1, 3, 7]);
-        assert_eq!(sent.len(), REPORTS as usize);
         assert!(sent[100] - sent[99] >= 60, "five minutes");
+        let last = sent[sent.len() - 1] - sent[sent.len() - 2];
+        assert_eq!(INTERVAL * last, REFILL);
     }
 
     #[test]
