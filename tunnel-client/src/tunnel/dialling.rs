@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use parking_lot::Mutex;
 use tokio::sync::{Mutex as Queue, Notify, watch};
-use tokio::time::{Instant, sleep, sleep_until};
+use tokio::time::{Instant, sleep};
 use tunnel_ops::timestamp::Timestamp;
 use tunnel_proto::close::{AfterClose, CloseReason};
 use tunnel_proto::control::millis;
@@ -258,20 +258,18 @@ impl Dialling {
             let now = Instant::now();
             let load = |server| self.locations.load(server, own);
             let (server, due) = self.servers.lock().next(now, load, &search.servers);
-            match due {
-                NextDial::Now => return server,
-                NextDial::NotBefore(at) => sleep_until(at).await,
-                NextDial::At(at) => {
-                    let mut credential = self.parts.credentials.subscribe();
-                    let has_changed = tokio::select! {
-                        has_changed = path::wait(at - now, || path::current(peer)) => has_changed,
-                        Ok(()) = credential.changed() => true,
-                        () = self.is_due_earlier.notified() => false,
-                    };
-                    if has_changed {
-                        self.retry_now();
-                    }
-                }
+            let (NextDial::At(at) | NextDial::NotBefore(at)) = due else {
+                return server;
+            };
+            // Also before the end of a `Retry-After`: then another server may be due.
+            let mut credential = self.parts.credentials.subscribe();
+            let has_changed = tokio::select! {
+                has_changed = path::wait(at - now, || path::current(peer)) => has_changed,
+                Ok(()) = credential.changed() => true,
+                () = self.is_due_earlier.notified() => false,
+            };
+            if has_changed {
+                self.retry_now();
             }
         }
     }
