@@ -549,6 +549,12 @@ fn what_speaks_no_tls_is_a_portal_only_if_it_says_so() {
         });
         check(step(&evidence, &not_tls), name);
     }
+    let by_proxy = evidence(|evidence| evidence.proxy = Some("http://proxy:3128".to_owned()));
+    let verdict = check(step(&by_proxy, &not_tls), "not_tls");
+    assert!(
+        verdict.sentence.contains("http://proxy:3128"),
+        "{verdict:?}"
+    );
 }
 
 #[test]

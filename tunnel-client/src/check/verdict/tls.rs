@@ -308,7 +308,9 @@ fn is_within(own: &CertificateEvidence, time: SystemTime) -> bool {
 
 /// A network that demands a sign-in answers without TLS in place of every server; so does any other service for itself.
 fn not_tls(evidence: &Evidence) -> Verdict {
-    let Evidence { host, port, .. } = evidence;
+    let Evidence {
+        host, port, proxy, ..
+    } = evidence;
     let spoken = match &evidence.probe {
         // A page is usual at the port of a web site, and at 443 only where something else answers.
         Some(page)
@@ -322,6 +324,13 @@ fn not_tls(evidence: &Evidence) -> Verdict {
         },
         None => "",
     };
+    if let Some(proxy) = proxy {
+        return verdicts! {
+            "not_tls" "the proxy {proxy} accepted the connection to {host}:{port}, and what answers there does not speak TLS{spoken}"
+            "the proxy answers itself, or leads to another place: look at its log, check host and port of --proxy and its \
+             scheme, then host and port of --server"
+        };
+    }
     verdicts! {
         "not_tls" "what answers at {host}:{port} does not speak TLS{spoken}"
         "check host and port of --server: another service, or a listener without TLS, is there; if this network demands a \
