@@ -5,7 +5,7 @@
 
 use std::{
     fmt::{self, Write as _},
-    io::{Write as _, stderr, stdout},
+    io::{Write as _, stderr},
     net::SocketAddr,
     sync::{
         Arc,
@@ -26,7 +26,7 @@ use tracing_subscriber::{
 };
 use tunnel_http::access_log::AccessLog;
 use tunnel_ops::telemetry::{LineSink, LogFormat};
-use tunnel_ops::terminal::Paint;
+use tunnel_ops::terminal::{self, Paint};
 
 /// The output, and whether it shows requests already.
 #[derive(Debug)]
@@ -149,12 +149,7 @@ fn commands(url: &str, is_sample: bool) -> [(String, &'static str); 3] {
 
 /// Writes to standard output. A failure to write does not end the demo.
 fn show(text: &str) {
-    let mut output = stdout().lock();
-    drop(
-        output
-            .write_all(text.as_bytes())
-            .and_then(|()| output.flush()),
-    );
+    drop(terminal::print(text));
 }
 
 /// Makes a line of each warning.

@@ -147,9 +147,11 @@ fn write(files: Vec<(OutputFile, Render)>, report: &Report) -> anyhow::Result<()
     for (file, render) in files {
         file.write(&render(report)?)?;
     }
-    let mut out = io::stdout().lock();
-    out.write_all(text::render(report).as_bytes())
-        .context("cannot write the result")
+    match io::stdout().write_all(text::render(report).as_bytes()) {
+        // The reader has enough.
+        Err(error) if error.kind() == io::ErrorKind::BrokenPipe => Ok(()),
+        written => written.context("cannot write the result"),
+    }
 }
 
 /// What a new file may be used for, before the user's mask.

@@ -13,13 +13,12 @@ mod tail;
 mod validate;
 
 use std::fmt::Display;
-use std::io::{self, Write};
 use std::process::ExitCode;
 
 use tunnel_ops::flags::EXIT_BAD_CONFIGURATION;
-use tunnel_ops::shell;
 use tunnel_ops::signals::Shutdown;
 use tunnel_ops::telemetry::LogFormat;
+use tunnel_ops::{shell, terminal};
 
 use crate::cli::{Cli, Command, RoutesCommand};
 
@@ -45,7 +44,7 @@ pub fn execute(cli: Cli) -> ExitCode {
         Command::Tail(arguments) => tail::tail(&arguments),
         Command::Completions(arguments) => {
             let script = shell::completions::<Cli>(arguments.shell);
-            io::stdout().write_all(&script).map_err(Failure::running)
+            print(&String::from_utf8_lossy(&script))
         }
         Command::Man(arguments) => shell::write_man_pages::<Cli>(&arguments.out).map_err(|error| {
             Failure::running(format_args!("{}: {error}", arguments.out.display()))
@@ -58,9 +57,15 @@ pub fn execute(cli: Cli) -> ExitCode {
         Err(Failure::Reported) => return ExitCode::FAILURE,
     };
     for line in text.lines() {
-        eprintln!("error: {line}");
+        tunnel_ops::print_note!("error: {line}");
     }
     code
+}
+
+/// Writes a result to standard output, if that is still read.
+fn print(text: &str) -> Result<(), Failure> {
+    let printed = terminal::print(text).map(drop);
+    printed.map_err(|error| Failure::running(format_args!("cannot print: {error}")))
 }
 
 impl Failure {

@@ -22,7 +22,9 @@ pub fn parse<P: Parser>(arguments: impl IntoIterator<Item = OsString>) -> Result
     if parsed.is_ok() {
         for name in unknown_variables(&P::command(), std::env::vars_os().map(|(name, _)| name)) {
             // Not an error: an orchestrator may set variables with this prefix for its own purposes.
-            eprintln!("warning: the environment variable {name} is unknown to this program");
+            crate::print_note!(
+                "warning: the environment variable {name} is unknown to this program"
+            );
         }
     }
     parsed.map_err(|mut error| {
@@ -32,7 +34,7 @@ pub fn parse<P: Parser>(arguments: impl IntoIterator<Item = OsString>) -> Result
         hide_userinfo(&mut error);
         let printed = error.print();
         if let Some(note) = note {
-            eprintln!("note: {note}");
+            crate::print_note!("note: {note}");
         }
         match (error.exit_code(), printed) {
             (0, Ok(())) => ExitCode::SUCCESS,

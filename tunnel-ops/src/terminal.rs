@@ -1,6 +1,7 @@
 //! What commands print for people: text that cannot steer a terminal, and colours where there is one.
 
-use std::io::{self, ErrorKind, IsTerminal, Write, stdout};
+use std::fmt;
+use std::io::{self, ErrorKind, IsTerminal, Write, stderr, stdout};
 
 /// Writes a result to standard output. Returns whether standard output is still read.
 ///
@@ -17,6 +18,17 @@ pub fn print(text: &str) -> io::Result<bool> {
         Err(error) if error.kind() == ErrorKind::BrokenPipe => Ok(false),
         Err(error) => Err(error),
     }
+}
+
+/// Writes a line to standard error as `eprintln!` does, which panics where nobody reads it.
+#[macro_export]
+macro_rules! print_note {
+    ($($words:tt)*) => { $crate::terminal::write_note(format_args!($($words)*)) };
+}
+
+/// Writes a line to standard error, if that is read.
+pub fn write_note(line: fmt::Arguments<'_>) {
+    let _ = writeln!(stderr().lock(), "{line}");
 }
 
 /// Replaces control characters, so that a terminal does not interpret them.

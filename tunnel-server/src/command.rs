@@ -67,7 +67,7 @@ pub fn execute(cli: Cli) -> ExitCode {
         Err(Failure::Running(text)) => (ExitCode::FAILURE, text),
     };
     for line in text.lines() {
-        eprintln!("error: {line}");
+        tunnel_ops::print_note!("error: {line}");
     }
     code
 }

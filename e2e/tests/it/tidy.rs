@@ -256,6 +256,36 @@ fn bodies_of_hyper_are_read_in_one_place() {
 }
 
 #[test]
+fn programs_print_in_one_place() {
+    // `println!` and `eprintln!` panic where the reader has gone: `tunnel-client routes test … | head -1`.
+    let programs = [
+        "tunnel-client/src",
+        "tunnel-routing/src",
+        "tunnel-server/src",
+        "tunnel-http/src",
+        "tunnel-ops/src",
+        "demo/src",
+    ];
+    let mut sources = sources("rs");
+    sources.retain(|(path, _)| {
+        let is_test = path
+            .iter()
+            .any(|part| part == "tests" || part == "tests.rs");
+        let is_program = programs.iter().any(|root| path.starts_with(root));
+        is_program && !is_test && !path.ends_with("tunnel-ops/src/terminal.rs")
+    });
+    check(sources, |text| {
+        let code = text.split("#[cfg(test)]\nmod tests {").next();
+        lines(code.unwrap_or_default(), |line| {
+            let prints = line.contains("println!(") || line.contains("print!(");
+            let writes = line.contains("stdout()") && !line.contains("is_terminal");
+            let is_it = (prints || writes) && !line.trim_start().starts_with("//");
+            is_it.then(|| "prints: use tunnel_ops::terminal::print or print_note!".to_owned())
+        })
+    });
+}
+
+#[test]
 fn nothing_names_a_machine() {
     // What is committed must be true on every machine.
     let exempt = ["Cargo.lock", "tidy.rs"];

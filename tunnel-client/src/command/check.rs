@@ -1,9 +1,9 @@
 //! `tunnel-client check`: prints each step when it ends, and finally what is wrong and what to do about it.
 
-use std::io::{self, IsTerminal, Write};
+use std::io::{self, IsTerminal};
 
-use super::Failure;
 use super::program::block_on;
+use super::{Failure, print};
 use crate::check::{self, Event, Options, Style};
 use crate::cli::CheckArgs;
 
@@ -20,19 +20,20 @@ pub(super) fn check(arguments: CheckArgs) -> Result<(), Failure> {
     }
     let style = style();
     let mut notify = move |event: Event<'_>| match event {
-        Event::Step(step) if !json => print(&style.step(step)),
+        // A check goes on where nobody reads it: its exit code counts.
+        Event::Step(step) if !json => drop(print(&style.step(step))),
         Event::Step(_) => {}
         // Beside what scripts read.
-        Event::Progress(line) => eprintln!("{line}"),
+        Event::Progress(line) => tunnel_ops::print_note!("{line}"),
     };
     block_on(async {
         let report = Box::pin(check::check(given, options, &mut notify)).await;
         match json {
             true => {
                 let text = serde_json::to_string_pretty(&report).map_err(Failure::running)?;
-                print(&format!("{text}\n"));
+                print(&format!("{text}\n"))?;
             }
-            false => print(&report.conclusion(style)),
+            false => print(&report.conclusion(style))?,
         }
         match report.is_ok() {
             true => Ok(()),
@@ -48,10 +49,4 @@ fn style() -> Style {
         true => Style::Coloured,
         false => Style::Plain,
     }
-}
-
-fn print(text: &str) {
-    let mut out = io::stdout().lock();
-    // Fails if the reader has closed the pipe, and needs no more output then.
-    let _ = out.write_all(text.as_bytes()).and_then(|()| out.flush());
 }

@@ -1,11 +1,9 @@
 //! `tunnel-client http`: runs a client for one local service, and prints where that is reached.
 
-use std::io::Write;
-
 use tokio::sync::watch;
 use tunnel_ops::task::Owned;
 
-use super::{Failure, program, run};
+use super::{Failure, print, program, run};
 use crate::{cli::HttpArgs, client::Welcomed, config::Given, upstream_advice::upstream_advice};
 
 pub(super) fn http(arguments: HttpArgs) -> Result<(), Failure> {
@@ -16,7 +14,7 @@ pub(super) fn http(arguments: HttpArgs) -> Result<(), Failure> {
         let (client, shutdown) = run::prepare(given, access_log)?;
         let _advising = Owned::spawn("advice", async move {
             if let Some(advice) = upstream_advice(&service).await {
-                eprintln!("{service}: {advice}");
+                tunnel_ops::print_note!("{service}: {advice}");
             }
         });
         let _announcing = Owned::spawn("announce", announce(client.welcomed(), upstream));
@@ -49,12 +47,8 @@ async fn announce(mut welcomed: watch::Receiver<Option<Welcomed>>, upstream: Str
     loop {
         let url = welcomed.borrow_and_update().as_ref().map(Welcomed::shown);
         if url.is_some() && url != last {
-            // Nobody may read it.
-            let _ = writeln!(
-                std::io::stdout(),
-                "{} -> {upstream}",
-                url.as_deref().unwrap_or_default()
-            );
+            let shown = url.as_deref().unwrap_or_default();
+            let _ = print(&format!("{shown} -> {upstream}\n"));
             last = url;
         }
         if welcomed.changed().await.is_err() {

@@ -1,5 +1,6 @@
 //! `tunnel-client routes test`: which route takes a request, why, and what its upstream is sent.
-#![allow(clippy::print_stdout, reason = "the result is the output")]
+
+use std::fmt::Write;
 
 use serde_json::{Value, json};
 
@@ -9,7 +10,7 @@ use tunnel_routing::dry_run::{
 };
 use tunnel_routing::summary::{conditions, target};
 
-use super::Failure;
+use super::{Failure, print};
 use crate::cli::RoutesTest;
 use crate::config::Config;
 
@@ -24,11 +25,10 @@ pub(super) fn test(arguments: RoutesTest) -> Result<(), Failure> {
     };
     let request = DryRunRequest::new(method, url).map_err(Failure::configuration)?;
     let trial = try_request(&routes, &request);
-    if arguments.json {
-        println!("{:#}", as_json(&trial));
-    } else {
-        print(&trial);
-    }
+    print(&match arguments.json {
+        true => format!("{:#}\n", as_json(&trial)),
+        false => as_text(&trial),
+    })?;
     verdict(&trial)
 }
 
@@ -54,13 +54,18 @@ fn verdict(trial: &DryRun<'_>) -> Result<(), Failure> {
     }
 }
 
-fn print(trial: &DryRun<'_>) {
+fn as_text(trial: &DryRun<'_>) -> String {
+    let mut text = String::new();
+    let mut line = |words: std::fmt::Arguments<'_>| {
+        // Writing to a string never fails.
+        let _ = writeln!(text, "{words}");
+    };
     if let Some(route) = trial.winner {
-        println!("route      {}{}", route.name, place(route));
-        println!("matches    {}", conditions(route));
+        line(format_args!("route      {}{}", route.name, place(route)));
+        line(format_args!("matches    {}", conditions(route)));
     }
     for (name, segment) in &trial.captures {
-        println!("segment    {{{name}}} = {segment}");
+        line(format_args!("segment    {{{name}}} = {segment}"));
     }
     match &trial.outcome {
         Outcome::Forwarded(all) => {
@@ -69,15 +74,15 @@ fn print(trial: &DryRun<'_>) {
                     1 => String::new(),
                     _ => format!("   (weight {})", sent.weight),
                 };
-                println!("upstream   {}{share}", sent.url);
+                line(format_args!("upstream   {}{share}", sent.url));
             }
             for sent in dedup_hosts(all) {
-                println!("host       {sent}");
+                line(format_args!("host       {sent}"));
             }
         }
-        Outcome::Answered(status) => println!("answers    {status}, by itself"),
-        Outcome::Denied(detail) => println!("denies     403, \"{detail}\""),
-        Outcome::SegmentRefused(refused) => println!("refuses    404, {refused}"),
+        Outcome::Answered(status) => line(format_args!("answers    {status}, by itself")),
+        Outcome::Denied(detail) => line(format_args!("denies     403, \"{detail}\"")),
+        Outcome::SegmentRefused(refused) => line(format_args!("refuses    404, {refused}")),
         Outcome::OddPath(..) | Outcome::TooManyReadings(_) | Outcome::Unknown => {}
     }
     let others = trial
@@ -86,8 +91,13 @@ fn print(trial: &DryRun<'_>) {
         .filter(|(route, _)| trial.winner.is_none_or(|winner| winner.name != route.name));
     for (index, (route, verdict)) in others.enumerate() {
         let heading = if index == 0 { "others" } else { "" };
-        println!("{heading:<10} {}{} {verdict}", route.name, place(route));
+        line(format_args!(
+            "{heading:<10} {}{} {verdict}",
+            route.name,
+            place(route)
+        ));
     }
+    text
 }
 
 fn dedup_hosts(all: &[UpstreamRequest]) -> Vec<&str> {
@@ -137,8 +147,8 @@ fn as_json(trial: &DryRun<'_>) -> Value {
     })
 }
 
-/// Prints all routes, the most specific first.
-pub(super) fn print_table(routes: &RouteList) {
+/// All routes, a line for each, the most specific first.
+pub(super) fn table(routes: &RouteList) -> String {
     let sorted = by_specificity(routes);
     let rows: Vec<_> = (sorted.iter())
         .map(|route| (route.name.to_string(), conditions(route), target(route)))
@@ -150,9 +160,10 @@ pub(super) fn print_table(routes: &RouteList) {
             .unwrap_or_default()
     };
     let (names, wheres) = (width(|row| &row.0), width(|row| &row.1));
-    for (name, condition, lead) in &rows {
-        println!("  {name:<names$}  {condition:<wheres$}  {lead}");
-    }
+    let lines = rows
+        .iter()
+        .map(|(name, condition, lead)| format!("  {name:<names$}  {condition:<wheres$}  {lead}\n"));
+    lines.collect()
 }
 
 fn place(route: &RouteConfig) -> String {

@@ -1,42 +1,43 @@
 //! `tunnel-client validate`: makes all checks of the start of `run` or `serve`, without dialling.
-#![allow(clippy::print_stdout, reason = "the result is the output")]
 
 use tunnel_ops::settings::GivenSettings;
 use tunnel_routing::config::RouteList;
 
-use super::Failure;
-use super::routes::print_table;
+use super::routes::table;
+use super::{Failure, print};
 use crate::cli::ValidateArgs;
 use crate::config::{Config, ServeConfig, ServerPath};
 
 pub(super) fn validate(args: ValidateArgs) -> Result<(), Failure> {
     let source = args.given.merge().map_err(Failure::configuration)?;
     for warning in source.readable_secrets() {
-        eprintln!("warning: {warning}");
+        tunnel_ops::print_note!("warning: {warning}");
     }
     if args.serve {
         let config = ServeConfig::check(&source).map_err(Failure::configuration)?;
         let (listen, routes) = (config.settings.listen, config.routes);
-        println!("ok: listen {listen}, routes {}", routes.len());
-        print_table(&routes);
-        print_warnings(&routes);
-        return Ok(());
+        let count = routes.len();
+        return print(&format!(
+            "ok: listen {listen}, routes {count}\n{}",
+            listed(&routes)
+        ));
     }
     let config = Config::check(&source).map_err(Failure::configuration)?;
     let servers: Vec<String> = config.servers.iter().map(shown).collect();
     let servers = servers.join(", server ");
     match &config.settings.upstream {
         Some(upstream) if config.routes.is_empty() => {
-            println!("ok: server {servers}, upstream {upstream}");
+            print(&format!("ok: server {servers}, upstream {upstream}\n"))
         }
         _ => {
             let routes = config.all_routes();
-            println!("ok: server {servers}, routes {}", routes.len());
-            print_table(&routes);
-            print_warnings(&routes);
+            let count = routes.len();
+            print(&format!(
+                "ok: server {servers}, routes {count}\n{}",
+                listed(&routes)
+            ))
         }
     }
-    Ok(())
 }
 
 /// A server, and the proxy that it is dialled through.
@@ -49,8 +50,9 @@ fn shown(server: &ServerPath) -> String {
     }
 }
 
-fn print_warnings(routes: &RouteList) {
-    for warning in routes.warnings() {
-        println!("warning: {warning}");
-    }
+/// The routes, and what is to be said against them.
+fn listed(routes: &RouteList) -> String {
+    let warnings = routes.warnings().into_iter();
+    let warnings = warnings.map(|warning| format!("warning: {warning}\n"));
+    table(routes) + &warnings.collect::<String>()
 }

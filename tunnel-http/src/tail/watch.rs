@@ -79,7 +79,7 @@ fn show(rows: &mut Rows, event: &ReceivedEvent, output: TailOutput) -> io::Resul
         }
         MISSED => {
             if let Ok(MissedView { missed }) = serde_json::from_str(data) {
-                eprintln!(
+                tunnel_ops::print_note!(
                     "warning: {missed} exchanges are missing here: they came faster than they are read"
                 );
             }
@@ -87,7 +87,9 @@ fn show(rows: &mut Rows, event: &ReceivedEvent, output: TailOutput) -> io::Resul
         UNANSWERED => {
             if let Ok(UnansweredView { unanswered }) = serde_json::from_str(data) {
                 let names = unanswered.join(", ");
-                eprintln!("warning: no answer from {names}: exchanges of these nodes are missing");
+                tunnel_ops::print_note!(
+                    "warning: no answer from {names}: exchanges of these nodes are missing"
+                );
             }
         }
         // Of a newer program.

@@ -265,24 +265,25 @@ impl AdminClient {
                 }
                 Err(StreamEnd::Refused(error)) => {
                     if !streams.is_empty() {
-                        eprintln!(
+                        crate::print_note!(
                             "warning: {error}: only what ends in the process that was replaced follows"
                         );
                     }
                     refused = Some(error);
                 }
                 Err(end) if is_newest => {
-                    eprintln!(
+                    crate::print_note!(
                         "warning: the stream of the {0} at {1} is over ({end}): the {0} stops or restarts, or the \
                          connection was cut; connecting again",
-                        self.target.program, self.target.url
+                        self.target.program,
+                        self.target.url
                     );
                     newest += 1;
                     let opening = self.stream_again(path, last.clone());
                     streams.push(self.opened(newest, opening));
                 }
                 Err(StreamEnd::Ended) => {}
-                Err(StreamEnd::Lost(cause)) => eprintln!(
+                Err(StreamEnd::Lost(cause)) => crate::print_note!(
                     "warning: the connection to the process that was replaced is lost ({cause}): what ends there from now \
                      on is missing"
                 ),
@@ -321,9 +322,10 @@ impl AdminClient {
             match self.stream(path, last.clone()).await {
                 Err(error) if error.is_of_network() => {}
                 Ok(stream) => {
-                    eprintln!(
+                    crate::print_note!(
                         "warning: the stream of the {} at {} goes on; what happened in between may be missing",
-                        self.target.program, self.target.url
+                        self.target.program,
+                        self.target.url
                     );
                     return Ok(stream);
                 }

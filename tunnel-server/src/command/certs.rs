@@ -72,7 +72,7 @@ fn write_or_keep(
 ) -> Result<(), Failure> {
     let path = args.out.join(name);
     if is_kept {
-        eprintln!("kept {}", path.display());
+        tunnel_ops::print_note!("kept {}", path.display());
         return Ok(());
     }
     let existing = match args.force {
@@ -80,7 +80,7 @@ fn write_or_keep(
         false => Existing::Keep,
     };
     write(&path, text, mode, existing)?;
-    eprintln!("wrote {}", path.display());
+    tunnel_ops::print_note!("wrote {}", path.display());
     Ok(())
 }
 
@@ -114,8 +114,8 @@ fn of_listeners(args: &CertsArgs) -> Result<(), Failure> {
     for (name, is_kept, text, _) in files {
         let path = out.join(name);
         match (text, is_kept) {
-            (Some(_), false) => eprintln!("wrote {}", path.display()),
-            (Some(_), true) => eprintln!("kept {}", path.display()),
+            (Some(_), false) => tunnel_ops::print_note!("wrote {}", path.display()),
+            (Some(_), true) => tunnel_ops::print_note!("kept {}", path.display()),
             (None, _) => {}
         }
     }
@@ -203,7 +203,7 @@ fn warn_unnamed(out: &Path, present: &Present, names: &[String]) {
     };
     let unnamed = unnamed(pem, names);
     if !unnamed.is_empty() {
-        eprintln!(
+        tunnel_ops::print_note!(
             "warning: {}, which was kept, is not for {}: remove it and run this again for a new certificate of its key",
             out.join("server.pem").display(),
             unnamed.join(", ")

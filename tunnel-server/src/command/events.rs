@@ -25,7 +25,7 @@ async fn warn_if_unknown(client: &AdminClient, label: &str) -> Result<(), Failur
     match client.get(&format!("/runtimes/{label}")).await {
         Ok(IgnoredAny) => {}
         Err(AdminRequestError::Refused { reason, .. }) if reason == "runtime_unknown" => {
-            eprintln!(
+            tunnel_ops::print_note!(
                 "warning: no runtime has the label `{label}`; waiting until one has it (`tunnel-server runtimes list` shows all)"
             );
         }

@@ -54,7 +54,7 @@ async fn list(args: &RuntimesListArgs) -> Result<(), Failure> {
             return print(&(text + "\n")).map(|_| ());
         }
         if runtimes.is_empty() && output != ListOutput::Yaml {
-            eprintln!("no runtimes");
+            tunnel_ops::print_note!("no runtimes");
             return Ok(());
         }
         return print(&list_text(&runtimes, output)).map(|_| ());
@@ -130,7 +130,10 @@ fn sort(runtimes: &mut [RuntimeView], key: SortKey) {
 
 /// Names the server nodes that did not answer.
 fn warn_of(unanswered: &[String]) {
-    eprint!("{}", warning_of(unanswered));
+    let warning = warning_of(unanswered);
+    if !warning.is_empty() {
+        tunnel_ops::print_note!("{}", warning.trim_end());
+    }
 }
 
 /// A line that names these nodes; empty if there are none.
@@ -167,7 +170,7 @@ async fn revoke(args: &RuntimesRevokeArgs) -> Result<(), Failure> {
     print(&format!(
         "{label}: {credentials} revoked, {sessions} ended\n"
     ))?;
-    eprintln!(
+    tunnel_ops::print_note!(
         "note: this holds until the server is restarted; remove the credential from the \
          runtimes file, or add it to the revocations"
     );
@@ -184,7 +187,7 @@ async fn operate(
     let done: OperationView = client.post(&path, body).await?;
     if !done.unanswered.is_empty() {
         let names = done.unanswered.join(", ");
-        eprintln!("warning: no answer from {names}: it may not be done there");
+        tunnel_ops::print_note!("warning: no answer from {names}: it may not be done there");
     }
     Ok(done)
 }

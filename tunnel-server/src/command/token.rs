@@ -4,12 +4,13 @@
 //! The file is replaced as a whole, one change at a time, and only by a valid one.
 
 use std::fs::{self, File};
-use std::io::{self, ErrorKind, Write};
+use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 use std::time::SystemTime;
 
 use serde::Serialize;
 use tunnel_ops::config_file::TomlFile;
+use tunnel_ops::terminal;
 
 use super::Failure;
 use crate::atomic_file::{self, Existing};
@@ -40,7 +41,7 @@ pub(super) fn create(args: &TokenCreateArgs) -> Result<(), Failure> {
     // that was printed and does not work.
     print(&token)?;
     let (account, runtime) = (&args.account, &args.runtime);
-    eprintln!(
+    tunnel_ops::print_note!(
         "added token {} for account {account}, runtime {runtime} to {}",
         token.id(),
         path.display()
@@ -51,7 +52,7 @@ pub(super) fn create(args: &TokenCreateArgs) -> Result<(), Failure> {
             .chain(&args.hosts)
             .map(HostName::as_str);
         let hosts = hosts.collect::<Vec<_>>().join(", ");
-        eprintln!("reached at {hosts}, once its client is connected");
+        tunnel_ops::print_note!("reached at {hosts}, once its client is connected");
     }
     Ok(())
 }
@@ -67,10 +68,10 @@ pub(super) fn revoke(args: &TokenRevokeArgs) -> Result<(), Failure> {
     })?;
     let owner = format!("of account {}, runtime {}", args.account, args.runtime);
     for id in revoked.now {
-        eprintln!("revoked token {id} {owner} in {}", path.display());
+        tunnel_ops::print_note!("revoked token {id} {owner} in {}", path.display());
     }
     for id in revoked.before {
-        eprintln!("token {id} {owner} was revoked before");
+        tunnel_ops::print_note!("token {id} {owner} was revoked before");
     }
     Ok(())
 }
@@ -94,11 +95,7 @@ pub(super) fn list(args: &TokenListArgs) -> Result<(), Failure> {
         true => serde_json::to_string_pretty(&rows).unwrap_or_default() + "\n",
         false => table(&rows),
     };
-    let mut output = io::stdout().lock();
-    output
-        .write_all(text.as_bytes())
-        .and_then(|()| output.flush())
-        .map_err(|error| Failure::running(format_args!("the list cannot be printed: {error}")))
+    super::print(&text).map(drop)
 }
 
 /// One token of the list.
@@ -203,15 +200,16 @@ fn change<T>(
 }
 
 fn print(token: &Token) -> Result<(), Failure> {
-    let mut output = io::stdout().lock();
-    writeln!(output, "{}", token.expose())
-        .and_then(|()| output.flush())
-        .map_err(|error| {
-            let id = token.id();
-            Failure::running(format_args!(
-                "the token cannot be printed: {error}; remove {id} from the file, and try again"
-            ))
-        })
+    let printed = terminal::print(&format!("{}\n", token.expose()));
+    let why = match printed {
+        Ok(true) => return Ok(()),
+        Ok(false) => "nobody reads it".to_owned(),
+        Err(error) => error.to_string(),
+    };
+    let id = token.id();
+    Err(Failure::running(format_args!(
+        "the token cannot be printed: {why}; remove {id} from the file, and try again"
+    )))
 }
 
 /// Resolves symbolic links, so that the file is replaced and not the link.

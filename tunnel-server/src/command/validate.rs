@@ -17,7 +17,7 @@ pub(super) fn validate(args: ValidateArgs) -> Result<(), Failure> {
     let ValidateArgs { given, against } = args;
     let (config, effective, warnings) = check(given)?;
     for warning in warnings {
-        eprintln!("warning: {warning}");
+        tunnel_ops::print_note!("warning: {warning}");
     }
     let (runtimes, tokens) = (config.runtimes.iter().len(), config.runtimes.token_count());
     let mut text = format!("ok: runtimes {runtimes}, tokens {tokens}\n");

@@ -34,7 +34,7 @@ pub(super) async fn watch(
             Ok(text) => print(text)?,
             Err(error) if is_terminal => print(&format!("{CLEAR}{error}\n"))?,
             Err(error) => {
-                eprintln!("error: {error}");
+                tunnel_ops::print_note!("error: {error}");
                 true
             }
         };
