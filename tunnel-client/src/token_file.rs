@@ -8,6 +8,7 @@ use std::io::{self, Read};
 use std::path::{Path, PathBuf};
 
 use secrecy::SecretString;
+use tunnel_ops::byte_order_mark::bytes_without_mark;
 
 /// Largest file that is read: far more than any token, and within the limit of a request's head.
 const MAX_BYTES: u64 = 16 * 1024;
@@ -89,7 +90,7 @@ pub fn read(path: &Path) -> Result<SecretString, TokenFileError> {
     file.take(MAX_BYTES + 1)
         .read_to_end(&mut bytes)
         .map_err(unreadable)?;
-    let token = bytes.trim_ascii();
+    let token = bytes_without_mark(&bytes).trim_ascii();
     if token.is_empty() {
         return Err(TokenFileError::Empty {
             path: path.to_owned(),
@@ -129,7 +130,12 @@ mod tests {
 
     #[test]
     fn a_token_is_read_without_the_white_space_around_it() {
-        for text in ["tnlrt_1_a", "tnlrt_1_a\n", "  tnlrt_1_a\r\n"] {
+        for text in [
+            "tnlrt_1_a",
+            "tnlrt_1_a\n",
+            "  tnlrt_1_a\r\n",
+            "\u{feff}tnlrt_1_a\r\n",
+        ] {
             assert_eq!(
                 read_bytes(text.as_bytes()).unwrap().expose_secret(),
                 "tnlrt_1_a"

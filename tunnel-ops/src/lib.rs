@@ -9,6 +9,7 @@ pub mod admin;
 pub mod alarm;
 pub mod authority;
 pub mod build;
+pub mod byte_order_mark;
 pub mod config_file;
 pub mod config_value;
 pub mod connect;

@@ -27,6 +27,7 @@ use rustls_pki_types::pem::{self, PemObject};
 use rustls_pki_types::{CertificateDer, PrivateKeyDer};
 use sha2::{Digest, Sha256};
 
+use crate::byte_order_mark::bytes_without_mark;
 use crate::faults::FaultyFile;
 
 pub use self::client_auth::{ClientAuth, RevocationLists};
@@ -456,10 +457,11 @@ fn provider() -> Arc<CryptoProvider> {
 }
 
 fn read(path: &Path) -> Result<Vec<u8>, TlsFilesError> {
-    fs::read(path).map_err(|source| TlsFilesError::Unreadable {
+    let bytes = fs::read(path).map_err(|source| TlsFilesError::Unreadable {
         origin: path.to_owned(),
         source,
-    })
+    })?;
+    Ok(bytes_without_mark(&bytes).to_vec())
 }
 
 fn certificates(origin: &Path, pem: &[u8]) -> Result<Vec<CertificateDer<'static>>, TlsFilesError> {

@@ -8,6 +8,7 @@ use std::io::{self, Read};
 use std::path::{Path, PathBuf};
 
 use secrecy::{ExposeSecret, SecretString};
+use tunnel_ops::byte_order_mark::bytes_without_mark;
 
 /// Largest file that is read: far more than any login.
 const MAX_BYTES: u64 = 16 * 1024;
@@ -78,7 +79,7 @@ fn login_in(bytes: &[u8]) -> Option<ProxyLogin> {
     if bytes.len() as u64 > MAX_BYTES {
         return None;
     }
-    let text = std::str::from_utf8(bytes).ok()?;
+    let text = std::str::from_utf8(bytes_without_mark(bytes)).ok()?;
     let (user, password) = text.trim_end_matches(['\r', '\n']).split_once(':')?;
     check(user, password)
 }
@@ -115,6 +116,7 @@ mod tests {
             ("me:secret", "me", "secret"),
             ("CORP\\me:se:cr et\r\n", "CORP\\me", "se:cr et"),
             ("me:\n", "me", ""),
+            ("\u{feff}me:secret", "me", "secret"),
         ] {
             let login = read_bytes(text.as_bytes()).unwrap();
             assert_eq!(

@@ -14,6 +14,8 @@ use http::{HeaderMap, HeaderValue};
 use sha2::{Digest, Sha256};
 use subtle::ConstantTimeEq;
 
+use crate::byte_order_mark::bytes_without_mark;
+
 /// Fewer characters than this can be guessed.
 const MIN_TOKEN: usize = 16;
 
@@ -116,7 +118,7 @@ fn read(path: &Path) -> Result<[u8; 32], BearerFileError> {
         path: path.to_owned(),
         source,
     })?;
-    let token = text.trim_ascii();
+    let token = bytes_without_mark(&text).trim_ascii();
     // What could not stand in a header field would never match.
     if token.len() < MIN_TOKEN || !token.iter().all(u8::is_ascii_graphic) {
         return Err(BearerFileError::NoToken {

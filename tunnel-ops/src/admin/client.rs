@@ -30,7 +30,7 @@ use tokio::{
 };
 
 use super::{API_ROOT, AdminProblem, AdminUrl, EventParser, HEARTBEAT, REPLACED, ReceivedEvent};
-use crate::{task::Owned, terminal::printable};
+use crate::{byte_order_mark::without_mark, task::Owned, terminal::printable};
 
 /// Time for the connection, which is usually local.
 const CONNECT_DEADLINE: Duration = Duration::from_secs(5);
@@ -547,7 +547,7 @@ fn token_field(path: &Path) -> Result<HeaderValue, String> {
     fs::File::open(path)
         .and_then(|file| file.take(TOKEN_BYTES).read_to_string(&mut text))
         .map_err(|error| format!("cannot be read: {error}"))?;
-    let token = text.trim();
+    let token = without_mark(&text).trim();
     if token.is_empty() || !token.bytes().all(|byte| byte.is_ascii_graphic()) {
         return Err("holds no token: give one line without spaces".to_owned());
     }

@@ -94,7 +94,7 @@ impl Jwks {
         std::fs::File::open(path)?
             .take(most)
             .read_to_end(&mut text)?;
-        Self::parse(&text)
+        Self::parse(tunnel_ops::byte_order_mark::bytes_without_mark(&text))
     }
 
     /// Parses the bytes of a set of keys.

@@ -6,6 +6,7 @@ use std::sync::Arc;
 
 use arc_swap::{ArcSwap, ArcSwapOption};
 use tokio::sync::watch;
+use tunnel_ops::byte_order_mark::without_mark;
 use tunnel_ops::faults::FaultyFile;
 use tunnel_ops::tls_files::{ClientAuth, ClientCheck, RevocationLists, Roots, TlsFilesError};
 
@@ -248,7 +249,7 @@ pub fn load_platform_token(path: &Path) -> Result<PlatformToken, AuthSetupError>
     };
     let text =
         std::fs::read_to_string(path).map_err(|error| fault(format!("cannot be read: {error}")))?;
-    PlatformToken::from_text(&text).ok_or_else(|| {
+    PlatformToken::from_text(without_mark(&text)).ok_or_else(|| {
         fault("holds no token: expected one line of printable characters without spaces".into())
     })
 }

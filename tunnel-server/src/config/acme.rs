@@ -10,7 +10,7 @@ use std::{
 
 use base64::prelude::{BASE64_URL_SAFE_NO_PAD, Engine};
 use secrecy::SecretSlice;
-use tunnel_ops::{config_value::ValueError, settings::Setting};
+use tunnel_ops::{byte_order_mark::without_mark, config_value::ValueError, settings::Setting};
 
 use super::{ConfigFault, HttpUrl, Settings, Source, setting};
 use crate::runtimes::{HostName, NameError};
@@ -339,7 +339,7 @@ fn external_account(
 /// Reads a key as CAs give it out, in base64url. No error quotes it.
 fn read_key(path: &Path) -> Result<SecretSlice<u8>, String> {
     let text = fs::read_to_string(path).map_err(|error| format!("cannot be read: {error}"))?;
-    let key = BASE64_URL_SAFE_NO_PAD.decode(text.trim().trim_end_matches('='));
+    let key = BASE64_URL_SAFE_NO_PAD.decode(without_mark(&text).trim().trim_end_matches('='));
     match key {
         Ok(key) if !key.is_empty() => Ok(key.into()),
         _ => Err("holds no key in base64url: copy it as the CA shows it".to_owned()),

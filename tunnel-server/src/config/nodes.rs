@@ -4,6 +4,7 @@ use std::{fmt, fs, path::PathBuf, str::FromStr, sync::Arc, time::Duration};
 
 use tokio_rustls::rustls::ClientConfig;
 use tunnel_etcd::{BadMemberUrl, MemberUrl, User};
+use tunnel_ops::byte_order_mark::without_mark;
 use tunnel_ops::tls_files::{self, Identity, Roots, TlsFilesError};
 
 use super::{ConfigFault, Settings, Source, setting};
@@ -275,7 +276,10 @@ fn user(source: &Source, settings: &Settings, faults: &mut Vec<ConfigFault>) -> 
     match fs::read_to_string(path) {
         Ok(password) => Some(User {
             name,
-            password: password.trim_end_matches(['\r', '\n']).to_owned().into(),
+            password: without_mark(&password)
+                .trim_end_matches(['\r', '\n'])
+                .to_owned()
+                .into(),
         }),
         Err(error) => {
             let problem = format!("{}: cannot be read: {error}", PathBuf::from(path).display());

@@ -8,6 +8,7 @@ use std::{
 use base64::{Engine, engine::general_purpose::STANDARD};
 use hmac::{Hmac, KeyInit, Mac};
 use sha2::Sha256;
+use tunnel_ops::byte_order_mark::without_mark;
 
 use super::{ConfigFault, Source, credentials::report_unused, or_fault, setting};
 
@@ -88,7 +89,8 @@ impl WebhookSecret {
             let path = path.to_owned();
             WebhookSecretError::Unreadable { path, source }
         })?;
-        Self::parse(text.trim()).ok_or_else(|| WebhookSecretError::Malformed(path.to_owned()))
+        Self::parse(without_mark(&text).trim())
+            .ok_or_else(|| WebhookSecretError::Malformed(path.to_owned()))
     }
 
     /// Parses the text of a secret; `None` if it is none.

@@ -14,6 +14,7 @@ use http::{HeaderMap, HeaderName, HeaderValue, Uri};
 use percent_encoding::percent_decode_str;
 
 use super::Sampler;
+use crate::byte_order_mark::without_mark;
 use crate::config_value::{ValueError, one_of};
 use crate::faults::FaultyFile;
 use crate::tls_files::{Roots, TlsFilesError};
@@ -370,7 +371,7 @@ fn read_headers(path: &Path) -> Result<HeaderMap, String> {
         return Err(format!("the file is larger than {HEADERS_BYTES} bytes"));
     }
     let mut headers = HeaderMap::new();
-    for (index, line) in text.lines().enumerate() {
+    for (index, line) in without_mark(&text).lines().enumerate() {
         if line.trim().is_empty() {
             continue;
         }
