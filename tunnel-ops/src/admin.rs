@@ -147,10 +147,13 @@ impl AdminRoutes {
         ready: impl Fn() -> Readiness + Clone + Send + Sync + 'static,
         settings: AdminSettings,
     ) -> Self {
+        let alive = async || "ok\n";
+        let is_ready = async move || readiness(ready());
         let router = Router::new()
             .route("/metrics", get(async move || metrics(&registry)))
-            .route("/healthz", get(async || "ok\n"))
-            .route("/readyz", get(async move || readiness(ready())))
+            // HAProxy's `option httpchk` asks with OPTIONS.
+            .route("/healthz", get(alive).options(alive))
+            .route("/readyz", get(is_ready.clone()).options(is_ready))
             .method_not_allowed_fallback(only_reading)
             .fallback(async || {
                 let paths = "not found: try /metrics, /healthz or /readyz\n";

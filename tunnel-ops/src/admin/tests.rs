@@ -103,8 +103,12 @@ async fn each_path_has_its_answer() {
         "503",
         "not yet\n",
     );
+    check(&ask(&running, "OPTIONS /readyz").await, "503", "not yet\n");
     running.ready.store(true, Ordering::Relaxed);
-    check(&ask(&running, "GET /readyz").await, "200", "ready\n");
+    for method in ["GET", "OPTIONS"] {
+        let answer = ask(&running, &format!("{method} /readyz")).await;
+        check(&answer, "200", "ready\n");
+    }
     assert!(ask(&running, "GET /").await.starts_with("HTTP/1.1 404 "));
     let refused = ask(&running, "POST /metrics").await;
     assert!(
