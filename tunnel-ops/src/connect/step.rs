@@ -36,6 +36,15 @@ fn described(error: &io::Error) -> String {
                  server, give the certificate of that CA as a CA file ({error})"
             )
         }
+        Some(rustls::Error::InvalidCertificate(CertificateError::Other(other)))
+            if other.0.downcast_ref() == Some(&webpki::Error::CaUsedAsEndEntity) =>
+        {
+            format!(
+                "the certificate is that of a CA (`CA:TRUE`), which no server may use as its own, also where it is trusted: \
+                 make another one with `CA:FALSE`, such as by `openssl req -x509 … -addext \
+                 basicConstraints=critical,CA:FALSE`, or one that this CA signs ({error})"
+            )
+        }
         _ => error.to_string(),
     }
 }
