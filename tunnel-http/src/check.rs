@@ -278,7 +278,8 @@ fn repeats(headers: &HeaderMap, name: &HeaderName) -> bool {
 }
 
 /// The upgrade to a protocol that is carried, in either of its forms (RFC 9110 section 7.8, RFC 8441).
-/// A request to upgrade to another protocol is answered as a request without an upgrade.
+/// A request to upgrade to another protocol, or one without what RFC 6455 section 4.1 demands, is answered as a request
+/// without an upgrade.
 fn upgrade(
     method: &Method,
     version: Version,
@@ -295,7 +296,9 @@ fn upgrade(
         && version == Version::HTTP_11
         && method == Method::GET
         && has_token(headers, header::CONNECTION, "upgrade")
-        && has_token(headers, header::UPGRADE, Protocol::WEBSOCKET.as_str());
+        && has_token(headers, header::UPGRADE, Protocol::WEBSOCKET.as_str())
+        && headers.contains_key(header::SEC_WEBSOCKET_KEY)
+        && headers.contains_key(header::SEC_WEBSOCKET_VERSION);
     Ok(asks.then_some(Protocol::WEBSOCKET))
 }
 
@@ -567,8 +570,12 @@ mod tests {
                 ("host", "a"),
                 ("connection", "keep-alive, Upgrade"),
                 ("upgrade", protocol),
+                ("sec-websocket-version", "13"),
+                ("sec-websocket-key", "dGhlIHNhbXBsZSBub25jZQ=="),
             ]
         };
+        let without_key = &fields("websocket")[..4];
+        assert!(http1("GET", "/", without_key).unwrap().upgrade.is_none());
         let websocket = http1("GET", "/", &fields("WebSocket")).unwrap();
         assert!(websocket.upgrade.is_some());
         assert_eq!(websocket.method, Method::CONNECT);

@@ -142,7 +142,7 @@ reasons! {
     IdleTimeout = "idle_timeout", GATEWAY_TIMEOUT, "http_response_timeout", Upstream, "no byte was received or sent for the route's `idle_timeout`";
     ResponseInvalid = "response_invalid", BAD_GATEWAY, "http_protocol_error", Upstream, "the upstream's answer violates HTTP";
     ResponseIncomplete = "response_incomplete", BAD_GATEWAY, "http_response_incomplete", Upstream, "the upstream's answer ended before it was complete";
-    UpgradeFailed = "upgrade_failed", BAD_GATEWAY, "http_upgrade_failed", Upstream, "the upstream switched protocols unasked, or to another protocol than requested";
+    UpgradeFailed = "upgrade_failed", BAD_GATEWAY, "http_upgrade_failed", Upstream, "the upstream switched protocols unasked, or to another protocol than requested, or answered a request for an upgrade with 2xx";
 }
 
 impl Reason {

@@ -169,7 +169,7 @@ fn value(text: &str) -> Result<HeaderValue, Problem> {
 pub(super) fn check_declined(status: StatusCode) -> Result<(), Problem> {
     if status.is_success() {
         let detail = format!(
-            "the upstream did not upgrade, and answered {}",
+            "the upstream answered the request for a WebSocket with {} as an ordinary one: there is no WebSocket at this path",
             status.as_u16()
         );
         return Err(failed(detail));
