@@ -62,13 +62,13 @@ pub fn is_plain(headers: &HeaderMap) -> bool {
     })
 }
 
-/// The elements of a list field, in order; those of lines that are no text are left out.
+/// The elements of a list field, in order; one that is no text is empty. A line is split before it is read as text: its
+/// beginning is the client's, its end that of the last proxy.
 fn elements<'a>(headers: &'a HeaderMap, name: &HeaderName) -> Vec<&'a str> {
     let lines = headers.get_all(name).into_iter();
-    let lines = lines.map(|line| line.to_str().unwrap_or_default());
-    lines
-        .flat_map(|line| line.split(','))
-        .map(str::trim)
+    let elements = lines.flat_map(|line| line.as_bytes().split(|byte| *byte == b','));
+    elements
+        .map(|element| std::str::from_utf8(element).unwrap_or_default().trim())
         .collect()
 }
 
@@ -179,6 +179,15 @@ mod tests {
             ("x-forwarded-for", "192.0.2.1"),
         ];
         assert_eq!(named(&lines).as_deref(), Some("192.0.2.1"));
+    }
+
+    #[test]
+    fn bytes_of_the_client_do_not_hide_what_a_proxy_has_added() {
+        let mut headers = HeaderMap::new();
+        let value = HeaderValue::from_bytes(b"\xff, 192.0.2.1, 10.0.0.2").unwrap();
+        headers.insert(X_FORWARDED_FOR, value);
+        let node = client(&headers, is_internal).unwrap();
+        assert_eq!(node.ip.to_string(), "192.0.2.1");
     }
 
     #[test]
