@@ -198,6 +198,8 @@ pub fn write_fields(
 struct TrustedFields {
     proto: bool,
     host: bool,
+    /// Of `X-Forwarded-For`, which is continued.
+    addresses: bool,
 }
 
 /// Copies the fields that are not for this hop alone, and returns which forwarding fields are among them. Cookies that
@@ -214,6 +216,7 @@ fn copy_end_to_end(
     } else {
         HashSet::new()
     };
+    trusted.addresses = client.is_trusted && !nominated.contains(&X_FORWARDED_FOR);
     for (name, value) in checked.headers {
         if *name == header::COOKIE || ends_here(name, client, trace) || nominated.contains(name) {
             continue;
@@ -250,7 +253,11 @@ fn ends_here(name: &HeaderName, client: &ForwardedClient, trace: Option<&Trace>)
                 || fields::is_connection_specific(name)
                 || trace.is_some_and(|trace| is_replaced(name, trace))
         }
-        Some(b'x') => *name == X_REQUEST_ID || (!client.is_trusted && fields::is_forwarded(name)),
+        Some(b'x') => {
+            *name == X_REQUEST_ID
+                || *name == X_FORWARDED_FOR
+                || (!client.is_trusted && fields::is_forwarded(name))
+        }
         Some(b'f') => !client.is_trusted && fields::is_forwarded(name),
         _ => false,
     }
@@ -269,7 +276,7 @@ fn add_forwarded(
     head: &mut impl FieldSink,
 ) {
     let (authority, scheme) = (checked.authority.as_bytes(), client.scheme().as_bytes());
-    head.field(&X_FORWARDED_FOR, client.address_text.as_bytes());
+    add_address(checked, client, trusted, head);
     if !trusted.proto {
         head.field(&X_FORWARDED_PROTO, scheme);
     }
@@ -293,6 +300,31 @@ fn add_forwarded(
         scheme,
     ];
     head.field_from_parts(&header::FORWARDED, &element);
+}
+
+/// Adds `X-Forwarded-For` in one line, since many readers take only one.
+fn add_address(
+    checked: &CheckedRequest<'_>,
+    client: &ForwardedClient,
+    trusted: TrustedFields,
+    head: &mut impl FieldSink,
+) {
+    let own = client.address_text.as_bytes();
+    let mut parts: Vec<&[u8]> = Vec::new();
+    if trusted.addresses {
+        let lines = checked.headers.get_all(X_FORWARDED_FOR).iter();
+        let lines = lines.map(|line| line.as_bytes().trim_ascii());
+        parts.extend(
+            lines
+                .filter(|line| !line.is_empty())
+                .flat_map(|line| [line, b", "]),
+        );
+    }
+    if parts.is_empty() {
+        return head.field(&X_FORWARDED_FOR, own);
+    }
+    parts.push(own);
+    head.field_from_parts(&X_FORWARDED_FOR, &parts);
 }
 
 /// The platform client's request id, if it is short and has only visible ASCII characters.
@@ -411,10 +443,7 @@ mod tests {
             ],
             true,
         );
-        assert_eq!(
-            values(&headers, "x-forwarded-for"),
-            ["10.0.0.1", "192.0.2.7"]
-        );
+        assert_eq!(values(&headers, "x-forwarded-for"), ["10.0.0.1, 192.0.2.7"]);
         assert_eq!(values(&headers, "x-forwarded-proto"), ["https"]);
         assert_eq!(values(&headers, "x-forwarded-user"), ["someone"]);
     }

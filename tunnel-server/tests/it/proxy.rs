@@ -178,6 +178,8 @@ async fn fields_of_trusted_proxies_are_kept_and_added_to() {
     let seen = client.request(1).await;
     let (list, by) = origin(&seen);
     assert_eq!(list, "198.51.100.1, 198.51.100.2, 198.51.100.3, 127.0.0.1");
+    // In one line, since many readers take only one.
+    assert_eq!(seen.values("x-forwarded-for").len(), 1);
     assert_eq!(
         by,
         format!(
