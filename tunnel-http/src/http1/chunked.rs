@@ -8,12 +8,22 @@ use super::violation::Violation;
 
 /// Most digits of a chunk size: those of a number of 64 bits.
 const SIZE_DIGITS: u8 = 16;
-/// Most bytes of the extensions of one chunk. They have no use, and make small chunks costly.
+/// Most bytes of the extensions of one chunk, and of a body. They have no use, and make small chunks costly; hyper ends a
+/// body at the second as incomplete.
 const EXTENSION_BYTES: u16 = 1024;
+const EXTENSIONS_BYTES: u16 = 16 * 1024;
+
+/// A chunked body that is being read.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Chunks {
+    position: Position,
+    /// Bytes of extensions so far.
+    extensions: u16,
+}
 
 /// The position of the next byte in a chunked body.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Chunks {
+enum Position {
     Size {
         size: u64,
         digits: u8,
@@ -36,20 +46,28 @@ pub(super) enum Chunks {
 }
 
 impl Chunks {
-    /// The state before the first chunk, and before each next one.
-    pub(super) const START: Self = Self::Size { size: 0, digits: 0 };
+    /// The state before the first chunk.
+    pub(super) const START: Self = Self {
+        position: Position::START,
+        extensions: 0,
+    };
+
+    /// Whether the last chunk was read; the trailer section follows.
+    pub(super) fn is_ended(&self) -> bool {
+        self.position == Position::Ended
+    }
 
     /// Reads `input` up to its end, the end of the last chunk, or an invalid byte. Returns the number of valid bytes. The next
     /// call fails if it begins with the invalid byte.
     pub(super) fn read(&mut self, input: &[u8]) -> Result<usize, Violation> {
         let mut good = 0;
-        while good < input.len() && *self != Self::Ended {
-            if let Self::Data { left } = self {
+        while good < input.len() && !self.is_ended() {
+            if let Position::Data { left } = &mut self.position {
                 let rest = input.len() - good;
                 let taken = usize::try_from(*left).map_or(rest, |left| left.min(rest));
                 *left -= taken as u64;
                 if *left == 0 {
-                    *self = Self::DataCarriageReturn;
+                    self.position = Position::DataCarriageReturn;
                 }
                 good += taken;
                 continue;
@@ -63,6 +81,23 @@ impl Chunks {
         }
         Ok(good)
     }
+
+    fn next(self, byte: u8) -> Result<Self, Violation> {
+        let position = self.position.next(byte)?;
+        let is_counted = matches!(position, Position::Extension { bytes, .. } if bytes > 0);
+        if is_counted && self.extensions == EXTENSIONS_BYTES {
+            return Err(Violation::ChunkExtensionsTooLong);
+        }
+        Ok(Self {
+            position,
+            extensions: self.extensions + u16::from(is_counted),
+        })
+    }
+}
+
+impl Position {
+    /// The state before each chunk.
+    const START: Self = Self::Size { size: 0, digits: 0 };
 
     /// The state after `byte`, which is not one of the data.
     fn next(self, byte: u8) -> Result<Self, Violation> {

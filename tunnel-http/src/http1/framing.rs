@@ -172,7 +172,7 @@ impl Framing {
             }
             State::Chunks(chunks) => {
                 let taken = chunks.read(input)?;
-                if *chunks == Chunks::Ended {
+                if chunks.is_ended() {
                     self.state = State::Trailers {
                         lines: Lines::default(),
                         fields: 0,
@@ -786,6 +786,10 @@ mod tests {
             V::ChunkExtensionTooLong,
             2 + 1024,
         );
+        let most = format!("1;{}\r\na\r\n", "x".repeat(1024)).repeat(16);
+        good(format!("{head}{most}0\r\n\r\n"), 1);
+        let passed = most.len() + 2;
+        bad_chunks(&(most + "1;x\r\n"), V::ChunkExtensionsTooLong, passed);
     }
 
     #[test]
