@@ -378,7 +378,7 @@ impl ListenerTls {
         // Watch before reading, so that no change is missed.
         let watch = FileWatch::new([files.cert.clone(), files.key.clone()])?;
         let identity = Identity::load(&files.cert, &files.key)?;
-        let live = LiveServerConfig::new(identity, &[b"h2", b"http/1.1"], None)?;
+        let live = LiveServerConfig::new(identity, &[b"h2", b"http/1.1", b"http/1.0"], None)?;
         Ok(Self {
             live: Arc::new(live),
             files,

@@ -60,7 +60,7 @@ impl ListenerTls {
             LiveServerConfig::new(certificate, &alpn, client_auth).map(Arc::new)
         };
         let public = certificate(&config.public_tls, &acme);
-        let public = public.map(|public| live(public, &[b"h2", b"http/1.1"], None));
+        let public = public.map(|public| live(public, &[b"h2", b"http/1.1", b"http/1.0"], None));
         let tunnel = tunnel_certificate(config, &acme)?;
         let tunnel = tunnel.map(|tunnel| live(tunnel, &[b"http/1.1"], client_auth));
         Ok(Self {
