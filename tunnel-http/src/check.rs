@@ -18,7 +18,7 @@ use tunnel_proto::{
     problem::{Hop, Problem, Reason},
 };
 
-use crate::connection::MAX_FIELDS;
+use crate::connection::{ExpandedHead, MAX_FIELDS};
 use crate::http1::host_length;
 
 /// Most field lines in one head, including those of cookies. With the added fields, fewer than the other side of a session
@@ -163,11 +163,16 @@ impl Checker {
     /// Checks a request that hyper has received and that is to be forwarded.
     ///
     /// # Errors
-    /// As [`Checker::check`], and for a request that may not be forwarded once more.
+    /// As [`Checker::check`], and for a request that may not be forwarded once more, or whose head is far larger than what
+    /// its connection has sent.
     pub fn to_forward<'a>(
         &self,
         request: &'a http::request::Parts,
     ) -> Result<CheckedRequest<'a>, NotForwarded> {
+        if request.extensions.get::<ExpandedHead>().is_some() {
+            let what = "the head repeats its fields: it is far larger than what was received of it";
+            return Err(Problem::new(self.hop, Reason::HeadTooLarge, what).into());
+        }
         let protocol = request.extensions.get::<hyper::ext::Protocol>();
         let checked = self.check(request, protocol.map(AsRef::as_ref))?;
         match checked.max_forwards {

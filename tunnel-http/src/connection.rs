@@ -10,6 +10,7 @@
 //! Which peers may connect, what a request becomes, and what an upgraded connection does is decided by the program.
 
 mod delivery;
+mod expansion;
 mod persistence;
 mod socket;
 #[cfg(test)]
@@ -38,14 +39,16 @@ use tokio::net::TcpStream;
 use tokio::time::{sleep, timeout};
 use tokio_rustls::server::TlsStream;
 
-use self::delivery::Answering;
-use self::persistence::{Persistence, RequestPersistence, expects_continue};
+pub(crate) use self::expansion::ExpandedHead;
+use self::expansion::HeadCredit;
+use self::persistence::{Persistence, RequestPersistence};
 use self::socket::ObservedSocket;
 use self::unread::Streams;
 pub use self::unread::{Pieces, is_given_up};
 use self::unsent::Unsent;
 use crate::http1::framing::HeadLimits;
 use crate::http1::{Guard, GuardConfig, GuardHandle, InFlight, ResetWhenDropped};
+use crate::http2::{ContentRegistry, FrameParser, FrameReader, drive};
 use crate::prefixed::Prefixed;
 use crate::received::ReceivedBody;
 use crate::tasks::Tasks;
@@ -158,10 +161,8 @@ where
         let service = service_fn(move |request: Request<_>| {
             let in_flight = guard.begin_exchange();
             let says = RequestPersistence::of(&request);
-            let expects = expects_continue(request.headers());
-            let (parts, incoming) = request.into_parts();
-            let (received, unread) = ReceivedBody::http1_request(incoming, expects, tasks);
-            let answered = answer(Request::from_parts(parts, received), in_flight);
+            let (received, unread) = ReceivedBody::http1_request(request, tasks);
+            let answered = answer(received, in_flight);
             let answering = persistence::Answering::new(answered, says, unread, &persistence);
             // Boxed, because hyper gives a socket back only when the future can be moved.
             Box::pin(answering)
@@ -255,12 +256,24 @@ where
     let discarding = tasks.clone();
     let unsent = Arc::new(Unsent::default());
     let delivering = Arc::clone(&unsent);
-    let service = service_fn(move |request: Request<_>| {
+    let credit = Arc::new(HeadCredit::default());
+    let socket = ObservedSocket {
+        io,
+        unsent: Arc::clone(&unsent),
+        credit: Arc::clone(&credit),
+    };
+    let service = service_fn(move |mut request: Request<_>| {
         counted.fetch_add(1, Ordering::Relaxed);
+        if !credit.take(request.headers(), request.uri()) {
+            request.extensions_mut().insert(ExpandedHead);
+        }
         let received = request.map(|incoming| ReceivedBody::http2_request(incoming, &discarding));
-        unsent::Answering::new(answer(received), &delivering)
+        delivery::Answering::new(answer(received), &delivering)
     });
     let head_bytes = u32::try_from(bounds.max_head_bytes).unwrap_or(u32::MAX);
+    let (reader, frames) = FrameReader::new(socket, FrameParser::of_client());
+    // hyper keeps the contents of requests to itself.
+    let contents = ContentRegistry::default();
     let streams = Streams {
         tasks: tasks.clone(),
         limit: bounds.body_idle_timeout,
@@ -275,15 +288,16 @@ where
         .max_header_list_size(head_bytes)
         .keep_alive_interval(Some(HTTP2_PING))
         .keep_alive_timeout(HTTP2_PING)
-        .serve_connection(TokioIo::new(ObservedSocket::new(io, &unsent)), service);
+        .serve_connection(TokioIo::new(reader), service);
     // Boxed, since it is large, and this future would have room for it twice.
     let mut serving = Box::pin(serving);
     async move {
         let mut is_leaving = false;
         loop {
             let before = (requests.load(Ordering::Relaxed), unsent.progress());
+            let served = drive(&frames, &contents, |cx| serving.as_mut().poll(cx));
             tokio::select! {
-                () = unsent.observe(serving.as_mut()) => break,
+                () = unsent.observe(Box::pin(served)) => break,
                 () = sleep(bounds.keep_alive_timeout) => {
                     let is_quiet = requests.load(Ordering::Relaxed) == before.0;
                     let is_stuck = unsent.progress().is_stuck_since(&before.1);
@@ -299,7 +313,8 @@ where
                 }
                 () = stopping.requested() => {
                     serving.as_mut().graceful_shutdown();
-                    unsent.observe(serving.as_mut()).await;
+                    let served = drive(&frames, &contents, |cx| serving.as_mut().poll(cx));
+                    unsent.observe(Box::pin(served)).await;
                     break;
                 }
             }

@@ -1,4 +1,4 @@
-//! The content of a message that hyper has received. All bodies of hyper are read through this module.
+//! The content of a request that hyper has received. All bodies of hyper are read through this module.
 //!
 //! hyper reports an ordinary end of an HTTP/2 body also when the stream was reset with `NO_ERROR`, and when hyper closes the
 //! connection because pings were not answered. Here only `END_STREAM` is an end; any other end is an error. Over HTTP/1
@@ -18,6 +18,7 @@ use std::task::{Context, Poll, Waker, ready};
 use std::time::Duration;
 
 use bytes::Bytes;
+use http::{Request, header};
 use http_body::{Body, Frame, SizeHint};
 use http_body_util::BodyExt;
 use hyper::body::Incoming;
@@ -60,7 +61,7 @@ impl ReceiveError {
     }
 }
 
-/// The content of a request or a response, of which nothing but its real end is an end.
+/// The content of a request, of which nothing but its real end is an end.
 #[derive(Debug)]
 pub struct ReceivedBody(BodyState);
 
@@ -68,26 +69,28 @@ pub struct ReceivedBody(BodyState);
 enum BodyState {
     /// With what the connection knows of it.
     Http1(Incoming, Arc<UnreadContent>),
-    /// With the tasks of the connection, of a request.
-    Http2(Incoming, Option<Tasks>),
+    /// With the tasks of the connection.
+    Http2(Incoming, Tasks),
     Ended,
     Failed,
 }
 
 impl ReceivedBody {
-    /// The content of a request over HTTP/1, and what its connection has to know of it; `None` if there is no content.
+    /// A request over HTTP/1, and what its connection has to know of its content; `None` if there is no content.
     /// `tasks` are those of the connection.
     pub(crate) fn http1_request(
-        incoming: Incoming,
-        expects_continue: bool,
+        request: Request<Incoming>,
         tasks: &Tasks,
-    ) -> (Self, Option<Arc<UnreadContent>>) {
+    ) -> (Request<Self>, Option<Arc<UnreadContent>>) {
+        let (parts, incoming) = request.into_parts();
         if incoming.is_end_stream() {
-            return (Self(BodyState::Ended), None);
+            let request = Request::from_parts(parts, Self(BodyState::Ended));
+            return (request, None);
         }
+        let expects_continue = parts.headers.contains_key(header::EXPECT);
         let unread = UnreadContent::new(&incoming, expects_continue, tasks);
         let body = Self(BodyState::Http1(incoming, Arc::clone(&unread)));
-        (body, Some(unread))
+        (Request::from_parts(parts, body), Some(unread))
     }
 
     /// The content of a request over HTTP/2. `tasks` are those of its connection.
@@ -95,14 +98,8 @@ impl ReceivedBody {
         Self(if incoming.is_end_stream() {
             BodyState::Ended
         } else {
-            BodyState::Http2(incoming, Some(tasks.clone()))
+            BodyState::Http2(incoming, tasks.clone())
         })
-    }
-
-    /// The content of a response over HTTP/2. Dropped before its end, its stream is reset.
-    #[must_use]
-    pub fn http2_response(incoming: Incoming) -> Self {
-        Self(BodyState::Http2(incoming, None))
     }
 
     /// Ready when content may be read that waits for a 100 which will not be sent: over HTTP/1, when hyper has the answer's
@@ -128,8 +125,8 @@ impl ReceivedBody {
     fn let_go(&mut self) {
         let (mut incoming, tasks) = match std::mem::replace(&mut self.0, BodyState::Ended) {
             BodyState::Http1(incoming, unread) => return unread.discard(incoming),
-            BodyState::Http2(incoming, Some(tasks)) => (incoming, tasks),
-            BodyState::Http2(_, None) | BodyState::Ended | BodyState::Failed => return,
+            BodyState::Http2(incoming, tasks) => (incoming, tasks),
+            BodyState::Ended | BodyState::Failed => return,
         };
         let mut noop = Context::from_waker(Waker::noop());
         let first = match Pin::new(&mut incoming).poll_frame(&mut noop) {

@@ -1,7 +1,7 @@
 //! Odd parts of paths: those that upstreams read in more than one way.
 //!
-//! In: the bytes of a path as they are forwarded. Out: its odd parts, and its [`readings`]. A route takes only the odd
-//! parts that its `allow_paths_with` names.
+//! In: the bytes of a path as they are forwarded. Out: its odd parts, and its readings (readings.rs). A route takes only
+//! the odd parts that its `allow_paths_with` names.
 
 pub(crate) mod readings;
 

@@ -49,9 +49,9 @@ static NUMBER: AtomicU64 = AtomicU64::new(0);
 /// limit leave memory for the others.
 const MEMORY_SHARE: usize = 4;
 
-/// The long heads of a runtime's open requests may hold this fraction, an eighth, of its memory for received bytes, so that
-/// no stream has to be reset for them; with the default settings 32 MiB, half of what its client has.
-const HEADS_SHARE: usize = 8;
+/// The long heads of a runtime's open requests may hold this fraction, a sixteenth, of its memory for received bytes, so
+/// that no stream has to be reset for them; with the default settings 16 MiB, as much as its client allows.
+const HEADS_SHARE: usize = 16;
 
 /// The usage and limits of all runtimes of this node together, and the default limits of one runtime.
 #[derive(Debug)]

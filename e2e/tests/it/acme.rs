@@ -1,6 +1,6 @@
 //! Certificates by ACME, from a real ACME server: Pebble.
 
-use std::{net::SocketAddr, path::Path, sync::Arc, time::Duration};
+use std::{fs, net::SocketAddr, path::Path, sync::Arc, time::Duration};
 
 use e2e::{
     ca::Ca,
@@ -181,6 +181,29 @@ async fn a_renewal_leaves_open_connections() {
     })
     .await;
     assert_eq!(client.get("/").await.status, 404);
+}
+
+/// Its clean-up does not end.
+#[tokio::test]
+async fn a_certificate_is_kept_before_its_proof_is_removed() {
+    let setup = Setup::new(LONG).await;
+    let state = setup.state();
+    let lines = fs::read_to_string(setup.pebble.hook()).unwrap();
+    let hook = format!("[ \"$1\" = cleanup ] && exec sleep 600\n{lines}");
+    let flags = [
+        "--acme-dir",
+        &state,
+        "--acme-dns-hook",
+        &setup.pebble.hook_of(&hook),
+    ];
+    let mut server = setup.start(&flags).await;
+    let trust = setup.pebble.client_config().await;
+    setup.pebble.open(&[server.public_address()]);
+    let first = wait_shown(server.public_address(), RUNTIME, &trust).await;
+    assert_eq!(server.program_mut().stop().await, Some(0));
+    let server = setup.start(&flags).await;
+    let again = shown(server.public_address(), RUNTIME, &trust).await;
+    assert_eq!((again, setup.pebble.orders()), (Some(first), 1));
 }
 
 #[tokio::test]

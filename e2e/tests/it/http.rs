@@ -426,7 +426,7 @@ async fn an_upstream_may_speak_tls_or_h2c() {
         .get("/")
         .await
         .json();
-    assert_eq!(echo.head.version, "HTTP/2.0");
+    assert_eq!(echo.head.version, "HTTP/1.1");
 
     let plain = Upstream::start().await;
     let system = System::start(&plain.h2c_url()).await;

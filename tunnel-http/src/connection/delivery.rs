@@ -13,7 +13,8 @@
 //! - The end of an answer goes out with its last piece as long as the connection has room for finished answers. Beyond
 //!   that it waits until the last piece has left h2: the task of the stream lives until then, and with it what the
 //!   exchange holds, and the limit on how long a peer may take nothing.
-//! - A head, or trailers, are given while the connection has room for heads that its socket has not taken.
+//! - A head, or trailers, are given while the connection has room for heads that its socket has not taken. Beyond that
+//!   few are held back, and the streams of more are reset.
 //! - A short piece that follows others is copied, so that it does not keep the read buffer alive of which it is a slice.
 
 use std::convert::Infallible;
@@ -28,8 +29,8 @@ use http::{HeaderMap, Response};
 use http_body::{Body, Frame, SizeHint};
 use pin_project_lite::pin_project;
 
-use super::unread::{PIECE_BYTES, set_peers_turn};
-use super::unsent::{AnswerBytes, PIECE_COST, Piece, Unsent, fields_cost};
+use super::unread::{PIECE_BYTES, give_up, set_peers_turn};
+use super::unsent::{AnswerBytes, HeldBack, PIECE_COST, Piece, Unsent, fields_cost};
 
 /// Pieces shorter than this are copied when h2 still holds others of their answer.
 const SHORT_BYTES: usize = 4 * 1024;
@@ -97,9 +98,20 @@ impl Joined {
 struct HeadsWait {
     /// What the socket had taken when the peer's time began.
     since: Option<u64>,
+    held_back: Option<HeldBack>,
 }
 
 impl HeadsWait {
+    /// Counts a head or trailer section that waits. The stream is reset if there are too many.
+    fn hold_back(&mut self, connection: &Arc<Unsent>, bytes: usize) {
+        if self.held_back.is_none() {
+            self.held_back = HeldBack::new(connection, bytes);
+        }
+        if self.held_back.is_none() {
+            give_up();
+        }
+    }
+
     fn has_progressed(&mut self, connection: &Unsent) -> bool {
         let written = connection.written();
         let has_progressed = self
@@ -246,10 +258,14 @@ where
             None => Poll::Ready(()),
         };
         if ended.is_pending() {
+            if trailers > 0 {
+                this.heads.hold_back(this.connection, trailers);
+            }
             *this.last = Some(last);
             self.wait();
             return Poll::Pending;
         }
+        this.heads.held_back = None;
         Poll::Ready(match last {
             LastFrame::Trailers(trailers) => Some(Ok(Frame::trailers(*trailers))),
             _ => None,
@@ -346,6 +362,7 @@ where
         };
         let head = fields_cost(response.headers());
         if this.connection.poll_head(cx, head).is_pending() {
+            wait.hold_back(this.connection, head);
             set_peers_turn(wait.has_progressed(this.connection));
             *this.waiting = Some(Box::new((response, wait)));
             return Poll::Pending;

@@ -11,6 +11,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
+use http::header::Entry;
 use http::{HeaderMap, HeaderName, HeaderValue, Request, Response, StatusCode, Version, header};
 use http_body::{Body, Frame, SizeHint};
 use pin_project_lite::pin_project;
@@ -69,9 +70,9 @@ impl Persistence {
             headers.insert(header::CONNECTION, HeaderValue::from_static("close"));
         } else if request == RequestPersistence::Persistent
             && let Some(keep_alive) = &self.keep_alive
-            && !headers.contains_key(header::CONNECTION)
+            && let Entry::Vacant(connection) = headers.entry(header::CONNECTION)
         {
-            headers.insert(header::CONNECTION, HeaderValue::from_static("keep-alive"));
+            connection.insert(HeaderValue::from_static("keep-alive"));
             headers.insert(KEEP_ALIVE, keep_alive.clone());
         }
     }
@@ -113,11 +114,6 @@ fn is_last(headers: &HeaderMap) -> bool {
     let values = headers.get_all(header::CONNECTION).iter();
     let mut options = values.flat_map(|value| value.as_bytes().split(|byte| *byte == b','));
     options.any(|option| option.trim_ascii().eq_ignore_ascii_case(b"close"))
-}
-
-/// Whether the client may wait for a 100 before it sends content.
-pub(super) fn expects_continue(headers: &HeaderMap) -> bool {
-    headers.contains_key(header::EXPECT)
 }
 
 pin_project! {

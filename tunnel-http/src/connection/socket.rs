@@ -1,4 +1,4 @@
-//! The socket of an HTTP/2 connection, observed for what it takes of the answers.
+//! The socket of an HTTP/2 connection, observed for what it takes of the answers, and gives of the requests.
 //!
 //! h2 says nothing when a head or a trailer section has left it. But it ends each poll of the connection by flushing,
 //! once no frame is left that is not waiting for a window; and heads wait for none. So after a poll whose last operation
@@ -11,22 +11,15 @@ use std::task::{Context, Poll};
 
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 
+use super::expansion::HeadCredit;
 use super::unsent::Unsent;
 
-/// A socket that tells `unsent` what it has written.
+/// A socket that tells `unsent` what it has written, and `credit` what it has read.
 #[derive(Debug)]
 pub(super) struct ObservedSocket<IO> {
-    io: IO,
-    unsent: Arc<Unsent>,
-}
-
-impl<IO> ObservedSocket<IO> {
-    pub(super) fn new(io: IO, unsent: &Arc<Unsent>) -> Self {
-        Self {
-            io,
-            unsent: unsent.clone(),
-        }
-    }
+    pub(super) io: IO,
+    pub(super) unsent: Arc<Unsent>,
+    pub(super) credit: Arc<HeadCredit>,
 }
 
 impl<IO: AsyncRead + Unpin> AsyncRead for ObservedSocket<IO> {
@@ -35,7 +28,10 @@ impl<IO: AsyncRead + Unpin> AsyncRead for ObservedSocket<IO> {
         cx: &mut Context<'_>,
         buffer: &mut ReadBuf<'_>,
     ) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.io).poll_read(cx, buffer)
+        let before = buffer.filled().len();
+        let read = Pin::new(&mut self.io).poll_read(cx, buffer);
+        self.credit.on_received(buffer.filled().len() - before);
+        read
     }
 }
 

@@ -70,6 +70,11 @@ pub(super) fn set_peers_turn(has_progressed: bool) {
     let _ = STREAM.try_with(|stream| stream.next.set(next));
 }
 
+/// Has the stream whose task calls this reset, as if its peer had read nothing for too long.
+pub(super) fn give_up() {
+    let _ = STREAM.try_with(|stream| stream.is_given_up.set(true));
+}
+
 /// The content of a response in pieces, as hyper gets it.
 pub struct Pieces<E> {
     /// The next frame for hyper.
@@ -231,6 +236,9 @@ impl<F: Future<Output = ()>> Future for Watched<F> {
     fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<()> {
         let this = self.project();
         if this.future.poll(cx).is_ready() {
+            return Poll::Ready(());
+        }
+        if STREAM.with(|stream| stream.is_given_up.get()) {
             return Poll::Ready(());
         }
         match STREAM.with(|stream| stream.next.take()) {

@@ -38,6 +38,10 @@ pub(super) const UNSENT_BYTES: usize = 3 * (PIECE_BYTES + PIECE_COST);
 /// always has room. As many small heads as there may be streams have it, several times.
 pub(super) const HEADS_BYTES: usize = 1024 * 1024;
 
+/// Most bytes of heads and trailer sections on one connection that are held back because there is no room for them. The
+/// streams of further ones are reset.
+pub(super) const HELD_BACK_BYTES: usize = 2 * 1024 * 1024;
+
 /// What is counted for a field line beside its name and value: about what a header map keeps for it.
 const FIELD_COST: usize = 100;
 
@@ -74,6 +78,39 @@ struct Heads {
     before_poll: usize,
     /// Tasks that wait for room.
     waiting: Vec<Waker>,
+    /// The bytes of what these hold back.
+    held_back: usize,
+    /// Whether the socket has left something at the last poll of the connection.
+    is_blocked: bool,
+}
+
+/// The count of a head or trailer section that is held back, which ends when this is dropped.
+#[derive(Debug)]
+pub(super) struct HeldBack {
+    connection: Arc<Unsent>,
+    bytes: usize,
+}
+
+impl HeldBack {
+    /// `None` if the socket takes too little, and so much is held back that its stream is to be reset. One always may be.
+    pub(super) fn new(connection: &Arc<Unsent>, bytes: usize) -> Option<Self> {
+        let mut heads = connection.heads.lock();
+        let is_full = heads.held_back > 0 && heads.held_back + bytes > HELD_BACK_BYTES;
+        if is_full && heads.is_blocked {
+            return None;
+        }
+        heads.held_back += bytes;
+        Some(Self {
+            connection: connection.clone(),
+            bytes,
+        })
+    }
+}
+
+impl Drop for HeldBack {
+    fn drop(&mut self) {
+        self.connection.heads.lock().held_back -= self.bytes;
+    }
 }
 
 /// How much has left h2 of what waits in it.
@@ -140,8 +177,9 @@ impl Unsent {
             heads.before_poll = heads.queued;
             drop(heads);
             let ended = Pin::new(&mut connection).poll(cx);
-            if self.is_flushed.load(Ordering::Relaxed) {
-                self.on_heads_left();
+            match self.is_flushed.load(Ordering::Relaxed) {
+                true => self.on_heads_left(),
+                false => self.heads.lock().is_blocked = true,
             }
             ended.map(drop)
         })
@@ -151,6 +189,7 @@ impl Unsent {
     fn on_heads_left(&self) {
         let mut heads = self.heads.lock();
         heads.queued -= std::mem::take(&mut heads.before_poll);
+        heads.is_blocked = false;
         let waiting = std::mem::take(&mut heads.waiting);
         drop(heads);
         waiting.into_iter().for_each(Waker::wake);

@@ -8,10 +8,10 @@ use super::violation::Violation;
 
 /// Most digits of a chunk size: those of a number of 64 bits.
 const SIZE_DIGITS: u8 = 16;
-/// Most bytes of the extensions of one chunk, and of a body. They have no use, and make small chunks costly; hyper ends a
-/// body at the second as incomplete.
+/// Most bytes of the extensions of one chunk, and of a body. They have no use, and make small chunks costly. The second is
+/// less than the 16 KiB at which hyper ends a body, which would look incomplete.
 const EXTENSION_BYTES: u16 = 1024;
-const EXTENSIONS_BYTES: u16 = 16 * 1024;
+const EXTENSIONS_BYTES: u16 = 15 * 1024;
 
 /// A chunked body that is being read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

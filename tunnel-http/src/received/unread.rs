@@ -19,12 +19,11 @@ use std::time::Duration;
 
 use http_body::Body;
 use http_body_util::BodyExt;
-use hyper::body::Incoming;
 use parking_lot::Mutex;
 use tokio::runtime::Handle;
 use tokio::time::{Instant, sleep};
 
-use super::DISCARD_TIME;
+use super::{DISCARD_TIME, Incoming};
 use crate::tasks::Tasks;
 use tunnel_ops::alarm::Alarm;
 

@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use bytes::Bytes;
+use futures_util::{StreamExt, stream};
 use http::{Request, Response, Version};
 use http_body::Frame;
 use http_body_util::{BodyExt, StreamBody};
@@ -84,7 +85,7 @@ async fn rig(reader: Reader) -> Rig {
 
 /// The content of an answer that keeps a request's until its end.
 fn holding(content: ReceivedBody) -> Content {
-    let frames = futures_util::stream::unfold(Some(content), |content| async move {
+    let frames = stream::unfold(Some(content), |content| async move {
         let frame = Frame::data(Bytes::from_static(b"early"));
         content.map(|content| {
             drop(content);
@@ -225,11 +226,10 @@ async fn content_is_discarded_while_a_long_answer_is_written() {
         let frames = frames.lock().unwrap().take();
         async move {
             drop(request);
-            let frames = frames
-                .map(|mut frames| futures_util::stream::poll_fn(move |cx| frames.poll_recv(cx)));
-            let frames = futures_util::stream::iter(frames);
-            let frames = futures_util::StreamExt::flatten(frames);
-            let frames = futures_util::StreamExt::map(frames, |bytes| Ok(Frame::data(bytes)));
+            let frames = stream::iter(frames)
+                .map(|mut frames| stream::poll_fn(move |cx| frames.poll_recv(cx)))
+                .flatten()
+                .map(|bytes| Ok(Frame::data(bytes)));
             Response::new(BodyExt::boxed_unsync(StreamBody::new(frames)))
         }
     })
@@ -274,28 +274,21 @@ async fn content_that_nobody_asked_for_is_awaited_while_the_answer_goes_on() {
             expect_wait: Some(Duration::from_secs(3_600)),
             idle: None,
         };
-        let (mut content, informational) =
+        let (content, informational) =
             ListenerBody::received(request.into_body(), &options, |content| content);
         // The final response of an upstream that has sent no 100.
         drop(informational);
-        let (feed, mut frames) = mpsc::channel(4);
-        let reading = tokio::spawn(async move {
-            for _ in 0..2 {
-                let tick = sleep(Duration::from_secs(40));
-                tokio::select! {
+        let frames = stream::unfold((content, 0), |(mut content, count)| async move {
+            let sent = match count {
+                0 | 1 => tokio::select! {
                     frame = content.frame() => panic!("{frame:?}"),
-                    () = tick => {}
-                }
-                let _ = feed
-                    .send(Ok(Frame::data(Bytes::from_static(b"tick"))))
-                    .await;
-            }
-            let problem = content.frame().await.unwrap().unwrap_err();
-            let given_up = Bytes::from(problem.reason().name());
-            let _ = feed.send(Ok(Frame::data(given_up))).await;
+                    () = sleep(Duration::from_secs(40)) => "tick",
+                },
+                2 => content.frame().await.unwrap().unwrap_err().reason().name(),
+                _ => return None,
+            };
+            Some((Ok(Frame::data(Bytes::from(sent))), (content, count + 1)))
         });
-        drop(reading);
-        let frames = futures_util::stream::poll_fn(move |cx| frames.poll_recv(cx));
         Response::new(BodyExt::boxed_unsync(StreamBody::new(frames)))
     })
     .await;

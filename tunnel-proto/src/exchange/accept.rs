@@ -215,7 +215,7 @@ impl ExchangeStream {
     }
 }
 
-/// Counts a long head in the account of the session, half of which may be heads.
+/// Counts a long head in the account of the session, a quarter of which may be heads.
 fn hold_head(
     stream: &SharedStream,
     head: &RequestHead,
@@ -225,7 +225,7 @@ fn hold_head(
     let bytes = head.path.len() + fields.sum::<usize>();
     let stream = stream.lock();
     let account = stream.stream.as_ref().and_then(MuxStream::account);
-    let held = account.map(|account| account.hold_head(bytes, account.limit() / 2));
+    let held = account.map(|account| account.hold_head(bytes, account.limit() / 4));
     Ok(held.transpose()?.flatten().map(Arc::new))
 }
 

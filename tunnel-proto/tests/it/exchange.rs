@@ -46,7 +46,7 @@ async fn long_heads_count_as_long_as_they_are_kept_and_too_many_are_refused() {
         pending::<Result<Response<TestBody>, Problem>>()
     })
     .await;
-    let account = MemoryAccount::new(10 * HEAD_BYTES);
+    let account = MemoryAccount::new(20 * HEAD_BYTES);
     pair.client.set_account(&account);
     let mut exchanges = JoinSet::new();
     let mut ask = |length: usize| {

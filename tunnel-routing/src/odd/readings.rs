@@ -18,9 +18,12 @@ pub(crate) const READINGS_MAX: usize = 256;
 /// Most bytes of all readings of a path, which bounds the time for a long one.
 pub(crate) const READINGS_BYTES: usize = 256 * 1024;
 
+/// Something that servers do with a path; `None` where it changes nothing.
+type Step = fn(&[u8]) -> Option<Vec<u8>>;
+
 /// What servers do with a path, in parts so small that each server's way is made of them: decoding everything is the first
-/// and the second, taking `%2e` for a dot the third and the sixth. Each step returns `None` where it changes nothing.
-const STEPS: [fn(&[u8]) -> Option<Vec<u8>>; 10] = [
+/// and the second, taking `%2e` for a dot the third and the sixth.
+const STEPS: [Step; 10] = [
     // Tomcat that passes `%2F` through; with the next, nginx and Go's `URL.Path`.
     |path| decode(path, |byte| byte != b'/'),
     // Envoy's `UNESCAPE_AND_FORWARD`.

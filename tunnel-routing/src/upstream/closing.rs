@@ -261,8 +261,11 @@ mod tests {
     use super::CloseMode::{Fin, Reset, ResetLater};
     use super::*;
 
+    /// One thing that happens of an exchange.
+    type Event = fn(&ExchangeState);
+
     /// An exchange, and what has happened of it.
-    fn state(has_content: bool, steps: &[fn(&ExchangeState)]) -> ExchangeState {
+    fn state(has_content: bool, steps: &[Event]) -> ExchangeState {
         let state = ExchangeState::default();
         state.on_request(has_content);
         for step in steps {
@@ -273,11 +276,9 @@ mod tests {
 
     #[test]
     fn the_state_of_the_exchange_decides_how_a_connection_is_closed() {
-        let (sent, head, end): (fn(&ExchangeState), fn(&ExchangeState), fn(&ExchangeState)) = (
-            ExchangeState::on_request_sent,
-            ExchangeState::on_response_head,
-            ExchangeState::on_response_end,
-        );
+        let sent: Event = ExchangeState::on_request_sent;
+        let head: Event = ExchangeState::on_response_head;
+        let end: Event = ExchangeState::on_response_end;
         // With a FIN to spare, and without; without content, and with.
         for (steps, spare, spent, spent_with_content) in [
             (&[][..], Fin, Reset, Reset),

@@ -385,6 +385,33 @@ mod tests {
     }
 
     #[test]
+    fn a_request_that_may_cost_its_connection_is_known_by_its_head() {
+        let request =
+            |name: &str, value: String| head(Request::get("http://a.test/").header(name, value));
+        let most = u32::MAX;
+        for (value, expected) in [
+            ("a".repeat(4_000), false),
+            ("a".repeat(4_100), true),
+            // A rare character takes 30 bits.
+            ("~".repeat(1_000), false),
+            ("~".repeat(1_100), true),
+        ] {
+            let request = request("cookie", value);
+            assert_eq!(is_hazardous(&request, most), expected);
+        }
+        let small = request("x", "a".repeat(1_000));
+        assert!(!is_hazardous(&small, 1_300));
+        assert!(is_hazardous(&small, 1_000), "the upstream's own limit");
+        let many = (0..3).fold(Request::get("/"), |request, _| {
+            request.header("x", "a".repeat(3_000))
+        });
+        assert!(is_hazardous(&head(many), most), "in all");
+        let long = Request::get(format!("/{}", "a".repeat(4_100)));
+        assert!(is_hazardous(&head(long), most));
+        assert!(is_hazardous(&request("trailer", "x".to_owned()), most));
+    }
+
+    #[test]
     fn a_request_without_a_host_names_the_upstream() {
         let (mut out, to) = (Vec::new(), destination("http://app:81"));
         write_http1(&mut out, &head(Request::get("/")), &to, &empty());

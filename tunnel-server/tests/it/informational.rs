@@ -2,12 +2,14 @@
 
 use std::time::Duration;
 
+use futures_util::stream;
 use http::{HeaderMap, HeaderValue, Request, StatusCode};
+use http_body_util::{BodyExt, StreamBody};
 use testkit::{
     deadline::soon,
     http1::{End, RawConnection},
     tunnel::{
-        body::{BodyEnd, collect, data, endings, fed, full, internal, status},
+        body::{BodyEnd, Failure, collect, data, endings, full, internal, status},
         client::FakeClient,
     },
 };
@@ -199,14 +201,13 @@ async fn early_hints_come_before_the_answer_each_with_its_fields() {
 async fn content_that_follows_a_final_answer_instead_of_a_100_is_sent_on() {
     let rig = Rig::with(|config| config.settings.expect_wait = NEVER).await;
     let _client = FakeClient::new(&rig, PROD, |request| async move {
-        let (feed, body) = fed();
-        // The answer's content depends on that of the request.
-        tokio::spawn(async move {
+        // The answer's content is that of the request.
+        let frames = stream::once(async move {
             let (content, end) = collect(request.into_body()).await;
-            assert!(end.is_ok());
-            let _ = feed.send(data(content)).await;
+            end.map_err(|_| Failure(internal()))?;
+            data(content)
         });
-        Ok(status(200, body))
+        Ok(status(200, StreamBody::new(frames).boxed_unsync()))
     })
     .await;
     let mut raw = begin(&rig, "1.1").await;

@@ -1,3 +1,5 @@
+//! Streams of small frames between an `h2` server and a client whose driver reads ahead.
+
 use std::future::poll_fn;
 
 use http::{HeaderMap, Request, Response};

@@ -19,7 +19,7 @@ const MODELS: [(&str, Model); 17] = [
         Some(base.join(path).ok()?.path().to_owned())
     }),
     ("RFC 3986", |path| {
-        Some(resolved(&decoded(path, is_unreserved), false)?)
+        resolved(&decoded(path, is_unreserved), false)
     }),
     ("RFC 3986, dots before escapes", |path| {
         Some(decoded(&resolved(path, false)?, is_unreserved))

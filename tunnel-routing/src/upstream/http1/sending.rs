@@ -221,8 +221,7 @@ impl<B: Body<Data = Bytes, Error = BodyError> + Unpin> Sending<B> {
             self.on_written(written);
         }
         self.is_blocked = false;
-        self.out.clear();
-        self.written = 0;
+        self.on_all_written();
         if self.is_unflushed {
             ready!(connection.poll_flush(cx))?;
             self.is_unflushed = false;
@@ -248,11 +247,19 @@ impl<B: Body<Data = Bytes, Error = BodyError> + Unpin> Sending<B> {
         self.written += written;
     }
 
-    /// Releases memory that an idle connection does not need.
-    pub(super) fn release_memory(&mut self) {
+    /// Empties the buffer. A long head leaves no memory behind while its response is awaited.
+    fn on_all_written(&mut self) {
+        self.written = 0;
         if self.out.capacity() > COPY_BYTES {
             self.out = Vec::new();
+        } else {
+            self.out.clear();
         }
+    }
+
+    /// Releases memory that an idle connection does not need.
+    pub(super) fn release_memory(&mut self) {
+        self.on_all_written();
         self.pieces = VecDeque::new();
     }
 }

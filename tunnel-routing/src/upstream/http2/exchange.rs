@@ -30,6 +30,8 @@ pub(in crate::upstream) struct Http2Exchange {
 
 /// Why an exchange has no response.
 pub(in crate::upstream) struct Http2Failure {
+    /// Its place on the connection.
+    pub(in crate::upstream) lease: Lease,
     /// The error; `None` if the content of the request failed.
     pub(in crate::upstream) error: Option<h2::Error>,
     /// The content of the request, of which some may have been taken.
@@ -60,7 +62,7 @@ impl Http2Exchange {
         request: Request<()>,
         content: OutgoingBody,
         has_trailers: bool,
-    ) -> Result<Self, (Lease, Http2Failure)> {
+    ) -> Result<Self, Box<Http2Failure>> {
         let is_upgrade = request.extensions().get::<h2::ext::Protocol>().is_some();
         let is_whole = content.is_end_stream() && !is_upgrade;
         match lease.requests().send_request(request, is_whole) {
@@ -77,14 +79,12 @@ impl Http2Exchange {
                     },
                 })
             }
-            Err(error) => {
-                let failure = Http2Failure {
-                    error: Some(error),
-                    content,
-                    is_unsent: true,
-                };
-                Err((lease, failure))
-            }
+            Err(error) => Err(Box::new(Http2Failure {
+                lease,
+                error: Some(error),
+                content,
+                is_unsent: true,
+            })),
         }
     }
 
@@ -108,13 +108,13 @@ impl Http2Exchange {
     }
 
     /// Gives up; the content comes back.
-    pub(in crate::upstream) fn fail(self, error: Option<h2::Error>) -> (Lease, Http2Failure) {
-        let failure = Http2Failure {
+    pub(in crate::upstream) fn fail(self, error: Option<h2::Error>) -> Http2Failure {
+        Http2Failure {
+            lease: self.lease,
             error,
             content: self.upload.content,
             is_unsent: false,
-        };
-        (self.lease, failure)
+        }
     }
 
     /// The response has begun with this content. What is not sent of the request goes on in a task, so that neither

@@ -1,3 +1,5 @@
+//! Connections of an upstream, with servers that do what a test says.
+
 use std::future::poll_fn;
 use std::time::Duration;
 
