@@ -20,10 +20,10 @@ pub use self::content::{ContentRegistry, StreamContent};
 pub use self::frames::{EmptyFrameFlood, FrameParser, GoAway, PeerNotes, PeerSettings};
 pub use self::reader::{FrameReader, ReadFrames};
 
-/// What `h2` may be charged for small DATA frames of a connection that wait (`data_frame_budget`): 256 bytes each, less their
-/// content. Those of some reads wait until the exchanges and the driver have had their turn; a few thousand more would cost
-/// as many kilobytes, and end the connection.
-pub const DATA_FRAME_BUDGET: usize = 4 * 1024 * 1024;
+/// What `h2` may be charged for small DATA frames of a connection (`data_frame_budget`): as good as everything. It charges
+/// 256 bytes for each, less their content, until it is taken, and for good where a stream was reset. What waits is bounded
+/// by the windows of the streams and is joined; what comes for a reset stream holds nothing.
+pub const DATA_FRAME_BUDGET: usize = u32::MAX as usize;
 
 /// Drives a connection: polls it by `poll` until that is ready, and reads ahead what its exchanges leave unread. `frames` is
 /// what its [`FrameReader`] reads.

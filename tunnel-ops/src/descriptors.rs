@@ -1,16 +1,26 @@
 //! The limit of open files and sockets of the process.
 
+use std::error::Error;
 use std::io;
 
 use rustix::io::Errno;
 
-/// Whether an error is that the process, or the system, has as many files and sockets open as it may.
+/// Whether an error, or one behind it, is that the process, or the system, has as many files and sockets open as it may.
 #[must_use]
 pub fn is_exhausted(error: &io::Error) -> bool {
-    matches!(
-        Errno::from_io_error(error),
-        Some(Errno::MFILE | Errno::NFILE)
-    )
+    let mut cause: Option<&(dyn Error + 'static)> = Some(error);
+    while let Some(error) = cause {
+        let errno = error.downcast_ref().and_then(Errno::from_io_error);
+        if matches!(errno, Some(Errno::MFILE | Errno::NFILE)) {
+            return true;
+        }
+        cause = match error.downcast_ref::<io::Error>() {
+            // The source of an error that wraps another is the source of the latter.
+            Some(error) => error.get_ref().map(|inner| inner as &(dyn Error + 'static)),
+            None => error.source(),
+        };
+    }
+    false
 }
 
 /// The current soft limit; `None` if it cannot be determined.

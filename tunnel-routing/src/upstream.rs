@@ -44,7 +44,7 @@ use std::time::Duration;
 
 use http::request::Parts;
 use tokio::sync::Notify;
-use tokio::time::{Instant, interval, sleep_until};
+use tokio::time::{Instant, interval, sleep_until, timeout};
 use tunnel_proto::problem::{Hop, Problem, Reason};
 
 pub use self::ask::FirstAnswer;
@@ -386,6 +386,7 @@ impl Upstream {
         // The first of many requests without a connection dials for all of them, and fails for all of them; else each
         // would wait for the dials before its own.
         let started = Instant::now();
+        self.http2.leave_worn_out().await;
         let mut last_failure = self.dialling.lock().await;
         if let Some(link) = self.used_link(offer) {
             return Ok(link);
@@ -403,8 +404,15 @@ impl Upstream {
                 is_shared: true,
             });
         }
-        self.http2.leave_worn_out().await;
         let dialled = self.new_link(offer, Sharing::Shared).await;
+        if let Ok(Link {
+            connection: LinkKind::Http2(lease),
+            ..
+        }) = &dialled
+        {
+            // Those who wait know then how many streams it has.
+            lease.wait_for_settings().await;
+        }
         *last_failure = dialled
             .as_ref()
             .err()
@@ -414,7 +422,11 @@ impl Upstream {
 
     /// A connection that no other exchange shares.
     async fn exclusive_link(&self, offer: Offer) -> Result<Link, Problem> {
-        let permit = self.http2.exclusive_permit().await;
+        let Ok(permit) = timeout(self.head_timeout, self.http2.exclusive_permit()).await else {
+            let detail =
+                "too many requests that need a connection to themselves wait for the upstream";
+            return Err(Problem::new(Hop::Client, Reason::ResponseTimeout, detail));
+        };
         let mut link = match self.http2.take_exclusive() {
             Some(lease) => Link {
                 is_used: true,
@@ -465,6 +477,14 @@ impl Upstream {
         Ok((socket, peer))
     }
 
+    /// As [`Upstream::dial`], and whether HTTP/2 is to be spoken.
+    async fn dial_version(&self, offer: Offer) -> Result<(Socket, Option<IpAddr>, bool), Problem> {
+        let (socket, peer) = self.dial(offer).await?;
+        let is_http2 = self.is_http2(&socket);
+        self.check_version(offer, is_http2)?;
+        Ok((socket, peer, is_http2))
+    }
+
     fn http1_connection(&self, socket: Socket, peer: Option<IpAddr>) -> Box<Connection> {
         let socket = UpstreamSocket::new(socket, &self.closing);
         Box::new(Connection::new(socket, peer, self.dialler.memory()))
@@ -472,13 +492,12 @@ impl Upstream {
 
     /// A new connection.
     async fn new_link(&self, offer: Offer, sharing: Sharing) -> Result<Link, Problem> {
-        let (socket, peer) = self.dial(offer).await.inspect_err(|problem| {
+        let (socket, peer, is_http2) = self.dial_version(offer).await.inspect_err(|problem| {
             if offer == Offer::Http2 && problem.reason() == Reason::ProtocolRefused {
+                // It may have been replaced by one that speaks HTTP/1.1.
                 self.refuses_http1.store(false, Ordering::Relaxed);
             }
         })?;
-        let is_http2 = self.is_http2(&socket);
-        self.check_version(offer, is_http2)?;
         if offer == Offer::Any {
             self.refuses_http2.store(!is_http2, Ordering::Relaxed);
         }

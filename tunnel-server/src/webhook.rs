@@ -208,31 +208,31 @@ impl Webhook {
         match outcome {
             Outcome::Delivered => {
                 if attempts > 0
-                    && let Some(left_out) = self.lines.take()
+                    && let Some(lines_left_out) = self.lines.take()
                 {
-                    tracing::info!(event = id, %url, left_out, "the platform takes events again");
+                    tracing::info!(event = id, %url, lines_left_out, "the platform takes events again");
                 }
                 queue.on_taken(event);
             }
             Outcome::Rejected(status) => {
                 let status = status.as_u16();
-                if let Some(left_out) = self.lines.take() {
-                    tracing::warn!(event = id, %url, status, left_out, "the platform has rejected an event");
+                if let Some(lines_left_out) = self.lines.take() {
+                    tracing::warn!(event = id, %url, status, lines_left_out, "the platform has rejected an event");
                 }
                 queue.on_taken(event);
             }
             Outcome::Failed(error) => match queue.on_failure(event, Instant::now()) {
                 AfterFailure::Again => {
                     if attempts == 0
-                        && let Some(left_out) = self.lines.take()
+                        && let Some(lines_left_out) = self.lines.take()
                     {
-                        tracing::warn!(event = id, %url, error, left_out, "the platform does not take an event, trying again");
+                        tracing::warn!(event = id, %url, error, lines_left_out, "the platform does not take an event, trying again");
                     }
                 }
                 AfterFailure::GivenUp => {
                     self.metrics.webhook.on_loss(LostEvent::GivenUp, 1);
-                    if let Some(left_out) = self.lines.take() {
-                        tracing::warn!(event = id, %url, error, attempts, left_out, "the platform does not take an event, which is given up");
+                    if let Some(lines_left_out) = self.lines.take() {
+                        tracing::warn!(event = id, %url, error, attempts = attempts + 1, lines_left_out, "the platform does not take an event, which is given up");
                     }
                 }
             },

@@ -615,7 +615,7 @@ async fn a_dial_that_fails_fails_for_all_who_wait_for_it() {
 }
 
 /// A request without content is asked again when its connection broke, though nobody knows what became
-/// of it, if asking twice does no harm; each on a connection to itself.
+/// of it, if asking twice does no harm; and one new connection does for all who lost theirs.
 #[tokio::test]
 async fn a_connection_that_breaks_costs_no_harmless_request() {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
@@ -659,8 +659,7 @@ async fn a_connection_that_breaks_costs_no_harmless_request() {
     assert_eq!(gets, ["good"; 4]);
     let problem = posted.unwrap_err();
     assert_eq!(problem.reason(), Reason::ConnectionTerminated, "{problem}");
-    // Nobody knows which of them the upstream has broken at, so none of them breaks another's again.
-    assert_eq!(connections.load(Ordering::SeqCst), 5);
+    assert_eq!(connections.load(Ordering::SeqCst), 2);
 }
 
 /// A request that an upstream may end its connection for ends nobody else's exchange.
@@ -771,6 +770,76 @@ async fn a_post_above_the_last_stream_of_a_goaway_is_sent_again_whole() {
         assert_eq!(response.status(), StatusCode::OK);
         assert_eq!(connections.load(Ordering::SeqCst), 2);
         assert!(received.lock()[..] == *text.as_bytes());
+    }
+}
+
+/// Trailers are part of what is sent again.
+#[tokio::test]
+async fn trailers_are_sent_again_with_their_content() {
+    let connections = Arc::new(AtomicUsize::new(0));
+    let received = Arc::new(Mutex::new(Vec::<u8>::new()));
+    let receiving = Arc::clone(&received);
+    let upstream = ScriptedUpstream::start(move |mut connection: ScriptedConnection| {
+        let is_first = connections.fetch_add(1, Ordering::SeqCst) == 0;
+        let receiving = Arc::clone(&receiving);
+        async move {
+            connection.begin_http2_server().await;
+            while let Some(frame) = connection.http2_frame().await {
+                let is_message = [H2Frame::HEADERS, H2Frame::DATA].contains(&frame.kind);
+                if !is_first && is_message {
+                    receiving.lock().push(frame.kind);
+                }
+                if !is_message || frame.flags & 1 == 0 {
+                    continue;
+                }
+                let answer = match is_first {
+                    true => H2Frame::new(H2Frame::GOAWAY, 0, 0, &[0; 8]),
+                    false => H2Frame::new(H2Frame::HEADERS, 5, frame.stream, b"\x88"),
+                };
+                connection.send(answer.bytes()).await;
+            }
+        }
+    })
+    .await;
+    let setup = Setup::new(&format!("h2c://{}", upstream.address())).await;
+    let (pieces, mut request) = post_fed();
+    let announced = HeaderValue::from_static("x-sum");
+    request.headers_mut().insert("trailer", announced);
+    let sending = async {
+        let sum = HeaderValue::from_static("42");
+        let trailers = HeaderMap::from_iter([("x-sum".parse().unwrap(), sum)]);
+        pieces.send(data("hello")).await.unwrap();
+        pieces.send(Ok(Frame::trailers(trailers))).await.unwrap();
+        drop(pieces);
+    };
+    let (response, ()) = tokio::join!(setup.session.fetch(request), sending);
+    assert_eq!(response.status(), StatusCode::OK);
+    let message = [H2Frame::HEADERS, H2Frame::DATA, H2Frame::HEADERS];
+    assert_eq!(received.lock()[..], message);
+}
+
+/// An upload that is answered before the upstream gives window for all of it gives its place back.
+#[tokio::test]
+async fn answers_before_the_content_is_taken_use_up_no_streams() {
+    let upstream = ScriptedUpstream::start(async |mut connection: ScriptedConnection| {
+        connection.bytes(24).await;
+        // Two streams at once.
+        let settings = H2Frame::new(H2Frame::SETTINGS, 0, 0, &[0, 3, 0, 0, 0, 2]);
+        connection.send(settings.bytes()).await;
+        while let Some(frame) = connection.http2_frame().await {
+            if frame.kind == H2Frame::HEADERS {
+                let head = H2Frame::new(H2Frame::HEADERS, 5, frame.stream, b"\x88");
+                connection.send(head.bytes()).await;
+            }
+        }
+    })
+    .await;
+    let setup = Setup::new(&format!("h2c://{}", upstream.address())).await;
+    for _ in 0..6 {
+        let content = vec![b'x'; 65_536];
+        let request = Request::post("https://a-b.tunnels.test/").body(Full::new(content.into()));
+        let response = setup.session.ask(request.unwrap()).await.unwrap();
+        assert_eq!(response.status(), StatusCode::OK);
     }
 }
 

@@ -179,7 +179,13 @@ impl fmt::Display for AllFailed {
     }
 }
 
-impl Error for AllFailed {}
+impl Error for AllFailed {
+    /// The error of the last attempt.
+    fn source(&self) -> Option<&(dyn Error + 'static)> {
+        let last = self.0.last()?;
+        Some(&last.error)
+    }
+}
 
 impl From<AllFailed> for io::Error {
     fn from(all: AllFailed) -> Self {
@@ -347,6 +353,20 @@ mod tests {
                 let kept: Vec<_> = ordered.iter().copied().filter(family).collect();
                 prop_assert_eq!(kept, of_family);
             }
+        }
+    }
+
+    #[test]
+    #[cfg(target_os = "linux")]
+    fn the_cause_is_known_of_an_attempt_without_a_descriptor() {
+        // EMFILE and ECONNREFUSED.
+        for (errno, expected) in [(24, true), (111, false)] {
+            let attempt = Attempt {
+                address: address("127.0.0.1"),
+                error: io::Error::from_raw_os_error(errno),
+            };
+            let error = io::Error::from(AllFailed(vec![attempt]));
+            assert_eq!(crate::descriptors::is_exhausted(&error), expected);
         }
     }
 }

@@ -72,11 +72,18 @@ enum Delivery {
     Started,
 }
 
+impl AttemptError {
+    /// Whether the upstream has certainly not acted on the request.
+    fn is_untouched(&self) -> bool {
+        matches!(self.delivery, Delivery::NotSent(_) | Delivery::Refused(_))
+    }
+}
+
 impl RoutedRequest {
     /// Converts the failure of an attempt, and puts the content back if the request may be sent again.
     /// `has_no_content` says that it had none to begin with.
     fn failed(&mut self, error: AttemptError, has_no_content: bool) -> ForwardError {
-        let is_untouched = matches!(error.delivery, Delivery::NotSent(_) | Delivery::Refused(_));
+        let is_untouched = error.is_untouched();
         let content = match error.delivery {
             Delivery::NotSent(content) => Some(*content),
             Delivery::Refused(content) => content.map(|content| *content),
@@ -156,8 +163,7 @@ impl Upstream {
     }
 
     /// A connection for the request: one that is open, or a new one.
-    async fn link(&self, request: &mut RoutedRequest) -> Result<Link, LinkError> {
-        let offer = self.offer(&request.head);
+    async fn link(&self, request: &mut RoutedRequest, offer: Offer) -> Result<Link, LinkError> {
         if let Some(link) = self.used_link(offer)
             && link.may_bring(&request.head)
         {
@@ -188,7 +194,8 @@ impl Upstream {
             content.limit(bytes)?;
         }
         let has_no_content = content.is_end_stream();
-        let link = match self.link(request).await {
+        let offer = self.offer(&request.head);
+        let link = match self.link(request, offer).await {
             Ok(link) => link,
             Err(error) => return Err(request.unlinked(error, content)),
         };
@@ -223,19 +230,19 @@ impl Upstream {
             request.on_attempt(self.url());
             let content = request.take_content();
             let offer = self.offer(&request.head);
-            let linking = async {
-                if !is_http2 {
-                    return Ok(self.new_link(offer, Sharing::Shared).await?);
-                }
-                if failed.is_suspect || outgoing::is_hazardous(&request.head, u32::MAX) {
-                    return Ok(self.exclusive_link(offer).await?);
-                }
-                match self.used_link(offer) {
-                    Some(link) => Ok(link),
-                    None => self.dialled_link(offer).await,
-                }
+            let linked = if is_http2 && !failed.is_suspect {
+                self.link(request, offer).await
+            } else {
+                let linking = async {
+                    if is_http2 {
+                        return self.exclusive_link(offer).await;
+                    }
+                    self.new_link(offer, Sharing::Shared).await
+                };
+                let linked = RoutedRequest::wait(&mut request.waited, linking).await;
+                linked.map_err(LinkError::from)
             };
-            let link = match RoutedRequest::wait(&mut request.waited, linking).await {
+            let link = match linked {
                 Ok(link) => link,
                 Err(error) => return Err(request.unlinked(error, content)),
             };
@@ -332,8 +339,9 @@ impl Upstream {
         content: OutgoingBody,
         lease: Lease,
     ) -> Result<(Response<RecvStream>, Http2Exchange), AttemptError> {
-        // On a shared connection there are none, see `outgoing::is_hazardous`.
-        let has_trailers = outgoing::announces_trailers(&request.head);
+        // On a shared connection there are none, see `outgoing::is_hazardous`; an upgrade has none.
+        let has_trailers = outgoing::announces_trailers(&request.head)
+            && message.extensions().get::<h2::ext::Protocol>().is_none();
         let mut exchange = match Http2Exchange::begin(lease, message, content, has_trailers) {
             Ok(exchange) => exchange,
             Err(failure) => return Err(self.no_response(request, *failure)),
@@ -365,7 +373,7 @@ impl Upstream {
     /// Classifies the failure of a request over HTTP/2, and gives out a lost connection no more.
     fn no_response(&self, request: &RoutedRequest, failure: Http2Failure) -> AttemptError {
         let Http2Failure {
-            lease,
+            mut lease,
             error,
             mut content,
             is_unsent,
@@ -376,6 +384,10 @@ impl Upstream {
             (None, Some(error)) => error,
             (None, None) => h2::Reason::CANCEL.into(),
         };
+        if error.is_remote() && error.is_reset() {
+            // The upstream has ended the stream itself.
+            lease.on_whole();
+        }
         let left = lease.go_away();
         let is_lost = is_unsent || failure::is_lost(&error);
         if is_lost {
@@ -385,7 +397,7 @@ impl Upstream {
             Delivery::NotSent(Box::new(content))
         } else if failure::is_untouched(&error) {
             Delivery::Refused(content.rewind().then(|| Box::new(content)))
-        } else if is_lost {
+        } else if is_lost && !request.progress.has_informational() {
             Delivery::Unknown
         } else {
             Delivery::Started
@@ -393,7 +405,7 @@ impl Upstream {
         AttemptError {
             problem: failure::no_response(&error, left.as_ref()),
             delivery,
-            is_suspect: is_lost && left.is_none_or(|left| left.code != 0),
+            is_suspect: is_lost && left.is_some_and(|left| left.code != 0),
         }
     }
 

@@ -19,6 +19,7 @@ use std::sync::Arc;
 
 use parking_lot::Mutex;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+use tokio::time::{Instant, sleep_until};
 use tunnel_proto::problem::{Hop, Problem, Reason};
 
 use self::connection::Http2Connection;
@@ -28,20 +29,22 @@ use super::socket::Socket;
 
 /// Most connections for one exchange at a time. Further exchanges that need one wait.
 const EXCLUSIVE: usize = 32;
-/// Most connections that are worn out and still have exchanges. As long as there are so many no other is left.
+/// Most connections that are worn out and whose reset streams still keep their places, in which an upstream may still work on
+/// them. As long as there are so many no other is dialled.
 const WORN_OUT: usize = 8;
 
 /// The connections of one upstream.
 pub(super) struct Http2 {
     connections: Mutex<Connections>,
     exclusive: Arc<Semaphore>,
-    worn_out: Arc<Semaphore>,
 }
 
 #[derive(Default)]
 struct Connections {
     shared: Vec<Arc<Http2Connection>>,
     exclusive: Vec<Arc<Http2Connection>>,
+    /// When the resets of connections that were left are over.
+    worn_out: Vec<Instant>,
     /// Set by [`Http2::close`].
     is_closed: bool,
 }
@@ -65,7 +68,6 @@ impl Default for Http2 {
         Self {
             connections: Mutex::default(),
             exclusive: Arc::new(Semaphore::new(EXCLUSIVE)),
-            worn_out: Arc::new(Semaphore::new(WORN_OUT)),
         }
     }
 }
@@ -117,21 +119,32 @@ impl Http2 {
         Ok(lease)
     }
 
-    /// No longer shares connections that are worn out. Waits while too many of those still have exchanges, since a dial
-    /// follows.
+    /// No longer shares connections that are worn out. Waits while there are too many of them, for at most
+    /// the time in which a reset stream keeps its place, since a dial follows.
     pub(super) async fn leave_worn_out(&self) {
-        loop {
-            let worn_out = {
-                let connections = self.connections.lock();
-                let worn_out = connections.shared.iter();
-                let mut worn_out = worn_out.filter(|connection| connection.is_worn_out());
-                worn_out.next().map(Arc::clone)
-            };
-            let Some(connection) = worn_out else { return };
-            let permit = Arc::clone(&self.worn_out).acquire_owned().await;
-            connection.leave(permit.ok());
-            self.remove(&connection);
+        while let Some(until) = self.worn_out_until() {
+            sleep_until(until).await;
         }
+    }
+
+    /// Leaves connections that are worn out; until when there are too many of them.
+    fn worn_out_until(&self) -> Option<Instant> {
+        let now = Instant::now();
+        let mut connections = self.connections.lock();
+        let Connections {
+            shared, worn_out, ..
+        } = &mut *connections;
+        shared.retain(|connection| {
+            let is_worn_out = connection.is_worn_out();
+            if is_worn_out {
+                worn_out.extend(connection.resets_over());
+            }
+            !is_worn_out
+        });
+        worn_out.retain(|until| *until > now);
+        (worn_out.len() >= WORN_OUT)
+            .then(|| worn_out.iter().min().copied())
+            .flatten()
     }
 
     /// No longer gives out the connection of this lease, which was lost.

@@ -57,6 +57,11 @@ impl Kept {
         true
     }
 
+    /// Whether data, or trailers, are to be given out again.
+    fn has_more(&self) -> bool {
+        self.is_due || matches!(self.end, Some(Some(_)))
+    }
+
     /// What is given out again, if it is due; `None` when more has to come.
     fn replay(&mut self) -> Option<Option<Frame<Bytes>>> {
         if std::mem::take(&mut self.is_due) && !self.data.is_empty() {
@@ -128,6 +133,7 @@ impl OutgoingBody {
         match &mut self.kept {
             Some(kept) => {
                 kept.is_due = true;
+                self.progress.on_rewind();
                 true
             }
             None => self.body.is_none(),
@@ -225,7 +231,7 @@ impl Body for OutgoingBody {
 
     fn is_end_stream(&self) -> bool {
         // Content that ends too early has to be polled for its end, which is an error.
-        !self.kept.as_ref().is_some_and(|kept| kept.is_due)
+        !self.kept.as_ref().is_some_and(|kept| kept.has_more())
             && self.missing.is_none_or(|missing| missing == 0)
             && self.body.as_ref().is_none_or(|body| body.is_end_stream())
     }

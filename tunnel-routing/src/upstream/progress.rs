@@ -105,6 +105,11 @@ impl Progress {
         }
     }
 
+    /// The request is sent once more, from its beginning.
+    pub(super) fn on_rewind(&self) {
+        self.has_ended.store(false, Ordering::Relaxed);
+    }
+
     pub(super) fn on_end(&self) {
         self.has_ended.store(true, Ordering::Relaxed);
     }

@@ -70,6 +70,9 @@ pub(in crate::check) fn not_reached(
         Reason::TlsCertificateError | Reason::TlsProtocolError =>
             "upstream_tls" "{url} does not speak TLS as it should: {text}"
             "if the service speaks plain HTTP, its URL begins with http://"
+        Reason::ProtocolRefused =>
+            "upstream_protocol" "{url} does not offer the version of HTTP that the route wants: {text}"
+            "enable it there, or change `http` of the route, or --upstream-http"
         _ if is_socket =>
             "upstream_unreachable" "{url} cannot be reached: {text}"
             "let the user that runs this program enter the socket's folder and write to the socket, and check whether it \

@@ -205,3 +205,23 @@ async fn a_stream_that_is_reset_in_order_has_not_ended() {
     })
     .await;
 }
+
+#[tokio::test]
+async fn small_frames_of_cancelled_streams_end_no_connection() {
+    as_task(async {
+        let client = client(async |mut respond| {
+            let mut stream = respond.send_response(Response::new(()), false).unwrap();
+            // As much as the window allows, however early the stream is reset.
+            send_pieces(&mut stream, pieces(1, WINDOW as usize)).await;
+            let _ = stream.send_data(Bytes::new(), true);
+        })
+        .await;
+        for _ in 0..20 {
+            let content = client.get().await;
+            drop(content);
+        }
+        let mut content = client.get().await;
+        content.frame().await.unwrap().unwrap();
+    })
+    .await;
+}

@@ -6,7 +6,7 @@ use http::{Response, StatusCode};
 use tunnel_proto::exchange::Protocol;
 use tunnel_proto::problem::{Problem, Reason};
 
-use super::ForwardError;
+use super::{AttemptError, ForwardError, REPEATS};
 use crate::upstream::body::UpstreamBody;
 use crate::upstream::http1::{Connection, Framing};
 use crate::upstream::http2::Lease;
@@ -31,12 +31,17 @@ impl Upstream {
             // Most that speak HTTP/2 over TLS still take upgrades over HTTP/1.1 only.
             UpstreamScheme::Https if self.http == UpstreamHttp::Http2 => {
                 let lease = self.http2.take();
-                lease.filter(|lease| lease.settings().enable_connect_protocol)
+                lease.filter(|lease| {
+                    let settings = lease.settings();
+                    settings.enable_connect_protocol
+                        && !outgoing::is_hazardous(&request.head, settings.max_header_list_size)
+                })
             }
             UpstreamScheme::Http | UpstreamScheme::Https => None,
         };
         if let Some(lease) = lease {
-            return Ok(self.upgrade_http2(request, protocol, lease).await?);
+            let upgraded = self.upgrade_http2(request, protocol, lease).await;
+            return Ok(upgraded.map_err(|error| error.problem)?);
         }
         let dialled = RoutedRequest::wait(&mut request.waited, self.dial(Offer::Http1)).await;
         let (socket, peer) = match dialled {
@@ -53,27 +58,32 @@ impl Upstream {
         Ok(self.upgrade_http1(request, protocol, connection).await?)
     }
 
-    /// Forwards an upgrade to an upstream that speaks HTTP/2 alone.
+    /// Forwards an upgrade to an upstream that speaks HTTP/2 alone; again, if it has certainly not acted on it.
     async fn forward_upgrade_http2(
         &self,
         request: &mut RoutedRequest,
         protocol: Protocol,
     ) -> Result<Response<UpstreamBody>, ForwardError> {
-        let link = match self.used_link(Offer::Http2) {
-            Some(link) => link,
-            None => {
-                let dialling = Box::pin(self.shared_link(Offer::Http2));
-                RoutedRequest::wait(&mut request.waited, dialling).await?
+        let mut repeats = REPEATS;
+        loop {
+            let link = self.link(request, Offer::Http2).await?;
+            let LinkKind::Http2(lease) = link.connection else {
+                return Err(upgrade::failed("the upstream does not speak HTTP/2").into());
+            };
+            RoutedRequest::wait(&mut request.waited, lease.wait_for_settings()).await;
+            if !lease.settings().enable_connect_protocol {
+                let detail = "the upstream takes no upgrades over HTTP/2 (RFC 8441)";
+                return Err(upgrade::failed(detail).into());
             }
-        };
-        let LinkKind::Http2(mut lease) = link.connection else {
-            return Err(upgrade::failed("the upstream does not speak HTTP/2").into());
-        };
-        if !RoutedRequest::wait(&mut request.waited, lease.has_extended_connect()).await {
-            let detail = "the upstream takes no upgrades over HTTP/2 (RFC 8441)";
-            return Err(upgrade::failed(detail).into());
+            match self.upgrade_http2(request, protocol, *lease).await {
+                Err(error) if error.is_untouched() && repeats > 0 => {
+                    repeats -= 1;
+                    request.on_attempt_failed(&error.problem);
+                    request.on_attempt(self.url());
+                }
+                upgraded => return Ok(upgraded.map_err(|error| error.problem)?),
+            }
         }
-        Ok(self.upgrade_http2(request, protocol, *lease).await?)
     }
 
     async fn upgrade_http1(
@@ -109,7 +119,7 @@ impl Upstream {
         request: &mut RoutedRequest,
         protocol: Protocol,
         lease: Lease,
-    ) -> Result<Response<UpstreamBody>, Problem> {
+    ) -> Result<Response<UpstreamBody>, AttemptError> {
         let message = upgrade::http2(
             &request.head,
             protocol,
@@ -117,13 +127,12 @@ impl Upstream {
             &request.progress,
         )?;
         let none = OutgoingBody::empty(Arc::clone(&request.progress));
-        let result = self.over_http2(request, message, none, lease).await;
-        let (response, exchange) = result.map_err(|error| error.problem)?;
+        let (response, exchange) = self.over_http2(request, message, none, lease).await?;
         let (head, stream) = response.into_parts();
         let (status, mut response) = (head.status, Response::from_parts(head, ()));
         if status != StatusCode::OK {
             upgrade::check_declined(status)?;
-            return self.response_http2(response, exchange.content(stream), request);
+            return Ok(self.response_http2(response, exchange.content(stream), request)?);
         }
         response::check(&mut response)?;
         let head = upgrade::http2_agreed(response.into_parts().0.headers, &request.head)?;

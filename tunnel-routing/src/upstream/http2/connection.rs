@@ -19,7 +19,7 @@ use tunnel_http::http2::{
 use tunnel_ops::task::Owned;
 use tunnel_proto::limits;
 
-use super::places::Places;
+use super::places::{Places, RESETS};
 use crate::upstream::socket::Socket;
 
 /// Receive window of a stream, in bytes: what waits when the tunnel takes nothing more. Upstreams are near: over a
@@ -32,6 +32,9 @@ pub(super) const STREAMS: usize = limits::EXCHANGES;
 pub(super) const CONNECTION_WINDOW: u32 = STREAM_WINDOW * STREAMS as u32;
 /// Bytes of a stream that may wait to be sent.
 const SEND_BUFFER: usize = 256 * 1024;
+/// Reset streams that `h2` remembers, and for how long, to ignore their frames: twice as many as wear a connection out.
+const REMEMBERED_RESETS: usize = 2 * RESETS as usize;
+const REMEMBERED_FOR: Duration = Duration::from_secs(120);
 /// How long the settings of a new connection are waited for: they are the first frame.
 const SETTINGS_WAIT: Duration = Duration::from_secs(1);
 /// How long a connection may be silent that the upstream has left because of an error.
@@ -55,8 +58,7 @@ pub(in crate::upstream) struct Http2Connection {
     contents: Arc<ContentRegistry>,
     places: Mutex<Places>,
     has_ended: Arc<AtomicBool>,
-    /// Held while it is worn out and still has exchanges.
-    worn_out: Mutex<Option<OwnedSemaphorePermit>>,
+    started: Instant,
     _driver: Owned<()>,
 }
 
@@ -88,6 +90,10 @@ impl Http2Connection {
             .max_send_buffer_size(SEND_BUFFER)
             .max_header_list_size(limits::HEAD_BYTES as u32)
             .data_frame_budget(DATA_FRAME_BUDGET)
+            // What an upstream still sends of cancelled streams is no error: a connection has no more of them than this.
+            .max_concurrent_reset_streams(REMEMBERED_RESETS)
+            .reset_stream_duration(REMEMBERED_FOR)
+            .max_local_error_reset_streams(None)
             .enable_push(false)
             .handshake(reader)
             .await?;
@@ -107,7 +113,7 @@ impl Http2Connection {
             contents,
             places: Mutex::default(),
             has_ended,
-            worn_out: Mutex::default(),
+            started: Instant::now(),
             _driver: driver,
         })
     }
@@ -132,15 +138,17 @@ impl Http2Connection {
         self.places.lock().is_worn_out()
     }
 
-    /// It is given out no more, and holds the permit as long as it has exchanges.
-    pub(super) fn leave(&self, permit: Option<OwnedSemaphorePermit>) {
-        *self.worn_out.lock() = permit;
+    /// When the last of its reset streams gives its place back; `None` if all have.
+    pub(super) fn resets_over(&self) -> Option<Instant> {
+        self.places.lock().resets_over(Instant::now())
     }
 
-    /// A lease, if there is room for one more exchange.
+    /// A lease, if there is room for one more exchange. Until its settings have come, a new connection has room for one.
     pub(super) fn lease(self: &Arc<Self>) -> Option<Lease> {
-        let allowed = self.notes.borrow().settings.max_concurrent_streams;
-        let most = usize::try_from(allowed).unwrap_or(STREAMS).min(STREAMS);
+        let settings = self.notes.borrow().settings;
+        let allowed = usize::try_from(settings.max_concurrent_streams).unwrap_or(STREAMS);
+        let is_known = settings.has_arrived || self.started.elapsed() >= SETTINGS_WAIT;
+        let most = if is_known { allowed.min(STREAMS) } else { 1 };
         let has_room = {
             let mut places = self.places.lock();
             !places.is_worn_out() && places.taken(Instant::now()) < most
@@ -197,12 +205,12 @@ impl Lease {
         self.connection.notes.borrow().go_away.clone()
     }
 
-    /// Whether the upstream accepts upgrades over HTTP/2; waits for the settings of a new connection.
-    pub(in crate::upstream) async fn has_extended_connect(&mut self) -> bool {
+    /// Waits for the settings of a new connection, which are its first frame.
+    pub(in crate::upstream) async fn wait_for_settings(&self) {
         let mut notes = self.connection.notes.clone();
+        // Without them the exchange goes on by the defaults.
         let arrived = notes.wait_for(|notes| notes.settings.has_arrived);
-        let arrived = timeout(SETTINGS_WAIT, arrived).await;
-        matches!(arrived, Ok(Ok(notes)) if notes.settings.enable_connect_protocol)
+        let _ = timeout(SETTINGS_WAIT, arrived).await;
     }
 }
 

@@ -8,7 +8,7 @@
 
 use std::future::{Future, poll_fn};
 use std::pin::Pin;
-use std::task::{Context, Poll, ready};
+use std::task::{Context, Poll, Waker, ready};
 
 use bytes::Bytes;
 use h2::client::ResponseFuture;
@@ -42,8 +42,10 @@ pub(in crate::upstream) struct Http2Failure {
 
 /// A request's content that is being sent.
 struct Upload {
-    /// `None` once all was sent, or the upstream wants no more.
+    /// `None` if the request has no content. Kept after the last piece, see [`Http2Content::on_end`].
     stream: Option<SendStream<Bytes>>,
+    /// Whether all was handed to `h2`, or the upstream wants no more.
+    has_ended: bool,
     content: OutgoingBody,
     /// Whether trailers may be sent.
     has_trailers: bool,
@@ -73,6 +75,7 @@ impl Http2Exchange {
                     response,
                     upload: Upload {
                         stream: (!is_whole).then_some(stream),
+                        has_ended: is_whole,
                         content,
                         has_trailers,
                         is_held: is_upgrade,
@@ -125,14 +128,20 @@ impl Http2Exchange {
         } = self;
         upload.content.release_kept();
         let content = lease.contents().content(stream);
-        let sending = upload.stream.is_some().then(|| {
-            Owned::spawn("upstream request", async move {
-                poll_fn(|cx| upload.poll(cx)).await
-            })
-        });
+        let mut sent = None;
+        let mut sending = None;
+        if upload.has_ended {
+            sent = upload.stream;
+        } else {
+            sending = Some(Owned::spawn("upstream request", async move {
+                poll_fn(|cx| upload.poll(cx)).await.map(|()| upload.stream)
+            }));
+        }
         let mut content = Http2Content {
             content,
             sending,
+            sent,
+            has_ended: false,
             lease,
         };
         if content.is_end_stream() {
@@ -168,7 +177,9 @@ struct ContentFailed;
 impl Upload {
     /// Sends as much as the upstream takes. Ready when all was sent, or the upstream wants no more of it.
     fn poll(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), ContentFailed>> {
-        while let Some(stream) = &mut self.stream {
+        while !self.has_ended
+            && let Some(stream) = &mut self.stream
+        {
             // One piece at a time is taken of the content, and only if there is room for some of it.
             stream.reserve_capacity(1);
             while stream.capacity() == 0 {
@@ -205,7 +216,7 @@ impl Upload {
                 None => stream.send_data(Bytes::new(), true).map(|()| true),
                 Some(Err(_)) => {
                     stream.send_reset(Reason::CANCEL);
-                    self.stream = None;
+                    self.has_ended = true;
                     return Poll::Ready(Err(ContentFailed));
                 }
             };
@@ -218,7 +229,7 @@ impl Upload {
     }
 
     fn end(&mut self) {
-        self.stream = None;
+        self.has_ended = true;
         self.content.on_sent();
     }
 }
@@ -226,8 +237,12 @@ impl Upload {
 /// The content of a response, and the sending of the request behind it.
 pub(in crate::upstream) struct Http2Content {
     content: StreamContent,
-    /// Sends what is left of the request.
-    sending: Option<Owned<Result<(), ContentFailed>>>,
+    /// Sends what is left of the request, and then gives its stream.
+    sending: Option<Owned<Result<Option<SendStream<Bytes>>, ContentFailed>>>,
+    /// The stream of a request whose content was handed to `h2`.
+    sent: Option<SendStream<Bytes>>,
+    /// Whether all of the response was taken.
+    has_ended: bool,
     lease: Lease,
 }
 
@@ -237,29 +252,53 @@ impl Http2Content {
         &mut self,
         cx: &mut Context<'_>,
     ) -> Poll<Option<Result<Frame<Bytes>, Option<h2::Error>>>> {
-        if let Some(sending) = &mut self.sending
-            && let Poll::Ready(sent) = Pin::new(sending).poll(cx)
-        {
-            self.sending = None;
-            if !matches!(sent, Ok(Ok(()))) {
-                return Poll::Ready(Some(Err(None)));
-            }
+        if self.has_ended {
+            return Poll::Ready(None);
+        }
+        if let Poll::Ready(Err(ContentFailed)) = self.poll_sending(cx) {
+            return Poll::Ready(Some(Err(None)));
         }
         let frame = ready!(Pin::new(&mut self.content).poll_frame(cx));
         if self.is_end_stream() || frame.is_none() {
             self.on_end();
+        } else if let Some(Err(error)) = &frame
+            && error.is_remote()
+            && error.is_reset()
+        {
+            // The upstream has ended the stream itself.
+            self.lease.on_whole();
         }
         Poll::Ready(frame.map(|frame| frame.map_err(Some)))
     }
 
+    /// Ready when the rest of the request was sent, or there is none.
+    fn poll_sending(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), ContentFailed>> {
+        let Some(sending) = &mut self.sending else {
+            return Poll::Ready(Ok(()));
+        };
+        let sent = ready!(Pin::new(sending).poll(cx));
+        self.sending = None;
+        // A task that does not end by itself has failed.
+        self.sent = sent.unwrap_or(Err(ContentFailed))?;
+        Poll::Ready(Ok(()))
+    }
+
+    /// The response is whole. What the upstream has not taken of the request goes no further: `h2` would keep it, and count
+    /// the stream, for as long as the upstream gives no window.
     fn on_end(&mut self) {
-        if self.sending.as_ref().is_none_or(Owned::is_finished) {
+        self.has_ended = true;
+        let mut noop = Context::from_waker(Waker::noop());
+        if self.poll_sending(&mut noop).is_ready() {
             self.lease.on_whole();
+        }
+        if let Some(sent) = &mut self.sent {
+            // Does nothing if all of it was written.
+            sent.send_reset(Reason::NO_ERROR);
         }
     }
 
     /// Whether all of the content was taken.
     pub(in crate::upstream) fn is_end_stream(&self) -> bool {
-        self.content.is_end_stream()
+        self.has_ended || self.content.is_end_stream()
     }
 }

@@ -10,7 +10,7 @@ use tokio::time::Instant;
 const RESET_HOLD: Duration = Duration::from_secs(5);
 
 /// Resets after which a connection takes no new exchange.
-const RESETS: u32 = 100;
+pub(super) const RESETS: u32 = 100;
 
 /// The exchanges of a connection.
 #[derive(Debug, Default)]
@@ -49,6 +49,12 @@ impl Places {
         self.open + self.reset.len()
     }
 
+    /// When the last reset stream gives its place back; `None` if all have.
+    pub(super) fn resets_over(&mut self, now: Instant) -> Option<Instant> {
+        self.taken(now);
+        self.reset.back().map(|at| *at + RESET_HOLD)
+    }
+
     /// Whether so many streams were reset that the connection takes no new exchange.
     pub(super) fn is_worn_out(&self) -> bool {
         self.resets >= RESETS
@@ -73,6 +79,8 @@ mod tests {
         places.on_close(false, start);
         assert_eq!((places.open(), places.taken(start)), (1, RESETS as usize));
         assert_eq!(places.taken(start + 4 * second), RESETS as usize);
+        assert_eq!(places.resets_over(start), Some(start + 5 * second));
+        assert_eq!(places.resets_over(start + 5 * second), None);
         assert_eq!(places.taken(start + 5 * second), 1);
         assert!(!places.is_worn_out());
         places.on_open();
