@@ -22,7 +22,7 @@
     reason = "this is the test language: a failed expectation ends the test, with its reason"
 )]
 
-pub use testkit::{deadline, etcd, http1, names, record, scripted, secrets};
+pub use testkit::{deadline, etcd, http1, names, random, record, scripted, secrets};
 
 pub mod addresses;
 pub mod ca;
@@ -40,7 +40,6 @@ pub mod payload;
 pub mod peers;
 pub mod platform;
 pub mod program;
-pub mod random;
 pub mod raw;
 pub mod relay;
 pub mod served;

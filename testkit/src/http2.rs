@@ -3,7 +3,7 @@
 use crate::http1::RawConnection;
 
 /// The connection preface of a client (RFC 9113 section 3.4).
-const PREFACE: &str = "PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
+pub const PREFACE: &str = "PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
 
 /// One frame.
 #[derive(Clone, Debug)]
@@ -23,14 +23,20 @@ impl Frame {
     pub const DATA: u8 = 0;
     /// A field section: a head or trailers.
     pub const HEADERS: u8 = 1;
+    /// How important a stream is, which nobody has to know.
+    pub const PRIORITY: u8 = 2;
     /// The end of a stream before its message's end.
     pub const RST_STREAM: u8 = 3;
     /// Settings of the sender.
     pub const SETTINGS: u8 = 4;
+    /// A request that the server makes up.
+    pub const PUSH_PROMISE: u8 = 5;
     /// A ping, or with [`Frame::ACK`] its answer.
     pub const PING: u8 = 6;
     /// The end of the connection.
     pub const GOAWAY: u8 = 7;
+    /// Room for more content.
+    pub const WINDOW_UPDATE: u8 = 8;
     /// More of a field section.
     pub const CONTINUATION: u8 = 9;
 
@@ -38,6 +44,10 @@ impl Frame {
     pub const END_STREAM: u8 = 1;
     /// The last frame of its field section.
     pub const END_HEADERS: u8 = 4;
+    /// The payload begins with the length of the padding at its end.
+    pub const PADDED: u8 = 8;
+    /// The field section comes after a priority of five bytes.
+    pub const HAS_PRIORITY: u8 = 0x20;
     /// The acknowledgement of a `SETTINGS` or `PING` frame.
     pub const ACK: u8 = 1;
 

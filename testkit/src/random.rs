@@ -23,7 +23,15 @@ impl Random {
     pub fn of_test(test: &str, steps: usize) -> (usize, Self) {
         let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap();
         let drawn = u64::from(now.subsec_nanos()) ^ now.as_secs();
-        let seed = number(&format!("E2E_{test}_SEED")).unwrap_or(drawn);
+        Self::of_test_with(test, steps, drawn)
+    }
+
+    /// As [`Random::of_test`], with this seed where there is none of the environment.
+    ///
+    /// # Panics
+    /// When a variable is no number.
+    pub fn of_test_with(test: &str, steps: usize, seed: u64) -> (usize, Self) {
+        let seed = number(&format!("E2E_{test}_SEED")).unwrap_or(seed);
         let given = number(&format!("E2E_{test}_STEPS"));
         let steps = given.map_or(steps, |steps| usize::try_from(steps).unwrap());
         eprintln!("{steps} steps, E2E_{test}_SEED={seed}");
