@@ -300,6 +300,13 @@ mod tests {
     use super::*;
     use Violation as V;
     use proptest::prelude::*;
+    use testkit::{
+        differential::{
+            random_http1::{self, ClientBytes},
+            strict::{self, Ending},
+        },
+        random::Random,
+    };
     use tunnel_proto::problem::Fault;
 
     const LIMITS: HeadLimits = HeadLimits {
@@ -1006,6 +1013,36 @@ mod tests {
         let head = &head[..end - (input.len() - head.len())];
         let lines = head.windows(2).filter(|two| two == b"\r\n").count();
         Some((end, lines - 2))
+    }
+
+    /// What a reader that knows nothing of this one finds in the passed bytes: as many requests, and no violation.
+    #[test]
+    fn another_reader_finds_the_same_requests_in_what_is_passed() {
+        for seed in 0..20_000 {
+            let ClientBytes { bytes, cuts } = random_http1::draw(&mut Random::new(seed), "a.test");
+            let mut framing = Framing::new(LIMITS);
+            let (mut pass, mut heads) = (0, 0);
+            for end in cuts.into_iter().chain([bytes.len()]) {
+                loop {
+                    let scan = framing.scan(&bytes[pass..end]);
+                    (pass, heads) = (pass + scan.pass, heads + scan.heads);
+                    if framing.phase() != Phase::Upgrade {
+                        break;
+                    }
+                    framing.not_upgraded();
+                }
+            }
+            let (passed, rest) = bytes.split_at(pass);
+            let found = strict::read_all(passed);
+            let shown = format!(
+                "{seed}: {} | {}",
+                passed.escape_ascii(),
+                rest.escape_ascii()
+            );
+            assert_ne!(found.ending, Ending::Violation, "{shown}");
+            let is_cut = found.ending == Ending::Incomplete;
+            assert_eq!(found.messages.len() + usize::from(is_cut), heads, "{shown}");
+        }
     }
 
     proptest! {
