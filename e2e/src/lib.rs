@@ -29,6 +29,7 @@ pub mod ca;
 pub mod checked;
 pub mod client;
 pub mod cluster_services;
+pub mod differential;
 pub mod entry;
 pub mod grpc;
 pub mod inside;

@@ -16,6 +16,7 @@ mod black_hole;
 mod check;
 mod credentials;
 mod demo;
+mod differential;
 mod egress;
 mod floors;
 mod grpc;
