@@ -137,7 +137,7 @@ reasons! {
     ConnectionTerminated = "connection_terminated", BAD_GATEWAY, "connection_terminated", Upstream, "the upstream closed the connection before it answered";
     TlsCertificateError = "tls_certificate_error", BAD_GATEWAY, "tls_certificate_error", Upstream, "the upstream's certificate is not trusted";
     TlsProtocolError = "tls_protocol_error", BAD_GATEWAY, "tls_protocol_error", Upstream, "TLS with the upstream failed for another reason";
-    ProtocolRefused = "protocol_refused", BAD_GATEWAY, "tls_alert_received", Upstream, "the upstream does not speak the version of HTTP that the request needs (HTTP/2 for gRPC) or that the route's `http` names";
+    ProtocolRefused = "protocol_refused", BAD_GATEWAY, "tls_alert_received", Upstream, "the upstream does not offer the version of HTTP that the request needs (HTTP/2 for gRPC), or that `http` of the route or `--upstream-http` demands";
     ResponseTimeout = "response_timeout", GATEWAY_TIMEOUT, "http_response_timeout", Upstream, "no head of the upstream's answer came within `head_timeout`";
     IdleTimeout = "idle_timeout", GATEWAY_TIMEOUT, "http_response_timeout", Upstream, "no byte was received or sent for the route's `idle_timeout`";
     ResponseInvalid = "response_invalid", BAD_GATEWAY, "http_protocol_error", Upstream, "the upstream's answer violates HTTP";

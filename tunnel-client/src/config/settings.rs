@@ -145,9 +145,9 @@ tunnel_ops::settings! {
         upstream_connect_timeout: PositiveDuration = CONNECT_TIMEOUT, "TIME", AtOnce;
         /// Time for the head of the upstream's response
         upstream_head_timeout: PositiveDuration = HEAD_TIMEOUT, "TIME", AtOnce;
-        /// The version of HTTP for https upstreams: auto, 1.1 or 2
+        /// The version of HTTP for https upstreams; auto is HTTP/1.1, and HTTP/2 for gRPC
         ///
-        /// `auto` is HTTP/1.1, where each exchange has a connection to itself; HTTP/2 for gRPC and Connect's streams, and for
+        /// With `auto` it is HTTP/1.1, where each exchange has a connection to itself; HTTP/2 for gRPC and Connect's streams, and for
         /// all requests where the upstream refuses HTTP/1.1. Also for routes that name none
         upstream_http: UpstreamHttp = UpstreamHttp::Auto, "VERSION", AtOnce;
         // As many as a busy client has exchanges at once. What a burst leaves is closed within 45 s, so that a high bound

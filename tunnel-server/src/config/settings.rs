@@ -245,7 +245,7 @@ settings! {
         /// upgraded connection, is cut: a gRPC client that pauses for minutes with a full window needs a longer time
         body_idle_timeout: PositiveDuration = Duration::from_secs(60), "TIME", AtOnce;
         // More than common load balancers' 60 s, so that they close connections first.
-        /// Longest silence between requests on one connection
+        /// Longest silence between requests on one connection, but for those of --trusted-proxies
         keep_alive_timeout: PositiveDuration = Duration::from_secs(75), "TIME", AtOnce;
         // More than the 600 s of Google's load balancers, so that they close connections first.
         /// Longest silence between requests on one connection of --trusted-proxies

@@ -278,16 +278,23 @@ impl Parts {
     }
 
     /// Puts the revocations of the files in force that the last valid configuration names, although another file is at fault:
-    /// they only take away. A list that is at fault itself changes nothing; the refused configuration has named its fault.
+    /// they only take away. A list that is at fault itself changes nothing, and its fault is logged.
     fn apply_revocations(&self) {
         let _applying = self.applying.lock();
         let config = self.config.load_full();
         let settings = &config.settings;
         let list = settings.revocations.as_deref().map(Revocations::load);
-        if let Some(Ok(list)) = list
-            && self.authenticator.add_revocations(list)
-        {
-            tracing::info!("the revocation list is in force nevertheless");
+        let added = list.map(|list| list.map(|list| self.authenticator.add_revocations(list)));
+        match added {
+            Some(Ok(true)) => {
+                tracing::info!(
+                    "new entries of the revocation list are in force, although another file is faulty"
+                );
+            }
+            Some(Err(error)) => {
+                tracing::error!(fault = %error, "the revocation list is faulty, too: its changes are not in force");
+            }
+            Some(Ok(false)) | None => {}
         }
         let lists = settings.client_crl.as_deref().map(RevocationLists::load);
         let in_force = self.authenticator.client_auth();
