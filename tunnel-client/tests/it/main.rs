@@ -17,6 +17,7 @@ mod cuts;
 mod destination;
 mod http1;
 mod http2;
+mod http2_faults;
 mod locations;
 mod network;
 mod panics;
