@@ -85,7 +85,7 @@ struct Watched {
 struct File {
     path: PathBuf,
     content: ContentHash,
-    /// What is known of the file without reading it; `None` if that is not enough to tell a change.
+    /// The file's size, times and so on; `None` if they may stay equal when its content changes.
     stamp: Option<Stamp>,
 }
 

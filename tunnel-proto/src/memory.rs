@@ -31,7 +31,7 @@ pub(crate) const STEP_BYTES: usize = 32 * 1024;
 const SHED_AT_ONCE: usize = 64;
 
 /// How far below its limit an account comes by resetting streams: so much for each of its parts, but no more than this
-/// fraction of the limit. An account of 10,000 runtimes then looks at all of them once for some MiB received.
+/// fraction of the limit. An account of 10,000 runtimes then walks its list once for some MiB received.
 const MARGIN_BYTES: usize = 16 * 1024;
 const MARGIN_FRACTION: usize = 64;
 

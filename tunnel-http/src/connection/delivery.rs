@@ -130,7 +130,7 @@ type BoxError = Box<dyn Error + Send + Sync>;
 enum LastFrame {
     Content,
     Trailers(Box<HeaderMap>),
-    /// The content failed. With `true`, hyper was told that nothing is there yet, and has sent the bytes before.
+    /// The content failed. `true` once hyper has sent the bytes before it, which it does when a poll returns pending.
     Failure(BoxError, bool),
 }
 

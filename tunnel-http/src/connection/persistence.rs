@@ -21,8 +21,8 @@ use crate::received::UnreadContent;
 
 const KEEP_ALIVE: HeaderName = HeaderName::from_static("keep-alive");
 
-/// How much earlier than the connection is closed its client is told to use it no more: longer than a request is on its
-/// way.
+/// By how much the time that `Keep-Alive` announces is shorter than the time after which the connection is closed: longer
+/// than a request takes to arrive.
 const ANNOUNCED_EARLIER: Duration = Duration::from_secs(5);
 
 /// What all requests of one connection share.

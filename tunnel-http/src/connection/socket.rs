@@ -14,7 +14,7 @@ use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use super::expansion::HeadCredit;
 use super::unsent::Unsent;
 
-/// A socket that tells `unsent` what it has written, and `credit` what it has read.
+/// A socket that counts written bytes in `unsent`, and read bytes in `credit`.
 #[derive(Debug)]
 pub(super) struct ObservedSocket<IO> {
     pub(super) io: IO,

@@ -13,7 +13,7 @@ use tokio::time::Instant;
 
 use super::frames::{FrameParser, PeerNotes};
 
-/// Small DATA frames that are read before the driver has to look at their streams. `h2` charges less than 256 bytes for each.
+/// Small DATA frames after which reading pauses until the driver has read their streams ahead.
 const SMALL_AT_ONCE: usize = 1024;
 
 /// Room below which bytes are read into a buffer of the reader's own: a head that is held back has to fit.
@@ -97,7 +97,7 @@ impl<IO> FrameReader<IO> {
         Ok(kept)
     }
 
-    /// Whether the driver has to look at the streams first.
+    /// Whether reading pauses until the driver has taken the small frames.
     fn is_paused(&self) -> bool {
         let mut frames = self.frames.lock();
         frames.is_paused = frames.streams.len() >= SMALL_AT_ONCE;

@@ -28,7 +28,8 @@ const MAX_ROUNDS: usize = 4;
 
 type OpenWatcher = fn(Listeners) -> notify::Result<RecommendedWatcher>;
 
-/// Those whom an event may concern. Not locked while the watcher is called, whose thread locks it.
+/// The watches of this process. Each event is offered to all of them, by the watcher's thread, which locks the list; so
+/// the list is never locked around a call of the watcher.
 type Listeners = Arc<Mutex<Vec<Weak<FolderEvents>>>>;
 
 /// The one watcher of this process: a user may have only so many (`fs.inotify.max_user_instances`, usually

@@ -51,7 +51,7 @@ pub(super) struct Breaker {
     failed: Vec<TokenHash>,
     /// The time of the first failure that counts since the last answer.
     unreachable_since: Option<Instant>,
-    /// Whether the last query failed, whoever sent it.
+    /// Whether the last query failed, of any token and any client.
     has_failed: bool,
     paused_until: Option<Instant>,
     /// The open trial queries after a pause.
