@@ -103,7 +103,7 @@ fn from_top(height: f64) -> f64 {
     PLOT_TOP + (1.0 - height) * PLOT_HEIGHT
 }
 
-/// Larger values are not drawn: their squares are not finite.
+/// Larger values are not drawn: their squares are not finite. An axis may end beyond it.
 const LARGEST: f64 = 1e100;
 
 /// Up to this many distinct values on a horizontal axis are its marks, as the levels of `scale` are.
@@ -135,7 +135,7 @@ impl Span {
     /// The span that shows all `values` which the scale can show.
     pub(super) fn over(axis: &Axis, direction: Orientation, values: &[f64]) -> Self {
         let scale = axis.scale;
-        let can_show = |value: &f64| even(scale, *value).is_some();
+        let can_show = |value: &f64| is_drawn(*value) && even(scale, *value).is_some();
         let mut shown: Vec<f64> = values.iter().copied().filter(can_show).collect();
         shown.sort_by(f64::total_cmp);
         shown.dedup();
@@ -185,18 +185,22 @@ impl Span {
 
     /// The share of the axis's length at which a value lies.
     pub(super) fn position(&self, value: f64) -> Option<f64> {
+        if !is_drawn(value) {
+            return None;
+        }
         let position = (even(self.scale, value)? - self.low) / (self.high - self.low);
         position.is_finite().then(|| position.clamp(0.0, 1.0))
     }
 }
 
+fn is_drawn(value: f64) -> bool {
+    value.abs() <= LARGEST
+}
+
 /// The value in coordinates in which the scale is even; none if the scale cannot show it.
 fn even(scale: Scale, value: f64) -> Option<f64> {
-    if !value.is_finite() || value.abs() > LARGEST {
-        return None;
-    }
     match scale {
-        Scale::Linear => Some(value),
+        Scale::Linear => value.is_finite().then_some(value),
         Scale::Log => (value > 1.0 / LARGEST).then(|| value.log10()),
         Scale::Tail => (0.0..1.0).contains(&value).then(|| -(1.0 - value).log10()),
     }
@@ -380,7 +384,10 @@ mod tests {
     proptest! {
         #[test]
         fn any_values_have_a_span_and_few_marks(
-            values in proptest::collection::vec(any::<f64>(), 0..40),
+            values in proptest::collection::vec(
+                prop_oneof![any::<f64>(), (0.01..=1.0).prop_map(|share| share * LARGEST)],
+                0..40,
+            ),
             unit in prop::sample::select(vec![Unit::Count, Unit::Bytes, Unit::Quantile, Unit::Seconds]),
             scale in prop::sample::select(vec![Scale::Linear, Scale::Log, Scale::Tail]),
             direction in prop::sample::select(vec![Orientation::Horizontal, Orientation::Vertical]),
