@@ -160,7 +160,7 @@ fn malformed(what: &'static str) -> Refused {
 }
 
 impl Checker {
-    /// Checks a request that hyper has received and that is to be forwarded.
+    /// Checks a request that was received and that is to be forwarded.
     ///
     /// # Errors
     /// As [`Checker::check`], and for a request that may not be forwarded once more, or whose head is far larger than what
@@ -173,7 +173,7 @@ impl Checker {
             let what = "the head repeats its fields: it is far larger than what was received of it";
             return Err(Problem::new(self.hop, Reason::HeadTooLarge, what).into());
         }
-        let protocol = request.extensions.get::<hyper::ext::Protocol>();
+        let protocol = request.extensions.get::<h2::ext::Protocol>();
         let checked = self.check(request, protocol.map(AsRef::as_ref))?;
         match checked.max_forwards {
             Some(0) => Err(NotForwarded::LastHop),

@@ -2,7 +2,7 @@
 //!
 //! ```text
 //!   socket ─▶ Http1: guard ─▶ hyper ─▶ the program's answers ─▶ the socket again, for what comes last
-//!      └────▶ http2: ────────▶ hyper ─▶ the program's answers
+//!      └────▶ http2: ────────▶ h2 ────▶ the program's answers
 //! ```
 //!
 //! In: a socket, what was read of it to detect its protocol, and what answers a request. Each wait has its
@@ -11,10 +11,9 @@
 
 mod delivery;
 mod expansion;
+mod http2;
 mod persistence;
 mod socket;
-#[cfg(test)]
-mod tests;
 mod unread;
 mod unsent;
 
@@ -23,32 +22,28 @@ use std::error::Error;
 use std::future::{Future, poll_fn};
 use std::pin::{Pin, pin};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
 use std::task::Waker;
 use std::time::Duration;
 
 use bytes::Bytes;
 use http::{Request, Response};
 use http_body::Body;
-use hyper::server::conn::{http1, http2};
+use hyper::server::conn::http1;
 use hyper::service::service_fn;
-use hyper_util::rt::{TokioIo, TokioTimer};
+use hyper_util::rt::TokioIo;
 use socket2::SockRef;
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 use tokio::net::TcpStream;
-use tokio::time::{sleep, timeout};
+use tokio::time::timeout;
 use tokio_rustls::server::TlsStream;
 
 pub(crate) use self::expansion::ExpandedHead;
-use self::expansion::HeadCredit;
+pub(crate) use self::http2::Connect;
+pub use self::http2::{OnUpgrade, Reply, UpgradedStream, http2};
 use self::persistence::{Persistence, RequestPersistence};
-use self::socket::ObservedSocket;
-use self::unread::Streams;
 pub use self::unread::{Pieces, is_given_up};
-use self::unsent::Unsent;
 use crate::http1::framing::HeadLimits;
 use crate::http1::{Guard, GuardConfig, GuardHandle, InFlight, ResetWhenDropped};
-use crate::http2::{ContentRegistry, FrameParser, FrameReader, drive};
 use crate::prefixed::Prefixed;
 use crate::received::ReceivedBody;
 use crate::tasks::Tasks;
@@ -61,16 +56,6 @@ const HANG_UP_GRACE: Duration = Duration::from_millis(500);
 /// Most field lines in one request head: what hyper takes over HTTP/1 without an allocation for each request,
 /// and what Envoy and Apache take by default.
 pub(crate) const MAX_FIELDS: usize = 100;
-/// Requests at once on one HTTP/2 connection.
-const MAX_STREAMS: u32 = 256;
-/// What may be sent ahead on a whole HTTP/2 connection, in windows of a stream: many, so that uploads
-/// that are not read do not stop the others.
-const CONNECTION_WINDOWS: u32 = 16;
-/// Bytes of one HTTP/2 answer that h2 may hold: two pieces, so that one can be written while the next is
-/// made. With the piece that hyper holds, 256 streams have 12 MiB at most.
-const SEND_BUFFER_BYTES: usize = 32 * 1024;
-/// Time between HTTP/2 pings, and for each answer: finds peers that are gone.
-const HTTP2_PING: Duration = Duration::from_secs(20);
 /// Limits each step of closing a connection: writing the last response, and each wait for what the peer still sends.
 const CLOSE_TIMEOUT: Duration = Duration::from_secs(2);
 /// How long what a peer still sends is read in all behind the last response, as nginx does (`lingering_time`).
@@ -230,97 +215,6 @@ where
 #[must_use]
 pub const fn http1_buffer_bytes(max_head_bytes: usize) -> usize {
     max_head_bytes + 64 * 1024
-}
-
-/// Has the requests of an HTTP/2 connection answered until there are no more, or, after `stopping`,
-/// until those in progress are. `tasks` take what runs for it, and have ended with it.
-///
-/// The connection ends when it is idle for `keep_alive_timeout`, and again for as long after it was asked to
-/// leave. It is idle when nothing runs for it and no request comes; and also when requests come, but the
-/// peer reads none of the answers that h2 holds for it.
-pub fn http2<IO, F, B>(
-    io: IO,
-    bounds: Bounds,
-    tasks: &Tasks,
-    stopping: &Shutdown,
-    answer: impl Fn(Request<ReceivedBody>) -> F + Send,
-) -> impl Future<Output = ()> + Send
-where
-    IO: AsyncRead + AsyncWrite + Unpin + Send + 'static,
-    F: Future<Output = Result<Response<B>, Infallible>> + Send + 'static,
-    B: Body<Data = Bytes> + Send + 'static,
-    B::Error: Into<Box<dyn Error + Send + Sync>>,
-{
-    let requests = Arc::new(AtomicUsize::new(0));
-    let counted = Arc::clone(&requests);
-    let discarding = tasks.clone();
-    let unsent = Arc::new(Unsent::default());
-    let delivering = Arc::clone(&unsent);
-    let credit = Arc::new(HeadCredit::default());
-    let socket = ObservedSocket {
-        io,
-        unsent: Arc::clone(&unsent),
-        credit: Arc::clone(&credit),
-    };
-    let service = service_fn(move |mut request: Request<_>| {
-        counted.fetch_add(1, Ordering::Relaxed);
-        if !credit.take(request.headers(), request.uri()) {
-            request.extensions_mut().insert(ExpandedHead);
-        }
-        let received = request.map(|incoming| ReceivedBody::http2_request(incoming, &discarding));
-        delivery::Answering::new(answer(received), &delivering)
-    });
-    let head_bytes = u32::try_from(bounds.max_head_bytes).unwrap_or(u32::MAX);
-    let (reader, frames) = FrameReader::new(socket, FrameParser::of_client());
-    // hyper keeps the contents of requests to itself.
-    let contents = ContentRegistry::default();
-    let streams = Streams {
-        tasks: tasks.clone(),
-        limit: bounds.body_idle_timeout,
-    };
-    let serving = http2::Builder::new(streams)
-        .timer(TokioTimer::new())
-        .enable_connect_protocol()
-        .max_concurrent_streams(MAX_STREAMS)
-        .initial_stream_window_size(bounds.stream_window_bytes)
-        .initial_connection_window_size(bounds.stream_window_bytes * CONNECTION_WINDOWS)
-        .max_send_buf_size(SEND_BUFFER_BYTES)
-        .max_header_list_size(head_bytes)
-        .keep_alive_interval(Some(HTTP2_PING))
-        .keep_alive_timeout(HTTP2_PING)
-        .serve_connection(TokioIo::new(reader), service);
-    // Boxed, since it is large, and this future would have room for it twice.
-    let mut serving = Box::pin(serving);
-    async move {
-        let mut is_leaving = false;
-        loop {
-            let before = (requests.load(Ordering::Relaxed), unsent.progress());
-            let served = drive(&frames, &contents, |cx| serving.as_mut().poll(cx));
-            tokio::select! {
-                () = unsent.observe(Box::pin(served)) => break,
-                () = sleep(bounds.keep_alive_timeout) => {
-                    let is_quiet = requests.load(Ordering::Relaxed) == before.0;
-                    let is_stuck = unsent.progress().is_stuck_since(&before.1);
-                    let is_idle = (is_quiet || is_stuck) && tasks.is_empty();
-                    // By the second time the peer has read nothing of what was left at the first.
-                    if is_idle && is_leaving {
-                        break;
-                    }
-                    if is_idle {
-                        serving.as_mut().graceful_shutdown();
-                    }
-                    is_leaving = is_idle;
-                }
-                () = stopping.requested() => {
-                    serving.as_mut().graceful_shutdown();
-                    let served = drive(&frames, &contents, |cx| serving.as_mut().poll(cx));
-                    unsent.observe(Box::pin(served)).await;
-                    break;
-                }
-            }
-        }
-        tasks.shutdown().await;
-    }
 }
 
 /// Writes the last response of a connection, and closes the connection so that the peer can read it.

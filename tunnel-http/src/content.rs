@@ -1,4 +1,4 @@
-//! The waits of a request's content, which comes from hyper: for the upstream's 100, and for the next bytes. Each has a
+//! The waits of a request's content: for the upstream's 100, and for the next bytes. Each has a
 //! time-out.
 
 use std::future::Future;
@@ -13,7 +13,7 @@ use tokio::time::{Instant, Sleep, sleep};
 use tunnel_ops::alarm::Alarm;
 
 /// Holds back the content of a request that expects 100 until the upstream sends a 100 or a final response, or a time limit
-/// is over. hyper sends the platform client its 100 as soon as the content is read.
+/// is over. The platform client gets its 100 as soon as the content is read.
 #[derive(Debug)]
 pub struct Gate {
     opened: oneshot::Receiver<()>,

@@ -2,7 +2,7 @@
 //!
 //! ```text
 //!   socket ─▶ TLS? ─▶ HTTP/1: guard ─▶ hyper ─▶ Gateway::answer
-//!               └───▶ HTTP/2: ─────────▶ hyper ─▶ Gateway::answer
+//!               └───▶ HTTP/2: ─────────▶ h2 ────▶ Gateway::answer
 //! ```
 //!
 //! Each wait has a time-out. A refusal of the guard is written here, after hyper has returned the socket.
@@ -18,8 +18,6 @@ use std::time::{Duration, SystemTime};
 use bytes::Bytes;
 use http::{Request, Response};
 use http_body::Body;
-use hyper::upgrade::OnUpgrade;
-use hyper_util::rt::TokioIo;
 use parking_lot::Mutex;
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::TcpStream;
@@ -30,7 +28,7 @@ use tunnel_ops::signals::Shutdown;
 use tunnel_proto::problem::{Hop, Problem};
 
 use crate::answer::{ProblemAnswers, http1_message};
-use crate::connection::{self, Bounds, Http1, Transport, close, send_last};
+use crate::connection::{self, Bounds, Http1, OnUpgrade, Transport, close, send_last};
 use crate::detect::{self, DetectError, Protocol};
 use crate::http1::{GuardHandle, InFlight, Refusal};
 use crate::outgoing::ForwardedClient;
@@ -126,7 +124,7 @@ pub struct Connection<G: Gateway> {
     guard: Option<GuardHandle>,
     /// The upgrade that an HTTP/1 connection is turned into.
     granted: Mutex<Option<G::Upgrade>>,
-    /// Upgraded streams of an HTTP/2 connection, hyper's own tasks for it, and what discards content.
+    /// The streams of an HTTP/2 connection, and what discards content.
     tasks: Tasks,
 }
 
@@ -202,7 +200,7 @@ async fn requests<G: Gateway, IO>(
 where
     IO: AsyncRead + AsyncWrite + Transport + Unpin + Send + 'static,
 {
-    // Also with ALPN: hyper has no time-out for a peer that sends nothing, and the guard's begins with a head.
+    // Also with ALPN: the time-outs of HTTP/2 and of the guard begin with a byte.
     let limit = gateway.bounds(&client.0).first_byte_timeout;
     let detecting = detect::detect(&mut io, limit);
     let (detected, first) = unless_stopping(gateway, detecting).await??;
@@ -300,11 +298,10 @@ impl<G: Gateway> Connection<G> {
             (None, Some(on_upgrade)) => {
                 let gateway = Arc::clone(&self.gateway);
                 let write_timeout = gateway.bounds(&self.client).body_idle_timeout;
-                self.tasks.spawn_upgraded(async move {
+                self.tasks.spawn(async move {
                     if let Ok(upgraded) = on_upgrade.await {
                         let write_timeout = Some(write_timeout);
-                        let io = TokioIo::new(upgraded);
-                        gateway.join(io, granted, write_timeout).await;
+                        gateway.join(upgraded, granted, write_timeout).await;
                     }
                 });
             }

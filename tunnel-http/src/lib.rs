@@ -11,12 +11,12 @@
 //! - [`listener`], [`permits`], [`proxy_protocol`], [`detect`], [`prefixed`]: accept a socket within bounds, read the
 //!   address of a proxy's client, and detect HTTP/1 or HTTP/2.
 //! - [`gateway`]: from an accepted socket to its requests; the trait that a program implements for that.
-//! - [`connection`], [`tasks`]: one connection to its last byte, driven by hyper, and the tasks that it runs.
+//! - [`connection`], [`tasks`]: one connection to its last byte, driven by hyper over HTTP/1 and by h2, and the tasks that it runs.
 //! - [`http1`]: the guard that reads HTTP/1 beside hyper and refuses what two parsers could read differently.
 //! - [`http2`]: what HTTP/2 needs beside `h2`: the peer's frames, and content that is read ahead.
 //! - [`check`], [`outgoing`]: what a request has to be, and the fields with which it goes on.
 //! - [`proxy_protocol`], [`forwarded`]: what a trusted proxy says of its client.
-//! - [`received`], [`content`], [`trailers`], [`listener_body`]: content as hyper gives it, with its time-outs; a cut
+//! - [`received`], [`content`], [`trailers`], [`listener_body`]: content as it is received, with its time-outs; a cut
 //!   is never an end.
 //! - [`answer`]: the head and content of a response or of a problem, in the format and detail that its reader gets.
 //! - [`upgraded`], [`long_streams`]: upgraded connections, and how long streams end in order.

@@ -15,6 +15,7 @@ use tunnel_proto::limits;
 use tunnel_proto::problem::{Hop, Problem, Reason};
 
 use crate::answer::http1_head;
+use crate::connection::Reply;
 use crate::content::{Gate, Passage, Silence};
 use crate::http1::GuardHandle;
 use crate::received::{ReceiveError, ReceivedBody};
@@ -37,7 +38,7 @@ enum BodySource<R> {
     Empty,
 }
 
-/// The content of a request, as hyper receives it.
+/// The content of a request, as it is received.
 pub struct ReceivedContent {
     hop: Hop,
     incoming: ReceivedBody,
@@ -53,11 +54,16 @@ pub struct ReceivedContent {
 pub struct ListenerInformational {
     /// Opens the gate of a request that expects 100.
     gate: Option<oneshot::Sender<()>>,
-    /// Set over HTTP/1.1, where informational heads can be written.
-    guard: Option<GuardHandle>,
+    /// Where informational heads are written; `None` over HTTP/1.0, which has none.
+    sink: Option<InformationalSink>,
     count: usize,
     /// Limits the silence of the body while it exists.
     _unanswered: Option<Arc<()>>,
+}
+
+enum InformationalSink {
+    Http1(GuardHandle),
+    Http2(Reply),
 }
 
 /// The options for the body of a request.
@@ -66,6 +72,8 @@ pub struct BodyOptions<'a> {
     pub hop: Hop,
     /// The guard of the request's connection; `None` over HTTP/2.
     pub guard: Option<&'a GuardHandle>,
+    /// The reply to the request; `None` over HTTP/1.
+    pub reply: Option<&'a Reply>,
     /// The version of the request.
     pub version: Version,
     /// For a request that expects 100: after this time its content is read without a 100 of the upstream.
@@ -183,8 +191,9 @@ impl Body for ReceivedContent {
     ) -> Poll<Option<Result<Frame<Bytes>, Problem>>> {
         let this = &mut *self;
         if let Some(gate) = &mut this.gate {
-            if ready!(gate.poll(cx)) == Passage::Unasked {
-                ready!(this.incoming.poll_answer_begun(cx));
+            match ready!(gate.poll(cx)) {
+                Passage::Asked => this.incoming.send_continue(),
+                Passage::Unasked => ready!(this.incoming.poll_answer_begun(cx)),
             }
             this.gate = None;
         }
@@ -238,16 +247,18 @@ impl ListenerInformational {
         let guard = options
             .guard
             .filter(|_| options.version == Version::HTTP_11);
+        let http1 = guard.cloned().map(InformationalSink::Http1);
+        let http2 = options.reply.cloned().map(InformationalSink::Http2);
         Self {
             gate: None,
-            guard: guard.cloned(),
+            sink: http1.or(http2),
             count: 0,
             _unanswered: None,
         }
     }
 
-    /// Sends an informational response over HTTP/1.1; other versions drop it. A 100 starts reading the content, upon which
-    /// hyper sends its own 100. Returns `false` if there were too many, or the status cannot be forwarded.
+    /// Sends an informational response; HTTP/1.0 drops it. A 100 starts reading the content, upon which another 100 is sent.
+    /// Returns `false` if there were too many, or the status cannot be forwarded.
     pub fn push(&mut self, status: StatusCode, headers: &HeaderMap) -> bool {
         if self.count >= limits::INFORMATIONAL
             || !status.is_informational()
@@ -260,10 +271,16 @@ impl ListenerInformational {
             if let Some(gate) = self.gate.take() {
                 let _ = gate.send(());
             }
-        } else if let Some(guard) = &self.guard {
-            let mut head = http1_head(status, headers);
-            head.extend_from_slice(b"\r\n");
-            let _ = guard.informational(head.freeze());
+            return true;
+        }
+        match &self.sink {
+            Some(InformationalSink::Http1(guard)) => {
+                let mut head = http1_head(status, headers);
+                head.extend_from_slice(b"\r\n");
+                let _ = guard.informational(head.freeze());
+            }
+            Some(InformationalSink::Http2(reply)) => reply.send_informational(status, headers),
+            None => {}
         }
         true
     }

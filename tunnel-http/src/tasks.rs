@@ -5,7 +5,7 @@ use std::{fmt, sync::Arc};
 use parking_lot::Mutex;
 use tokio::task::JoinSet;
 
-/// The tasks of one connection, including hyper's own. They are aborted when the last clone is dropped.
+/// The tasks of one connection. They are aborted when the last clone is dropped.
 #[derive(Clone, Default)]
 pub struct Tasks(Arc<Mutex<JoinSet<()>>>);
 

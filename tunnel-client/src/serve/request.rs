@@ -10,10 +10,10 @@ use http::header::{HOST, SEC_WEBSOCKET_KEY};
 use http::request::Parts;
 use http::uri::PathAndQuery;
 use http::{HeaderMap, HeaderValue, Method, Request, Response, StatusCode};
-use hyper::upgrade::OnUpgrade;
 use parking_lot::Mutex;
 use tunnel_http::answer::ProblemRequest;
 use tunnel_http::check::{CheckedRequest, NotForwarded};
+use tunnel_http::connection::OnUpgrade;
 use tunnel_http::http1::InFlight;
 use tunnel_http::listener_body::{BodyOptions, ListenerBody, ListenerInformational};
 use tunnel_http::long_streams::{StreamFormat, reconnects};
@@ -56,13 +56,12 @@ struct Accepted {
 /// Serves one request of a connection. The future does not hold the received head, which is used before.
 pub(super) fn serve(
     connection: &Arc<Connection>,
-    mut request: Request<ReceivedBody>,
+    request: Request<ReceivedBody>,
     in_flight: Option<InFlight>,
 ) -> impl Future<Output = Result<Response<ResponseBody>, Infallible>> + Send + use<> {
-    let is_http2 = connection.is_http2();
-    let on_upgrade = is_http2.then(|| hyper::upgrade::on(&mut request));
-    let (parts, incoming) = request.into_parts();
-    let asked = ProblemRequest::new(&parts, is_http2);
+    let (parts, mut incoming) = request.into_parts();
+    let on_upgrade = incoming.on_upgrade();
+    let asked = ProblemRequest::new(&parts, connection.is_http2());
     let accepted = accept(connection, &parts, incoming, asked.is_grpc());
     if let Err(NotForwarded::Problem(problem)) = &accepted {
         let exchanges = &connection.gateway.exchanges;
@@ -130,9 +129,11 @@ fn accept(
     let (client, via, sends_via) = (&connection.client, &front.via, front.settings.via);
     // The routes name the trace of each attempt.
     let request_id = outgoing::write_fields(&checked, client, via, sends_via, None, &mut headers)?;
+    let reply = incoming.reply();
     let options = BodyOptions {
         hop: Hop::Client,
         guard: connection.guard(),
+        reply: reply.as_ref(),
         version: checked.version,
         expect_wait: checked.expects_continue.then_some(EXPECT_WAIT),
         idle: (connection.is_http2() && !is_grpc).then_some(front.settings.body_idle_timeout),

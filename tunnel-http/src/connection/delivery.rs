@@ -1,12 +1,12 @@
 //! The content of an answer over HTTP/2, on its way to h2.
 //!
 //! ```text
-//!   content ─▶ Delivery: joined while there is no room ─▶ hyper ─▶ h2: pieces that wait for window and socket ─▶ peer
+//!   content ─▶ Delivery: joined while there is no room ─▶ h2: pieces that wait for window and socket ─▶ peer
 //!                 └─ gives no more, or no end ◀── notified of each piece that left ──┘
 //! ```
 //!
-//! hyper hands a piece to h2 when the window has room for one byte of it, and polls for the next. Four rules bound
-//! what waits in h2:
+//! The task of a stream hands a piece to h2 when the window has room for one byte of it, and polls for the next. Four
+//! rules bound what waits in h2:
 //!
 //! - While h2 holds [`UNSENT_BYTES`](super::unsent::UNSENT_BYTES) of an answer, no further piece of it is given. What
 //!   the content yields meanwhile is joined into one piece. With room, a piece goes on in the poll that brought it.
@@ -130,12 +130,12 @@ type BoxError = Box<dyn Error + Send + Sync>;
 enum LastFrame {
     Content,
     Trailers(Box<HeaderMap>),
-    /// The content failed. `true` once hyper has sent the bytes before it, which it does when a poll returns pending.
-    Failure(BoxError, bool),
+    /// The content failed.
+    Failure(BoxError),
 }
 
 pin_project! {
-    /// The content of a response, as hyper polls it.
+    /// The content of a response, as the task of its stream polls it.
     pub(super) struct Delivery<B> {
         #[pin]
         body: B,
@@ -211,8 +211,7 @@ where
                         .map_or_else(|_| Box::default(), Box::new),
                 )),
             },
-            // The bytes that came before it in another poll have been sent.
-            Some(Err(error)) => Some(LastFrame::Failure(error.into(), this.joined.is_empty())),
+            Some(Err(error)) => Some(LastFrame::Failure(error.into())),
             None => Some(LastFrame::Content),
         };
         Poll::Ready(())
@@ -238,21 +237,13 @@ where
         last: LastFrame,
     ) -> Poll<Option<Result<Frame<Piece>, BoxError>>> {
         let this = self.as_mut().project();
-        let last = match last {
-            LastFrame::Failure(error, true) => return Poll::Ready(Some(Err(error))),
-            LastFrame::Failure(error, false) => {
-                // hyper drops unsent bytes when a body fails, and sends them when a body is pending.
-                *this.last = Some(LastFrame::Failure(error, true));
-                cx.waker().wake_by_ref();
-                return Poll::Pending;
-            }
-            last => last,
-        };
         let trailers = match &last {
             LastFrame::Trailers(trailers) => fields_cost(trailers),
             _ => 0,
         };
         let ended = match this.answer {
+            // A reset drops what h2 still has of the stream.
+            Some(answer) if matches!(last, LastFrame::Failure(_)) => answer.poll_left(cx),
             Some(answer) => answer.poll_end(cx, trailers),
             None if trailers > 0 => this.connection.poll_head(cx, trailers),
             None => Poll::Ready(()),
@@ -268,7 +259,8 @@ where
         this.heads.held_back = None;
         Poll::Ready(match last {
             LastFrame::Trailers(trailers) => Some(Ok(Frame::trailers(*trailers))),
-            _ => None,
+            LastFrame::Failure(error) => Some(Err(error)),
+            LastFrame::Content => None,
         })
     }
 }
@@ -318,13 +310,13 @@ where
     }
 
     fn size_hint(&self) -> SizeHint {
-        // hyper asks for it before the first poll.
+        // It is asked for before the first poll.
         self.body.size_hint()
     }
 }
 
 pin_project! {
-    /// The answering of one request, whose content goes to hyper as a [`Delivery`]. No `async` block, which
+    /// The answering of one request, whose content becomes a [`Delivery`]. No `async` block, which
     /// would have room for the future twice.
     pub(super) struct Answering<F, B> {
         #[pin]

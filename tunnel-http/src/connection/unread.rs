@@ -1,17 +1,17 @@
 //! Responses over HTTP/2 that the peer does not read.
 //!
 //! ```text
-//!   content ─▶ Pieces ─▶ hyper ─▶ window of the stream ─▶ peer
+//!   content ─▶ Pieces ─▶ Delivery ─▶ window of the stream ─▶ peer
 //!                 └── notes who is to act next ──▶ watched: the task of the stream, reset after a while
 //! ```
 //!
-//! A peer that gives a stream no window, and answers pings, keeps its connection; and hyper, which waits
-//! for the window, does not poll the content meanwhile, so that no limit of the content's own ends it.
-//! In: the frames of a response's content, and when hyper polls for more. Out: those frames; and a
+//! A peer that gives a stream no window, and answers pings, keeps its connection; and the task of the stream, which
+//! waits for the window, does not poll the content meanwhile, so that no limit of the content's own ends it.
+//! In: the frames of a response's content, and when more is polled for. Out: those frames; and a
 //! stream that is reset when the peer read nothing of them for too long.
 //!
-//! The stream of a peer that reads slowly is not reset: hyper polls for the next piece when the window has room for
-//! its first byte, so that 16 KiB in the limit are enough, and nothing less is. Over HTTP/1 nothing is noted: there
+//! The stream of a peer that reads slowly is not reset: the next piece is polled for when the window has room for
+//! the first byte of the one before, so that 16 KiB in the limit are enough, and nothing less is. Over HTTP/1 nothing is noted: there
 //! the kernel limits how long a peer may read nothing.
 
 use std::cell::Cell;
@@ -24,14 +24,11 @@ use std::time::Duration;
 use bytes::Bytes;
 use http_body::{Frame, SizeHint};
 use pin_project_lite::pin_project;
-use tokio::sync::oneshot;
-use tokio::time::{Instant, sleep};
+use tokio::time::Instant;
 
 use tunnel_ops::alarm::Alarm;
 
-use crate::tasks::Tasks;
-
-/// How much is given to hyper at once: what one frame takes by default, so that it costs nothing.
+/// How much is given to h2 at once: what one frame takes by default, so that it costs nothing.
 pub(super) const PIECE_BYTES: usize = 16 * 1024;
 
 tokio::task_local! {
@@ -44,8 +41,6 @@ struct Stream {
     next: Cell<NextActor>,
     /// Whether the stream is about to be reset, since its peer reads nothing.
     is_given_up: Cell<bool>,
-    /// Ends with the upgraded connection that the stream becomes.
-    upgraded: Cell<Option<oneshot::Receiver<()>>>,
 }
 
 /// Which side has to act next.
@@ -75,9 +70,9 @@ pub(super) fn give_up() {
     let _ = STREAM.try_with(|stream| stream.is_given_up.set(true));
 }
 
-/// The content of a response in pieces, as hyper gets it.
+/// The content of a response in pieces.
 pub struct Pieces<E> {
-    /// The next frame for hyper.
+    /// The next frame.
     rest: Bytes,
     /// The error of the content, kept until the bytes before it have been sent.
     failure: Option<Box<E>>,
@@ -102,7 +97,7 @@ impl<E> Pieces<E> {
         match next {
             Poll::Ready(Some(Ok(frame))) => Poll::Ready(Some(Ok(self.give(frame)))),
             Poll::Ready(Some(Err(failure))) => {
-                // hyper drops unsent bytes when a body fails, and sends them when a body is pending.
+                // Over HTTP/1 hyper drops unsent bytes when a body fails, and sends them when a body is pending.
                 self.failure = Some(Box::new(failure));
                 cx.waker().wake_by_ref();
                 Poll::Pending
@@ -132,7 +127,7 @@ impl<E> Pieces<E> {
         }
     }
 
-    /// Whether hyper has all bytes that were received from the content.
+    /// Whether all bytes were given that were received from the content.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.rest.is_empty() && self.failure.is_none()
@@ -171,37 +166,6 @@ pub fn is_given_up() -> bool {
     STREAM
         .try_with(|stream| stream.is_given_up.get())
         .unwrap_or(false)
-}
-
-/// The executor of hyper's tasks for the streams of a connection.
-#[derive(Clone)]
-pub(super) struct Streams {
-    pub(super) tasks: Tasks,
-    /// How long a peer may read nothing of the bytes for it.
-    pub(super) limit: Duration,
-}
-
-impl<F: Future<Output = ()> + Send + 'static> hyper::rt::Executor<F> for Streams {
-    fn execute(&self, future: F) {
-        // For an upgraded stream, hyper spawns the task that writes to it.
-        match STREAM.try_with(|stream| stream.upgraded.take()) {
-            Ok(upgraded) => self.tasks.spawn(left_over(future, upgraded, self.limit)),
-            Err(_) => self.tasks.spawn(watched(future, self.limit)),
-        }
-    }
-}
-
-impl Tasks {
-    /// Spawns the task of the upgraded stream whose response is being made. When it has ended, the remaining bytes have to be
-    /// written within `body_idle_timeout`.
-    pub fn spawn_upgraded(&self, task: impl Future<Output = ()> + Send + 'static) {
-        let (moving, is_over) = oneshot::channel();
-        let _ = STREAM.try_with(|stream| stream.upgraded.set(Some(is_over)));
-        self.spawn(async move {
-            let _moving: oneshot::Sender<()> = moving;
-            task.await;
-        });
-    }
 }
 
 /// The task of a stream. It ends, which resets the stream, when the peer has read nothing for `limit`.
@@ -255,27 +219,6 @@ impl<F: Future<Output = ()>> Future for Watched<F> {
             STREAM.with(|stream| stream.is_given_up.set(true));
         }
         given_up
-    }
-}
-
-/// Writes to an upgraded stream. Waits for the window also after the upgraded connection has ended, for up to `limit`.
-async fn left_over(
-    writing: impl Future<Output = ()>,
-    upgraded: Option<oneshot::Receiver<()>>,
-    limit: Duration,
-) {
-    let is_over = async {
-        match upgraded {
-            Some(upgraded) => {
-                let _ = upgraded.await;
-                sleep(limit).await;
-            }
-            None => std::future::pending().await,
-        }
-    };
-    tokio::select! {
-        () = writing => {}
-        () = is_over => {}
     }
 }
 

@@ -4,7 +4,7 @@
 //! their number. So a piece counts as its length and [`PIECE_COST`], and an answer of which [`UNSENT_BYTES`] have not
 //! left gives no more.
 //!
-//! hyper considers an answer done when h2 has its end. From then on nothing watches the stream, and nothing can reset
+//! An exchange is over when h2 has the end of its answer. From then on nothing watches the stream, and nothing can reset
 //! it: its bytes stay with h2 for as long as the peer gives no window, or its socket takes nothing. So one connection
 //! may have [`FINISHED_BYTES`] of such answers. Heads and trailers wait for the socket alone; those that it has not taken
 //! are [`HEADS_BYTES`] at most, and further ones are not given.
@@ -14,7 +14,7 @@ use std::io;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicIsize, AtomicU64, AtomicUsize, Ordering};
-use std::task::{Context, Poll, Waker};
+use std::task::{Context, Poll, Waker, ready};
 
 use bytes::{Buf, Bytes};
 use http::{HeaderMap, HeaderName, HeaderValue};
@@ -84,6 +84,16 @@ struct Heads {
     is_blocked: bool,
 }
 
+impl Heads {
+    fn count(&mut self, bytes: usize) -> bool {
+        let has_room = self.queued == 0 || self.queued + bytes <= HEADS_BYTES;
+        if has_room {
+            self.queued += bytes;
+        }
+        has_room
+    }
+}
+
 /// The count of a head or trailer section that is held back, which ends when this is dropped.
 #[derive(Debug)]
 pub(super) struct HeldBack {
@@ -151,10 +161,15 @@ impl Unsent {
         self.left.fetch_add(1, Ordering::Relaxed);
     }
 
+    /// Counts a head that h2 gets next, if there is room for it. Returns whether there is.
+    pub(super) fn count_head(&self, bytes: usize) -> bool {
+        self.heads.lock().count(bytes)
+    }
+
     /// Counts a head or trailer section that h2 gets next; pending while there is no room for it.
     pub(super) fn poll_head(&self, cx: &Context<'_>, bytes: usize) -> Poll<()> {
         let mut heads = self.heads.lock();
-        if heads.queued > 0 && heads.queued + bytes > HEADS_BYTES {
+        if !heads.count(bytes) {
             if !heads
                 .waiting
                 .iter()
@@ -164,7 +179,6 @@ impl Unsent {
             }
             return Poll::Pending;
         }
-        heads.queued += bytes;
         Poll::Ready(())
     }
 
@@ -273,16 +287,24 @@ impl AnswerBytes {
         Poll::Ready(())
     }
 
-    /// Ready when the response may end, with `trailers` bytes of trailers: all of it has left, and there is room for
-    /// them, or the connection has room for the rest.
-    pub(super) fn poll_end(&self, cx: &Context<'_>, trailers: usize) -> Poll<()> {
-        let unsent = self.bytes();
-        if unsent > 0 && !self.connection.finish(unsent + trailers) {
+    /// Ready when all pieces have left h2.
+    pub(super) fn poll_left(&self, cx: &Context<'_>) -> Poll<()> {
+        if self.bytes() > 0 {
             *self.waiting.lock() = Some(cx.waker().clone());
             // The last piece may have left before the waker was registered.
             if self.bytes() > 0 {
                 return Poll::Pending;
             }
+        }
+        Poll::Ready(())
+    }
+
+    /// Ready when the response may end, with `trailers` bytes of trailers: all of it has left, and there is room for
+    /// them, or the connection has room for the rest.
+    pub(super) fn poll_end(&self, cx: &Context<'_>, trailers: usize) -> Poll<()> {
+        let unsent = self.bytes();
+        if unsent > 0 && !self.connection.finish(unsent + trailers) {
+            ready!(self.poll_left(cx));
         } else if unsent > 0 {
             self.trailers.store(trailers, Ordering::Release);
             self.finish(unsent);
@@ -345,6 +367,15 @@ impl Piece {
         }
     }
 
+    /// No bytes, for the end of an answer.
+    pub(super) fn empty() -> Self {
+        Self {
+            bytes: Bytes::new(),
+            counted: 0,
+            part_of: PieceCount::Nothing,
+        }
+    }
+
     /// A piece of an answer, which is counted now.
     pub(super) fn new(bytes: Bytes, answer: &Arc<AnswerBytes>) -> Self {
         let counted = bytes.len() + PIECE_COST;
@@ -364,6 +395,8 @@ enum PieceCount {
     Connection(Arc<Unsent>),
     /// That of an unfinished response.
     Answer(Arc<AnswerBytes>),
+    /// There are no bytes.
+    Nothing,
 }
 
 impl Drop for Piece {
@@ -371,6 +404,7 @@ impl Drop for Piece {
         match &self.part_of {
             PieceCount::Connection(connection) => connection.release(self.counted),
             PieceCount::Answer(answer) => answer.release(self.counted),
+            PieceCount::Nothing => {}
         }
     }
 }

@@ -270,6 +270,7 @@ async fn content_that_nobody_asked_for_is_awaited_while_the_answer_goes_on() {
         let options = BodyOptions {
             hop: Hop::Server,
             guard: None,
+            reply: None,
             version: Version::HTTP_11,
             expect_wait: Some(Duration::from_secs(3_600)),
             idle: None,

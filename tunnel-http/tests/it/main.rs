@@ -8,6 +8,7 @@
 
 mod cuts;
 mod early_answers;
+mod http2;
 mod persistence;
 mod rig;
 mod stops;

@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use http::{Method, Response, Version};
 use tunnel_http::{
+    connection::Reply,
     listener_body::{BodyOptions, ListenerBody, ListenerInformational},
     received::ReceivedBody,
     upgraded::UpgradeSender,
@@ -27,6 +28,8 @@ pub(super) struct RoutedRequest {
     /// `CONNECT` for an upgrade.
     pub(super) method: Method,
     pub(super) version: Version,
+    /// `None` over HTTP/1.
+    pub(super) reply: Option<Reply>,
     pub(super) is_upgrade: bool,
     /// It has a `Sec-WebSocket-Key`.
     pub(super) has_key: bool,
@@ -114,6 +117,7 @@ impl Content<'_> {
         let options = BodyOptions {
             hop: Hop::Server,
             guard: connection.guard(),
+            reply: routed.reply.as_ref(),
             version: routed.version,
             expect_wait: routed
                 .expects_continue

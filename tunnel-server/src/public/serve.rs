@@ -13,6 +13,7 @@ use tunnel_http::access_log::{self, LoggedRequest};
 use tunnel_http::{
     answer::{ProblemAnswers, ProblemRequest},
     check::NotForwarded,
+    connection::Reply,
     http1::InFlight,
     long_streams::{StreamFormat, reconnects},
     received::ReceivedBody,
@@ -63,18 +64,23 @@ impl Requester {
 /// Everything that needs the received head is done before a future is returned.
 pub(super) fn serve(
     connection: &Arc<Connection>,
-    mut request: Request<ReceivedBody>,
+    request: Request<ReceivedBody>,
     in_flight: Option<InFlight>,
 ) -> impl Future<Output = Result<Response<ResponseBody>, Infallible>> + Send + use<> {
     let mut observation = Observation::new(connection.gateway.clone());
-    let on_upgrade = connection
-        .is_http2()
-        .then(|| hyper::upgrade::on(&mut request));
-    let (parts, incoming) = request.into_parts();
+    let (parts, mut incoming) = request.into_parts();
+    let (reply, on_upgrade) = (incoming.reply(), incoming.on_upgrade());
     let requester = Requester::new(&parts, connection.is_http2());
     let mut id = None;
     let is_grpc = requester.problem.is_grpc();
-    let accepted = accept(connection, &parts, is_grpc, &mut observation, &mut id);
+    let accepted = accept(
+        connection,
+        &parts,
+        reply,
+        is_grpc,
+        &mut observation,
+        &mut id,
+    );
     if let Err(NotForwarded::Problem(problem)) = &accepted
         && !observation.is_logged()
     {
@@ -138,6 +144,7 @@ pub(super) fn serve(
 fn accept(
     connection: &Connection,
     parts: &Parts,
+    reply: Option<Reply>,
     is_grpc: bool,
     observation: &mut Observation,
     request_id: &mut Option<HeaderValue>,
@@ -186,6 +193,7 @@ fn accept(
         route,
         method: checked.method,
         version: checked.version,
+        reply,
         is_upgrade: checked.upgrade.is_some(),
         has_key: parts.headers.contains_key(header::SEC_WEBSOCKET_KEY),
         expects_continue: checked.expects_continue,

@@ -1,23 +1,24 @@
 //! HTTP/2 peers that read slowly, or not at all, in a time that only the test moves.
 
 use std::convert::Infallible;
+use std::future::poll_fn;
 use std::io;
 use std::pin::Pin;
-use std::sync::atomic::AtomicBool;
-use std::task::{Context, Poll, ready};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::task::{Context, Poll, Waker, ready};
 use std::time::Duration;
 
 use bytes::Bytes;
 use http::{Request, Response};
 use http_body::{Body, Frame};
-use hyper_util::rt::TokioIo;
+use http_body_util::Empty;
 use tokio::io::ReadBuf;
 use tokio::sync::mpsc;
 use tokio::time::{Instant, Sleep, sleep, timeout};
 
-use super::delivery::Delivery;
-use super::unread::watched;
 use super::*;
+use crate::connection::delivery::Delivery;
+use crate::connection::{Pieces, is_given_up, unsent};
 use crate::upgraded::TimedWriter;
 use tunnel_ops::task::Owned;
 
@@ -123,7 +124,7 @@ async fn connection(
     (send, ended, serving)
 }
 
-async fn get(send: &h2::client::SendRequest<Bytes>) -> Response<h2::RecvStream> {
+async fn get(send: &h2::client::SendRequest<Bytes>) -> Response<RecvStream> {
     let mut send = send.clone().ready().await.unwrap();
     let request = Request::get("http://a/").body(()).unwrap();
     send.send_request(request, true).unwrap().0.await.unwrap()
@@ -355,7 +356,7 @@ async fn untaken_responses(
             async move { Ok(response) }
         };
         let bounds = Bounds {
-            body_idle_timeout: HTTP2_PING / 2,
+            body_idle_timeout: PING_INTERVAL / 2,
             ..bounds()
         };
         http2(near, bounds, &tasks, &stopping, answer).await;
@@ -373,7 +374,7 @@ async fn untaken_responses(
     let _peer = Owned::spawn("peer", async move {
         let _ = connection.await;
     });
-    pings.ping(h2::Ping::opaque()).await.unwrap();
+    pings.ping(Ping::opaque()).await.unwrap();
     valve.store(is_closed, Ordering::Relaxed);
     let mut responses = Vec::new();
     for _ in 0..count {
@@ -382,7 +383,7 @@ async fn untaken_responses(
         responses.push(send.send_request(request, true).unwrap());
     }
     let (mut over, mut given_up) = (0, 0);
-    let first = timeout(HTTP2_PING * 4, ended.recv()).await;
+    let first = timeout(PING_INTERVAL * 4, ended.recv()).await;
     let mut next = first.unwrap_or_default();
     while let Some(was_given_up) = next {
         match was_given_up {
@@ -479,7 +480,7 @@ async fn a_connection_that_goes_on_asking_ends_when_no_head_is_taken() {
             Ok(head.body(empty).unwrap())
         };
         let no_pings = Bounds {
-            keep_alive_timeout: HTTP2_PING / 4,
+            keep_alive_timeout: PING_INTERVAL / 4,
             ..bounds()
         };
         http2(near, no_pings, &Tasks::default(), &stopping, answer).await;
@@ -494,7 +495,7 @@ async fn a_connection_that_goes_on_asking_ends_when_no_head_is_taken() {
     let _peer = Owned::spawn("peer", async move {
         let _ = connection.await;
     });
-    pings.ping(h2::Ping::opaque()).await.unwrap();
+    pings.ping(Ping::opaque()).await.unwrap();
     valve.store(true, Ordering::Relaxed);
     let asking = async {
         let mut responses = Vec::new();
@@ -508,7 +509,7 @@ async fn a_connection_that_goes_on_asking_ends_when_no_head_is_taken() {
                 Ok((response, _)) => responses.push(response),
                 Err(_) => break,
             }
-            sleep(HTTP2_PING / 10).await;
+            sleep(PING_INTERVAL / 10).await;
         }
     };
     let begun = Instant::now();
@@ -518,7 +519,7 @@ async fn a_connection_that_goes_on_asking_ends_when_no_head_is_taken() {
         () = sleep(LIMIT * 10) => panic!("it goes on"),
     }
     // Sooner than the pings find out.
-    assert!(begun.elapsed() < HTTP2_PING, "{:?}", begun.elapsed());
+    assert!(begun.elapsed() < PING_INTERVAL, "{:?}", begun.elapsed());
 }
 
 #[tokio::test]
@@ -607,7 +608,7 @@ async fn an_end_that_comes_late_waits_no_longer_for_a_peer_that_reads_nothing() 
         frame: 8_000,
         outlet: Pieces::default(),
         is_endless: false,
-        pause: Some(Box::pin(sleep(HTTP2_PING / 20))),
+        pause: Some(Box::pin(sleep(PING_INTERVAL / 20))),
         knows_end: false,
         dropped,
     };
@@ -688,62 +689,73 @@ async fn content_that_goes_on_gives_a_peer_that_takes_nothing_no_more_time() {
     );
 }
 
-#[tokio::test(start_paused = true)]
-async fn an_upgraded_stream_that_nobody_reads_is_given_up_with_all_that_hyper_runs_for_it() {
-    let (near, far) = tokio::io::duplex(1024 * 1024);
-    let (cut, mut was_cut) = mpsc::channel(1);
+/// Sends messages of `length` bytes over an upgraded stream of `window` bytes, whose peer does not read its socket if
+/// `is_closed`. Returns how many were sent until the stream was given up, after which nothing runs for it.
+async fn sent_over_upgraded(window: u32, length: usize, is_closed: bool) -> usize {
+    let (near, far) = tokio::io::duplex(1024);
+    let sent = Arc::new(AtomicUsize::new(0));
+    let counted = sent.clone();
     let tasks = Tasks::default();
     let running = tasks.clone();
     let _serving = Owned::spawn("serving", async move {
         let (_trigger, stopping) = Shutdown::manual();
-        let answer = |mut request: Request<ReceivedBody>| {
-            let on_upgrade = hyper::upgrade::on(&mut request);
-            let (running, cut) = (running.clone(), cut.clone());
-            async move {
-                running.spawn_upgraded(async move {
-                    let io = TokioIo::new(on_upgrade.await.unwrap());
-                    let (_reader, writer) = tokio::io::split(io);
-                    let mut writer = TimedWriter::new(writer, Some(LIMIT));
-                    while writer.send(&[7; 1_000]).await.is_ok() {}
-                    cut.send(()).await.unwrap();
-                });
-                Ok(Response::new(Content {
-                    left: 0,
-                    frame: 0,
-                    outlet: Pieces::default(),
-                    is_endless: false,
-                    pause: None,
-                    knows_end: false,
-                    dropped: mpsc::channel(1).0,
-                }))
-            }
+        let answer = |request: Request<ReceivedBody>| {
+            let on_upgrade = request.into_body().on_upgrade().unwrap();
+            let counted = counted.clone();
+            running.spawn(async move {
+                let (_reader, writer) = tokio::io::split(on_upgrade.await.unwrap());
+                let mut writer = TimedWriter::new(writer, Some(LIMIT));
+                let message = vec![7; length];
+                while writer.send(&message).await.is_ok() {
+                    counted.fetch_add(1, Ordering::Relaxed);
+                }
+            });
+            async { Ok(Response::new(Empty::<Bytes>::new())) }
         };
         http2(near, bounds(), &running, &stopping, answer).await;
     });
     let mut client = h2::client::Builder::new();
-    client.initial_window_size(0);
-    let (send, mut connection) = client.handshake::<_, Bytes>(far).await.unwrap();
+    client.initial_window_size(window);
+    client.initial_connection_window_size(1 << 30);
+    let valve = Arc::new(AtomicBool::new(false));
+    let io = Valve {
+        io: far,
+        is_closed: valve.clone(),
+    };
+    let (send, mut connection) = client.handshake::<_, Bytes>(io).await.unwrap();
     let mut pings = connection.ping_pong().unwrap();
     let _peer = Owned::spawn("peer", async move {
         let _ = connection.await;
     });
     // After that the settings are known.
-    pings.ping(h2::Ping::opaque()).await.unwrap();
+    pings.ping(Ping::opaque()).await.unwrap();
     let mut request = Request::connect("http://a/").body(()).unwrap();
     let websocket = h2::ext::Protocol::from_static("websocket");
     request.extensions_mut().insert(websocket);
     let mut send = send.ready().await.unwrap();
     let (response, _stream) = send.send_request(request, false).unwrap();
-    let begun = Instant::now();
     let _response = response.await.unwrap();
-    timeout(LIMIT * 2, was_cut.recv()).await.unwrap().unwrap();
-    assert!(begun.elapsed() >= LIMIT);
+    valve.store(is_closed, Ordering::Relaxed);
+    let begun = Instant::now();
     let over = async {
         while !tasks.is_empty() {
             sleep(LIMIT / 10).await;
         }
     };
     timeout(LIMIT * 2, over).await.unwrap();
+    assert!(begun.elapsed() >= LIMIT || is_closed);
+    sent.load(Ordering::Relaxed)
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_upgraded_stream_that_nobody_reads_takes_little_and_is_given_up() {
+    assert_eq!(sent_over_upgraded(0, 1_000, false).await, 0);
+    // What h2 has written into its buffer, of 32 KiB at most, counts as sent.
+    for length in [1, 20, 4_000] {
+        let sent = sent_over_upgraded(1 << 24, length, true).await;
+        let most = unsent::UNSENT_BYTES / (length + unsent::PIECE_COST) + 40 * 1024 / (length + 9);
+        assert!((1..=most).contains(&sent), "{sent} of {length} bytes");
+    }
 }
 
 /// A connection that is lost takes its exchanges along.
