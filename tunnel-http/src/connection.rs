@@ -41,7 +41,7 @@ pub(crate) use self::expansion::ExpandedHead;
 pub(crate) use self::http2::Connect;
 pub use self::http2::{OnUpgrade, Reply, UpgradedStream, http2};
 use self::persistence::{Persistence, RequestPersistence};
-pub use self::unread::{Pieces, is_given_up};
+pub use self::unread::is_given_up;
 use crate::http1::framing::HeadLimits;
 use crate::http1::{Guard, GuardConfig, GuardHandle, InFlight, ResetWhenDropped};
 use crate::prefixed::Prefixed;

@@ -11,14 +11,16 @@ use tunnel_ops::signals::Shutdown;
 
 use super::{OwnResponse, ResponseContent, make_response, switching_protocols};
 use crate::access_log::Observer;
-use crate::connection::{Pieces, is_given_up};
+use crate::connection::is_given_up;
 use crate::http1::InFlight;
 use crate::long_streams::{Carrier, Hold, LongStream, StreamFormat};
 
 /// The content of a response. `B` is the forwarded content, `C` its carrier, and `O` observes the exchange.
 pub struct ResponseBody<B: Body, C, O: Observer<B::Error>> {
     source: Source<B, C>,
-    pieces: Pieces<B::Error>,
+    /// The error of the content, kept until hyper has sent the bytes before it: it drops them when content fails, and sends
+    /// them when content is pending.
+    failure: Option<Box<B::Error>>,
     /// Observes the exchange until the response ends.
     observer: Option<O>,
     /// Dropped at the end of the exchange, for the guard of an HTTP/1 connection.
@@ -102,7 +104,7 @@ where
     fn new(source: Source<B, C>) -> Self {
         Self {
             source,
-            pieces: Pieces::default(),
+            failure: None,
             observer: None,
             _in_flight: None,
         }
@@ -130,13 +132,27 @@ where
     }
 
     fn is_over(&self) -> bool {
-        self.pieces.is_empty()
+        self.failure.is_none()
             && match &self.source {
                 Source::Forwarded(body) => body.is_end_stream(),
                 Source::Long(body) => body.is_end_stream(),
                 Source::Own(content) => content.is_none(),
                 Source::LengthOnly => true,
             }
+    }
+
+    fn poll_source(
+        &mut self,
+        cx: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, B::Error>>> {
+        match &mut self.source {
+            Source::Forwarded(body) => Pin::new(body).poll_frame(cx),
+            Source::Long(body) => Pin::new(&mut **body).poll_frame(cx),
+            Source::Own(content) => {
+                Poll::Ready(content.take().map(|content| Ok(Frame::data(content))))
+            }
+            Source::LengthOnly => Poll::Ready(None),
+        }
     }
 
     /// Reports the next frame to the observer.
@@ -186,15 +202,17 @@ where
         mut self: Pin<&mut Self>,
         cx: &mut Context<'_>,
     ) -> Poll<Option<Result<Frame<Bytes>, B::Error>>> {
-        let Self { source, pieces, .. } = &mut *self;
-        let frame = ready!(pieces.poll(cx, |cx| match source {
-            Source::Forwarded(body) => Pin::new(body).poll_frame(cx),
-            Source::Long(body) => Pin::new(&mut **body).poll_frame(cx),
-            Source::Own(content) => {
-                Poll::Ready(content.take().map(|content| Ok(Frame::data(content))))
-            }
-            Source::LengthOnly => Poll::Ready(None),
-        }));
+        let frame = match self.failure.take() {
+            Some(failure) => Some(Err(*failure)),
+            None => match ready!(self.poll_source(cx)) {
+                Some(Err(failure)) => {
+                    self.failure = Some(Box::new(failure));
+                    cx.waker().wake_by_ref();
+                    return Poll::Pending;
+                }
+                frame => frame,
+            },
+        };
         self.report(frame.as_ref());
         Poll::Ready(frame)
     }
@@ -204,13 +222,13 @@ where
     }
 
     fn size_hint(&self) -> SizeHint {
-        self.pieces.size_hint(match &self.source {
+        match &self.source {
             Source::Forwarded(body) => body.size_hint(),
             Source::Own(content) => {
                 SizeHint::with_exact(content.as_ref().map_or(0, |content| content.len() as u64))
             }
             Source::Long(_) | Source::LengthOnly => SizeHint::default(),
-        })
+        }
     }
 }
 

@@ -29,7 +29,7 @@ use http::{HeaderMap, Response};
 use http_body::{Body, Frame, SizeHint};
 use pin_project_lite::pin_project;
 
-use super::unread::{PIECE_BYTES, give_up, set_peers_turn};
+use super::unread::{PIECE_BYTES, give_up, set_contents_turn, set_peers_turn};
 use super::unsent::{AnswerBytes, HeldBack, PIECE_COST, Piece, Unsent, fields_cost};
 
 /// Pieces shorter than this are copied when h2 still holds others of their answer.
@@ -176,6 +176,7 @@ where
             return None;
         }
         *this.awaited = None;
+        set_peers_turn(true);
         let earlier = this.answer.as_deref().map_or(0, AnswerBytes::bytes);
         let bytes = this.joined.take(earlier > 0);
         if this.joined.is_empty() && this.last.is_none() && this.body.is_end_stream() {
@@ -290,6 +291,7 @@ where
                 continue;
             }
             if is_empty {
+                set_contents_turn();
                 return Poll::Pending;
             }
             let this = self.as_mut().project();
@@ -374,7 +376,6 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
-    use crate::connection::Pieces;
     use crate::connection::unsent::UNSENT_BYTES;
 
     /// What content does at one poll.
@@ -401,7 +402,6 @@ mod tests {
     struct Content {
         steps: VecDeque<Step>,
         end: End,
-        pieces: Pieces<Failed>,
         next: u8,
         is_paused: bool,
     }
@@ -436,19 +436,16 @@ mod tests {
 
         fn poll_frame(
             mut self: Pin<&mut Self>,
-            cx: &mut Context<'_>,
+            _: &mut Context<'_>,
         ) -> Poll<Option<Result<Frame<Bytes>, Failed>>> {
             if self.is_paused {
                 return Poll::Pending;
             }
-            let mut pieces = std::mem::take(&mut self.pieces);
-            let next = pieces.poll(cx, |_| self.poll_step());
-            self.pieces = pieces;
-            next
+            self.poll_step()
         }
 
         fn is_end_stream(&self) -> bool {
-            self.end == End::Known && self.steps.is_empty() && self.pieces.is_empty()
+            self.end == End::Known && self.steps.is_empty()
         }
     }
 
@@ -461,7 +458,7 @@ mod tests {
         }
     }
 
-    /// The part of hyper and h2: takes what is given, and lets the pieces leave in order.
+    /// The part of the exchange and of h2: takes what is given, and lets the pieces leave in order.
     struct Peer {
         delivery: Pin<Box<Delivery<Content>>>,
         connection: Arc<Unsent>,
@@ -476,7 +473,6 @@ mod tests {
             let content = Content {
                 steps: steps.into(),
                 end,
-                pieces: Pieces::default(),
                 next: 0,
                 is_paused: false,
             };

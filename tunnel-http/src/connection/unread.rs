@@ -1,28 +1,24 @@
 //! Responses over HTTP/2 that the peer does not read.
 //!
 //! ```text
-//!   content ─▶ Pieces ─▶ Delivery ─▶ window of the stream ─▶ peer
+//!   content ─▶ Delivery ─▶ window of the stream ─▶ peer
 //!                 └── notes who is to act next ──▶ watched: the task of the stream, reset after a while
 //! ```
 //!
 //! A peer that gives a stream no window, and answers pings, keeps its connection; and the task of the stream, which
 //! waits for the window, does not poll the content meanwhile, so that no limit of the content's own ends it.
-//! In: the frames of a response's content, and when more is polled for. Out: those frames; and a
-//! stream that is reset when the peer read nothing of them for too long.
+//! In: which of content and peer has to act next. Out: a stream that is reset when the peer read nothing for too long.
 //!
 //! The stream of a peer that reads slowly is not reset: the next piece is polled for when the window has room for
-//! the first byte of the one before, so that 16 KiB in the limit are enough, and nothing less is. Over HTTP/1 nothing is noted: there
-//! the kernel limits how long a peer may read nothing.
+//! the first byte of the one before, so that 16 KiB in the limit are enough, and nothing less is. Over HTTP/1 nothing is
+//! noted: there the kernel limits how long a peer may read nothing.
 
 use std::cell::Cell;
-use std::fmt;
 use std::future::Future;
 use std::pin::Pin;
 use std::task::{Context, Poll};
 use std::time::Duration;
 
-use bytes::Bytes;
-use http_body::{Frame, SizeHint};
 use pin_project_lite::pin_project;
 use tokio::time::Instant;
 
@@ -65,98 +61,14 @@ pub(super) fn set_peers_turn(has_progressed: bool) {
     let _ = STREAM.try_with(|stream| stream.next.set(next));
 }
 
+/// Sets, for the stream whose task calls this, that its content has to come next: the peer has all time.
+pub(super) fn set_contents_turn() {
+    let _ = STREAM.try_with(|stream| stream.next.set(NextActor::Content));
+}
+
 /// Has the stream whose task calls this reset, as if its peer had read nothing for too long.
 pub(super) fn give_up() {
     let _ = STREAM.try_with(|stream| stream.is_given_up.set(true));
-}
-
-/// The content of a response in pieces.
-pub struct Pieces<E> {
-    /// The next frame.
-    rest: Bytes,
-    /// The error of the content, kept until the bytes before it have been sent.
-    failure: Option<Box<E>>,
-}
-
-impl<E> Pieces<E> {
-    /// The frames of `next`, cut into pieces that a peer can read in time.
-    pub fn poll(
-        &mut self,
-        cx: &mut Context<'_>,
-        next: impl FnOnce(&mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, E>>>,
-    ) -> Poll<Option<Result<Frame<Bytes>, E>>> {
-        if let Some(failure) = self.failure.take() {
-            return Poll::Ready(Some(Err(*failure)));
-        }
-        let next = if self.rest.is_empty() {
-            next(cx)
-        } else {
-            let rest = std::mem::take(&mut self.rest);
-            Poll::Ready(Some(Ok(Frame::data(rest))))
-        };
-        match next {
-            Poll::Ready(Some(Ok(frame))) => Poll::Ready(Some(Ok(self.give(frame)))),
-            Poll::Ready(Some(Err(failure))) => {
-                // Over HTTP/1 hyper drops unsent bytes when a body fails, and sends them when a body is pending.
-                self.failure = Some(Box::new(failure));
-                cx.waker().wake_by_ref();
-                Poll::Pending
-            }
-            Poll::Ready(None) => Poll::Ready(None),
-            Poll::Pending => {
-                let _ = STREAM.try_with(|stream| stream.next.set(NextActor::Content));
-                Poll::Pending
-            }
-        }
-    }
-
-    /// The first piece of a frame on an HTTP/2 stream, or the whole frame.
-    fn give(&mut self, frame: Frame<Bytes>) -> Frame<Bytes> {
-        let noted = STREAM.try_with(|stream| stream.next.set(NextActor::Peer));
-        if noted.is_err() {
-            return frame;
-        }
-        match frame.into_data() {
-            Ok(mut data) => {
-                if data.len() > PIECE_BYTES {
-                    self.rest = data.split_off(PIECE_BYTES);
-                }
-                Frame::data(data)
-            }
-            Err(trailers) => trailers,
-        }
-    }
-
-    /// Whether all bytes were given that were received from the content.
-    #[must_use]
-    pub fn is_empty(&self) -> bool {
-        self.rest.is_empty() && self.failure.is_none()
-    }
-
-    /// The size hint of these bytes and of content with the size hint `more`.
-    #[must_use]
-    pub fn size_hint(&self, more: SizeHint) -> SizeHint {
-        let rest = self.rest.len() as u64;
-        more.exact()
-            .map_or_else(SizeHint::default, |more| SizeHint::with_exact(more + rest))
-    }
-}
-
-impl<E> Default for Pieces<E> {
-    fn default() -> Self {
-        Self {
-            rest: Bytes::new(),
-            failure: None,
-        }
-    }
-}
-
-impl<E> fmt::Debug for Pieces<E> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Pieces")
-            .field("rest", &self.rest.len())
-            .finish_non_exhaustive()
-    }
 }
 
 /// Whether the stream whose response is being dropped is reset because its peer read nothing, for the record of the

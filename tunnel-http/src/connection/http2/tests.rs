@@ -18,7 +18,7 @@ use tokio::time::{Instant, Sleep, sleep, timeout};
 
 use super::*;
 use crate::connection::delivery::Delivery;
-use crate::connection::{Pieces, is_given_up, unsent};
+use crate::connection::{is_given_up, unsent};
 use crate::upgraded::TimedWriter;
 use tunnel_ops::task::Owned;
 
@@ -29,7 +29,6 @@ const LIMIT: Duration = Duration::from_secs(60);
 struct Content {
     left: usize,
     frame: usize,
-    outlet: Pieces<Infallible>,
     /// Nothing comes after the frames.
     is_endless: bool,
     /// The end comes only after this.
@@ -56,28 +55,25 @@ impl Body for Content {
         let Self {
             left,
             frame,
-            outlet,
             is_endless,
             pause,
             ..
         } = &mut *self;
-        outlet.poll(cx, |cx| {
-            if *left > 0 {
-                *left -= 1;
-                return Poll::Ready(Some(Ok(Frame::data(vec![7; *frame].into()))));
-            }
-            if let Some(pause) = pause {
-                ready!(pause.as_mut().poll(cx));
-            }
-            match *is_endless {
-                true => Poll::Pending,
-                false => Poll::Ready(None),
-            }
-        })
+        if *left > 0 {
+            *left -= 1;
+            return Poll::Ready(Some(Ok(Frame::data(vec![7; *frame].into()))));
+        }
+        if let Some(pause) = pause {
+            ready!(pause.as_mut().poll(cx));
+        }
+        match *is_endless {
+            true => Poll::Pending,
+            false => Poll::Ready(None),
+        }
     }
 
     fn is_end_stream(&self) -> bool {
-        self.knows_end && self.left == 0 && self.outlet.is_empty()
+        self.knows_end && self.left == 0
     }
 }
 
@@ -143,7 +139,6 @@ async fn who_takes_nothing_of_an_answer_is_given_up() {
         let content = move |dropped| Content {
             left,
             frame: 1_000,
-            outlet: Pieces::default(),
             is_endless,
             pause: None,
             knows_end,
@@ -169,7 +164,6 @@ async fn an_answer_of_which_nothing_is_there_may_be_silent() {
     let content = |dropped| Content {
         left: 1,
         frame: 10,
-        outlet: Pieces::default(),
         is_endless: true,
         pause: None,
         knows_end: false,
@@ -187,7 +181,6 @@ async fn who_reads_slowly_is_not_given_up() {
     let content = |dropped| Content {
         left: 2,
         frame: BYTES / 2,
-        outlet: Pieces::default(),
         is_endless: false,
         pause: None,
         knows_end: false,
@@ -213,7 +206,6 @@ async fn a_connection_whose_peer_takes_no_end_of_an_answer_ends_itself() {
     let content = |dropped| Content {
         left: 1,
         frame: 1_000,
-        outlet: Pieces::default(),
         is_endless: false,
         pause: None,
         knows_end: false,
@@ -229,7 +221,6 @@ fn one_with_content(dropped: mpsc::Sender<bool>, answers: &AtomicUsize) -> Conte
     Content {
         left: usize::from(answers.fetch_add(1, Ordering::Relaxed) == 0),
         frame: 1_000,
-        outlet: Pieces::default(),
         is_endless: false,
         pause: None,
         knows_end: true,
@@ -268,7 +259,6 @@ async fn small_answers_go_out_in_one_flight_each_and_are_over() {
         let content = move |dropped| Content {
             left: 1,
             frame: 1_000,
-            outlet: Pieces::default(),
             is_endless: false,
             pause: None,
             knows_end,
@@ -404,7 +394,6 @@ async fn few_answers_are_over_that_a_peer_without_window_has_not_taken() {
         let content = move |dropped| Content {
             left: 1,
             frame: 8_000,
-            outlet: Pieces::default(),
             is_endless: false,
             pause: None,
             knows_end,
@@ -422,7 +411,6 @@ async fn few_answers_are_over_that_a_peer_does_not_read_from_its_socket() {
         let content = move |dropped| Content {
             left: 4,
             frame: 16 * 1024,
-            outlet: Pieces::default(),
             is_endless: false,
             pause: None,
             knows_end,
@@ -446,7 +434,6 @@ async fn few_heads_are_given_that_a_peer_does_not_read_from_its_socket() {
             let content = Content {
                 left,
                 frame: 10,
-                outlet: Pieces::default(),
                 is_endless: false,
                 pause: None,
                 knows_end: true,
@@ -476,7 +463,7 @@ async fn a_connection_that_goes_on_asking_ends_when_no_head_is_taken() {
         let (_trigger, stopping) = Shutdown::manual();
         let answer = |_: Request<ReceivedBody>| async {
             let head = Response::builder().header("x-a", "v".repeat(10_000));
-            let empty = http_body_util::Empty::<Bytes>::new();
+            let empty = Empty::<Bytes>::new();
             Ok(head.body(empty).unwrap())
         };
         let no_pings = Bounds {
@@ -580,7 +567,6 @@ async fn each_piece_before_an_end_that_waits_has_the_whole_time() {
     let content = Content {
         left: 3,
         frame: 16 * 1024,
-        outlet: Pieces::default(),
         is_endless: false,
         pause: None,
         knows_end: true,
@@ -606,7 +592,6 @@ async fn an_end_that_comes_late_waits_no_longer_for_a_peer_that_reads_nothing() 
     let content = |dropped| Content {
         left: 1,
         frame: 8_000,
-        outlet: Pieces::default(),
         is_endless: false,
         pause: Some(Box::pin(sleep(PING_INTERVAL / 20))),
         knows_end: false,
@@ -618,7 +603,7 @@ async fn an_end_that_comes_late_waits_no_longer_for_a_peer_that_reads_nothing() 
 }
 
 /// Messages of 20 bytes, each when the test says so.
-struct Messages(mpsc::Receiver<()>, Pieces<Infallible>);
+struct Messages(mpsc::Receiver<()>);
 
 impl Body for Messages {
     type Data = Bytes;
@@ -628,9 +613,8 @@ impl Body for Messages {
         mut self: Pin<&mut Self>,
         cx: &mut Context<'_>,
     ) -> Poll<Option<Result<Frame<Bytes>, Infallible>>> {
-        let Self(due, pieces) = &mut *self;
         let message = |()| Ok(Frame::data(Bytes::from_static(&[7; 20])));
-        pieces.poll(cx, |cx| due.poll_recv(cx).map(|due| due.map(message)))
+        self.0.poll_recv(cx).map(|due| due.map(message))
     }
 }
 
@@ -638,7 +622,7 @@ impl Body for Messages {
 async fn each_short_message_is_seen_before_the_next_one_is_sent() {
     let (near, far) = tokio::io::duplex(1024 * 1024);
     let (due, receiver) = mpsc::channel(1);
-    let content = parking_lot::Mutex::new(Some(Messages(receiver, Pieces::default())));
+    let content = parking_lot::Mutex::new(Some(Messages(receiver)));
     let _serving = Owned::spawn("serving", async move {
         let (_trigger, stopping) = Shutdown::manual();
         let answer = |_: Request<ReceivedBody>| {
@@ -671,7 +655,7 @@ async fn content_that_goes_on_gives_a_peer_that_takes_nothing_no_more_time() {
             sleep(LIMIT / 100).await;
         }
     });
-    let content = Messages(receiver, Pieces::default());
+    let content = Messages(receiver);
     let begun = Instant::now();
     let delivering = async move {
         let mut delivery = pin!(Delivery::new(content, Arc::default()));
@@ -764,7 +748,6 @@ async fn a_peer_that_goes_away_leaves_no_content_behind() {
     let content = |dropped| Content {
         left: 1,
         frame: 10,
-        outlet: Pieces::default(),
         is_endless: true,
         pause: None,
         knows_end: false,
