@@ -15,7 +15,6 @@ mod http2;
 mod persistence;
 mod socket;
 mod unread;
-mod unsent;
 
 use std::convert::Infallible;
 use std::error::Error;
@@ -38,8 +37,7 @@ use tokio::time::timeout;
 use tokio_rustls::server::TlsStream;
 
 pub(crate) use self::expansion::ExpandedHead;
-pub(crate) use self::http2::Connect;
-pub use self::http2::{OnUpgrade, Reply, UpgradedStream, http2};
+pub use self::http2::http2;
 use self::persistence::{Persistence, RequestPersistence};
 pub use self::unread::is_given_up;
 use crate::http1::framing::HeadLimits;

@@ -28,9 +28,10 @@ use tunnel_ops::signals::Shutdown;
 use tunnel_proto::problem::{Hop, Problem};
 
 use crate::answer::{ProblemAnswers, http1_message};
-use crate::connection::{self, Bounds, Http1, OnUpgrade, Transport, close, send_last};
+use crate::connection::{self, Bounds, Http1, Transport, close, send_last};
 use crate::detect::{self, DetectError, Protocol};
 use crate::http1::{GuardHandle, InFlight, Refusal};
+use crate::http2::OnUpgrade;
 use crate::outgoing::ForwardedClient;
 use crate::prefixed::Prefixed;
 use crate::received::ReceivedBody;

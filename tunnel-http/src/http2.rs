@@ -8,10 +8,16 @@
 //! `h2` keeps each DATA frame that it has read until the exchange takes it, and ends the whole connection when small ones
 //! cost it too much. So the driver of a connection reads such a stream ahead, into one buffer. The flow-control window is
 //! given back only for what the exchange has taken, so that a buffer never holds more than the window of its stream.
+//!
+//! At the end of a server there are also the heads of an answer ([`Reply`]), a stream that becomes an upgraded connection
+//! ([`UpgradedStream`]), and the count of what `h2` holds of answers (`unsent`).
 
 mod content;
 mod frames;
 mod reader;
+mod reply;
+pub(crate) mod unsent;
+mod upgraded;
 
 use std::future::poll_fn;
 use std::task::{Context, Poll};
@@ -19,6 +25,9 @@ use std::task::{Context, Poll};
 pub use self::content::{ContentRegistry, StreamContent};
 pub use self::frames::{EmptyFrameFlood, FrameParser, GoAway, PeerNotes, PeerSettings};
 pub use self::reader::{FrameReader, ReadFrames};
+pub use self::reply::Reply;
+pub(crate) use self::reply::poll_window;
+pub use self::upgraded::{OnUpgrade, UpgradedStream};
 
 /// What `h2` may be charged for small DATA frames of a connection (`data_frame_budget`): as good as everything. It charges
 /// 256 bytes for each, less their content, until it is taken, and for good where a stream was reset. What waits is bounded

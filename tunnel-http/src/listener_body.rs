@@ -14,10 +14,10 @@ use tokio::sync::oneshot;
 use tunnel_proto::limits;
 use tunnel_proto::problem::{Hop, Problem, Reason};
 
-use crate::answer::http1_head;
-use crate::connection::Reply;
+use crate::answer::{http1_head, keep_end_to_end};
 use crate::content::{Gate, Passage, Silence};
 use crate::http1::GuardHandle;
+use crate::http2::Reply;
 use crate::received::{ReceiveError, ReceivedBody};
 use crate::trailers::clean_frame;
 use crate::upgraded::{UpgradeSender, UpgradedBytes};
@@ -279,7 +279,11 @@ impl ListenerInformational {
                 head.extend_from_slice(b"\r\n");
                 let _ = guard.informational(head.freeze());
             }
-            Some(InformationalSink::Http2(reply)) => reply.send_informational(status, headers),
+            Some(InformationalSink::Http2(reply)) => {
+                let mut headers = headers.clone();
+                keep_end_to_end(&mut headers);
+                reply.send_informational(status, headers);
+            }
             None => {}
         }
         true

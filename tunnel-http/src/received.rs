@@ -15,7 +15,7 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use http::request::Parts;
-use http::{HeaderMap, Method, Request, StatusCode, header};
+use http::{HeaderMap, Request, StatusCode, header};
 use http_body::{Body, Frame, SizeHint};
 use http_body_util::BodyExt;
 use hyper::body::Incoming;
@@ -24,8 +24,7 @@ use tokio::time::timeout;
 
 use self::unread::AnswerStage;
 pub(crate) use self::unread::UnreadContent;
-use crate::connection::{Connect, OnUpgrade, Reply};
-use crate::http2::StreamContent;
+use crate::http2::{OnUpgrade, Reply, StreamContent};
 use crate::tasks::Tasks;
 
 /// How much of an unwanted content is discarded at most: four windows of a stream. The peer gets
@@ -109,21 +108,23 @@ impl ReceivedBody {
         (Request::from_parts(parts, body.into()), Some(unread))
     }
 
-    /// The content of a request over HTTP/2, and what grants the upgrade of a CONNECT, whose content is that of the
-    /// upgraded stream. `tasks` are those of its connection.
+    /// A CONNECT over HTTP/2, whose content is that of the upgraded stream.
+    pub(crate) fn upgrade(on_upgrade: OnUpgrade, reply: Reply) -> Self {
+        let mut body = Self::from(BodyState::Ended);
+        body.reply = Some(reply);
+        body.on_upgrade = Some(on_upgrade);
+        body
+    }
+
+    /// The content of another request over HTTP/2. `tasks` are those of its connection.
     pub(crate) fn http2_request(
         head: &Parts,
         stream: StreamContent,
         reply: Reply,
         tasks: &Tasks,
-    ) -> (Self, Option<Box<Connect>>) {
+    ) -> Self {
         let mut body = Self::from(BodyState::Ended);
         body.reply = Some(reply);
-        if head.method == Method::CONNECT {
-            let (connect, on_upgrade) = Connect::new(stream, tasks);
-            body.on_upgrade = Some(on_upgrade);
-            return (body, Some(connect));
-        }
         if !stream.is_end_stream() {
             // h2 ends a stream whose content has another length.
             let length = head.headers.get(header::CONTENT_LENGTH);
@@ -134,7 +135,7 @@ impl ReceivedBody {
                 tasks: tasks.clone(),
             });
         }
-        (body, None)
+        body
     }
 
     /// Content that nobody wants.
@@ -160,7 +161,7 @@ impl ReceivedBody {
     /// Asks for content that waits for that (RFC 9110 section 10.1.1). Over HTTP/1 hyper does so when it is read.
     pub(crate) fn send_continue(&self) {
         if let Some(reply) = &self.reply {
-            reply.send_informational(StatusCode::CONTINUE, &HeaderMap::new());
+            reply.send_informational(StatusCode::CONTINUE, HeaderMap::new());
         }
     }
 

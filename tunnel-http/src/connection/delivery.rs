@@ -8,7 +8,7 @@
 //! The task of a stream hands a piece to h2 when the window has room for one byte of it, and polls for the next. Four
 //! rules bound what waits in h2:
 //!
-//! - While h2 holds [`UNSENT_BYTES`](super::unsent::UNSENT_BYTES) of an answer, no further piece of it is given. What
+//! - While h2 holds [`UNSENT_BYTES`](crate::http2::unsent::UNSENT_BYTES) of an answer, no further piece of it is given. What
 //!   the content yields meanwhile is joined into one piece. With room, a piece goes on in the poll that brought it.
 //! - The end of an answer goes out with its last piece as long as the connection has room for finished answers. Beyond
 //!   that it waits until the last piece has left h2: the task of the stream lives until then, and with it what the
@@ -29,8 +29,10 @@ use http::{HeaderMap, Response};
 use http_body::{Body, Frame, SizeHint};
 use pin_project_lite::pin_project;
 
-use super::unread::{PIECE_BYTES, give_up, set_contents_turn, set_peers_turn};
-use super::unsent::{AnswerBytes, HeldBack, PIECE_COST, Piece, Unsent, fields_cost};
+use super::unread::{give_up, set_contents_turn, set_peers_turn};
+use crate::http2::unsent::{
+    AnswerBytes, HeldBack, PIECE_BYTES, PIECE_COST, Piece, Unsent, fields_cost,
+};
 
 /// Pieces shorter than this are copied when h2 still holds others of their answer.
 const SHORT_BYTES: usize = 4 * 1024;
@@ -376,7 +378,7 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
-    use crate::connection::unsent::UNSENT_BYTES;
+    use crate::http2::unsent::UNSENT_BYTES;
 
     /// What content does at one poll.
     #[derive(Debug, Clone)]

@@ -11,7 +11,6 @@
 mod exchange;
 #[cfg(test)]
 mod tests;
-mod upgraded;
 
 use std::convert::Infallible;
 use std::error::Error;
@@ -24,24 +23,21 @@ use std::time::Duration;
 use bytes::Bytes;
 use h2::server::{self, SendResponse};
 use h2::{Ping, PingPong, RecvStream};
-use http::{Request, Response};
+use http::{Method, Request, Response};
 use http_body::Body;
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::time::{Instant, sleep, timeout};
 use tunnel_ops::alarm::Alarm;
 use tunnel_ops::signals::Shutdown;
 
-use self::exchange::Exchange;
-pub use self::exchange::Reply;
-pub(crate) use self::upgraded::Connect;
-pub use self::upgraded::{OnUpgrade, UpgradedStream};
+use self::exchange::{Connect, Exchange};
 use super::Bounds;
 use super::expansion::{ExpandedHead, HeadCredit};
 use super::socket::ObservedSocket;
 use super::unread::watched;
-use super::unsent::{Piece, Progress, Unsent};
+use crate::http2::unsent::{Piece, Progress, Unsent};
 use crate::http2::{
-    ContentRegistry, DATA_FRAME_BUDGET, FrameParser, FrameReader, ReadFrames, drive,
+    ContentRegistry, DATA_FRAME_BUDGET, FrameParser, FrameReader, ReadFrames, Reply, drive,
 };
 use crate::received::ReceivedBody;
 use crate::tasks::Tasks;
@@ -220,8 +216,18 @@ where
         let reply = Reply::new(response, &self.unsent);
         let (parts, stream) = request.into_parts();
         let content = self.contents.content(stream);
-        let (received, connect) =
-            ReceivedBody::http2_request(&parts, content, reply.clone(), &self.tasks);
+        let (received, connect) = match parts.method {
+            Method::CONNECT => {
+                let (connect, on_upgrade) = Connect::new(content, &self.tasks);
+                let received = ReceivedBody::upgrade(on_upgrade, reply.clone());
+                (received, Some(connect))
+            }
+            _ => {
+                let received =
+                    ReceivedBody::http2_request(&parts, content, reply.clone(), &self.tasks);
+                (received, None)
+            }
+        };
         let answered = answer(Request::from_parts(parts, received));
         let exchange = Exchange::new(answered, reply, connect);
         self.tasks.spawn(watched(exchange, self.unread_limit));

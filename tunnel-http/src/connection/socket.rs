@@ -12,7 +12,7 @@ use std::task::{Context, Poll};
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 
 use super::expansion::HeadCredit;
-use super::unsent::Unsent;
+use crate::http2::unsent::Unsent;
 
 /// A socket that counts written bytes in `unsent`, and read bytes in `credit`.
 #[derive(Debug)]

@@ -24,9 +24,6 @@ use tokio::time::Instant;
 
 use tunnel_ops::alarm::Alarm;
 
-/// How much is given to h2 at once: what one frame takes by default, so that it costs nothing.
-pub(super) const PIECE_BYTES: usize = 16 * 1024;
-
 tokio::task_local! {
     /// State shared by the task of an HTTP/2 stream and the content of its response.
     static STREAM: Stream;

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use http::{Method, Response, Version};
 use tunnel_http::{
-    connection::Reply,
+    http2::Reply,
     listener_body::{BodyOptions, ListenerBody, ListenerInformational},
     received::ReceivedBody,
     upgraded::UpgradeSender,

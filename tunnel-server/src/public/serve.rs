@@ -13,8 +13,8 @@ use tunnel_http::access_log::{self, LoggedRequest};
 use tunnel_http::{
     answer::{ProblemAnswers, ProblemRequest},
     check::NotForwarded,
-    connection::Reply,
     http1::InFlight,
+    http2::Reply,
     long_streams::{StreamFormat, reconnects},
     received::ReceivedBody,
     upgraded::UpgradeSender,

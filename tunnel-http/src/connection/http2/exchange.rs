@@ -9,71 +9,52 @@
 
 use std::convert::Infallible;
 use std::error::Error;
-use std::fmt;
 use std::future::Future;
 use std::pin::Pin;
-use std::sync::Arc;
-use std::task::{Context, Poll, ready};
+use std::task::{Context, Poll};
 use std::time::SystemTime;
 
 use bytes::{Buf, Bytes};
-use h2::server::SendResponse;
 use h2::{Reason, SendStream};
-use http::{HeaderMap, HeaderValue, Response, StatusCode, header};
+use http::{HeaderValue, Response, header};
 use http_body::Body;
-use parking_lot::Mutex;
 use pin_project_lite::pin_project;
+use tokio::sync::oneshot;
 
 use super::super::delivery::{Answering, Delivery};
-use super::super::unsent::{Piece, Unsent, fields_cost};
-use super::upgraded::Connect;
-use crate::answer::keep_end_to_end;
+use crate::http2::unsent::Piece;
+use crate::http2::{OnUpgrade, Reply, StreamContent, UpgradedStream, poll_window};
+use crate::received::ReceivedBody;
+use crate::tasks::Tasks;
 
-/// The sender of the heads of one stream's answer.
-#[derive(Clone)]
-pub struct Reply {
-    response: Arc<Mutex<SendResponse<Piece>>>,
-    connection: Arc<Unsent>,
+/// An upgrade that is not answered yet.
+pub(super) struct Connect {
+    content: StreamContent,
+    tasks: Tasks,
+    granted: oneshot::Sender<UpgradedStream>,
 }
 
-impl Reply {
-    pub(super) fn new(response: SendResponse<Piece>, connection: &Arc<Unsent>) -> Self {
-        Self {
-            response: Arc::new(Mutex::new(response)),
-            connection: Arc::clone(connection),
-        }
+impl Connect {
+    /// The upgrade of a stream with this content, and its future.
+    pub(super) fn new(content: StreamContent, tasks: &Tasks) -> (Box<Self>, OnUpgrade) {
+        let (granted, on_upgrade) = oneshot::channel();
+        let connect = Self {
+            content,
+            tasks: tasks.clone(),
+            granted,
+        };
+        (Box::new(connect), on_upgrade)
     }
 
-    /// Sends an informational head, unless the answer has begun, or the connection has no room for heads that its socket has
-    /// not taken.
-    pub(crate) fn send_informational(&self, status: StatusCode, headers: &HeaderMap) {
-        let mut head = Response::new(());
-        *head.status_mut() = status;
-        head.headers_mut().clone_from(headers);
-        keep_end_to_end(head.headers_mut());
-        head.headers_mut().remove(header::CONTENT_LENGTH);
-        if self.connection.count_head(fields_cost(head.headers())) {
-            // Without effect when the answer has begun.
-            let _ = self.response.lock().send_informational(head);
-        }
+    /// The answer has granted the upgrade.
+    fn grant(self, stream: SendStream<Piece>, reply: &Reply) {
+        // If nobody awaits it, dropping it resets the stream.
+        let _ = self.granted.send(reply.upgraded(self.content, stream));
     }
 
-    /// Ready when the peer has reset the stream, or the connection is over.
-    fn poll_reset(&self, cx: &mut Context<'_>) -> Poll<()> {
-        self.response.lock().poll_reset(cx).map(drop)
-    }
-
-    /// Sends the head of the answer; `None` if the stream is over.
-    fn send(&self, head: Response<()>, is_whole: bool) -> Option<SendStream<Piece>> {
-        let sent = self.response.lock().send_response(head, is_whole);
-        sent.inspect_err(|error| tracing::debug!(%error, "an answer was not sent"))
-            .ok()
-    }
-}
-
-impl fmt::Debug for Reply {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Reply").finish_non_exhaustive()
+    /// Content that comes nevertheless is that of any refused request.
+    fn refuse(self) {
+        drop(ReceivedBody::unwanted(self.content, &self.tasks));
     }
 }
 
@@ -98,7 +79,7 @@ pin_project! {
 
 impl<F, B> Exchange<F, B> {
     pub(super) fn new(answered: F, reply: Reply, connect: Option<Box<Connect>>) -> Self {
-        let answering = Answering::new(answered, &reply.connection);
+        let answering = Answering::new(answered, reply.connection());
         Self {
             reply,
             connect,
@@ -136,7 +117,7 @@ where
             if let Some(connect) = this.connect.take() {
                 if head.status().is_success() {
                     if let Some(stream) = this.reply.send(head, false) {
-                        connect.grant(stream, &this.reply.connection);
+                        connect.grant(stream, this.reply);
                     }
                     return Poll::Ready(());
                 }
@@ -240,15 +221,4 @@ impl Sending {
 enum Sent {
     Piece,
     Last,
-}
-
-/// Ready with `true` when the window of a stream has room for one byte, and with `false` when the stream is over.
-pub(super) fn poll_window(stream: &mut SendStream<Piece>, cx: &mut Context<'_>) -> Poll<bool> {
-    stream.reserve_capacity(1);
-    while stream.capacity() == 0 {
-        if !matches!(ready!(stream.poll_capacity(cx)), Some(Ok(_))) {
-            return Poll::Ready(false);
-        }
-    }
-    Poll::Ready(true)
 }

@@ -18,7 +18,8 @@ use tokio::time::{Instant, Sleep, sleep, timeout};
 
 use super::*;
 use crate::connection::delivery::Delivery;
-use crate::connection::{is_given_up, unsent};
+use crate::connection::is_given_up;
+use crate::http2::unsent;
 use crate::upgraded::TimedWriter;
 use tunnel_ops::task::Owned;
 

@@ -12,52 +12,12 @@ use http_body::Body;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::sync::oneshot;
 
-use super::super::unread::PIECE_BYTES;
-use super::super::unsent::{AnswerBytes, Piece, Unsent};
-use super::exchange::poll_window;
-use crate::http2::StreamContent;
-use crate::received::ReceivedBody;
-use crate::tasks::Tasks;
+use super::StreamContent;
+use super::reply::poll_window;
+use super::unsent::{AnswerBytes, PIECE_BYTES, Piece, Unsent};
 
 /// Resolves when the request for an upgrade was granted, which its answer does; fails when it was not.
 pub type OnUpgrade = oneshot::Receiver<UpgradedStream>;
-
-/// What an upgrade needs, until the request for it is answered.
-pub(crate) struct Connect {
-    content: StreamContent,
-    tasks: Tasks,
-    granted: oneshot::Sender<UpgradedStream>,
-}
-
-impl Connect {
-    /// The upgrade of a stream with this content, and its future.
-    pub(crate) fn new(content: StreamContent, tasks: &Tasks) -> (Box<Self>, OnUpgrade) {
-        let (granted, on_upgrade) = oneshot::channel();
-        let connect = Self {
-            content,
-            tasks: tasks.clone(),
-            granted,
-        };
-        (Box::new(connect), on_upgrade)
-    }
-
-    /// The answer has granted the upgrade.
-    pub(super) fn grant(self, stream: SendStream<Piece>, connection: &Arc<Unsent>) {
-        // Whoever does not await it resets the stream.
-        let _ = self.granted.send(UpgradedStream {
-            content: self.content,
-            received: Bytes::new(),
-            stream,
-            sent: AnswerBytes::new(connection),
-            has_ended: false,
-        });
-    }
-
-    /// Content that comes nevertheless is that of any refused request.
-    pub(super) fn refuse(self) {
-        drop(ReceivedBody::unwanted(self.content, &self.tasks));
-    }
-}
 
 /// The bytes of an upgraded stream in both directions. Dropped before its shutdown, it resets the stream.
 pub struct UpgradedStream {
@@ -67,6 +27,23 @@ pub struct UpgradedStream {
     stream: SendStream<Piece>,
     sent: Arc<AnswerBytes>,
     has_ended: bool,
+}
+
+impl UpgradedStream {
+    /// The stream behind the head of an answer that grants an upgrade. `content` is that of the request.
+    pub(super) fn new(
+        content: StreamContent,
+        stream: SendStream<Piece>,
+        connection: &Arc<Unsent>,
+    ) -> Self {
+        Self {
+            content,
+            received: Bytes::new(),
+            stream,
+            sent: AnswerBytes::new(connection),
+            has_ended: false,
+        }
+    }
 }
 
 impl fmt::Debug for UpgradedStream {

@@ -20,33 +20,34 @@ use bytes::{Buf, Bytes};
 use http::{HeaderMap, HeaderName, HeaderValue};
 use parking_lot::Mutex;
 
-use super::unread::PIECE_BYTES;
+/// How much is given to h2 at once: what one frame takes by default, so that it costs nothing.
+pub(crate) const PIECE_BYTES: usize = 16 * 1024;
 
 /// Most bytes on one connection of answers that are over and have not left h2, each piece with
 /// [`PIECE_COST`]. As many as there may be streams fit with a small answer each, so that those which are
 /// answered at once need no second flight.
-pub(super) const FINISHED_BYTES: usize = 384 * 1024;
+pub(crate) const FINISHED_BYTES: usize = 384 * 1024;
 
 /// What is counted for a piece beside its length: about what h2 keeps for it and its stream.
-pub(super) const PIECE_COST: usize = 512;
+pub(crate) const PIECE_COST: usize = 512;
 
 /// Most bytes of one answer that have not left h2, each piece with [`PIECE_COST`]: three whole pieces, so that two can
 /// wait while one is written. About 90 pieces of a few bytes.
-pub(super) const UNSENT_BYTES: usize = 3 * (PIECE_BYTES + PIECE_COST);
+pub(crate) const UNSENT_BYTES: usize = 3 * (PIECE_BYTES + PIECE_COST);
 
 /// Most bytes of heads and trailer sections on one connection that its socket has not taken, by [`fields_cost`]. One
 /// always has room. As many small heads as there may be streams have it, several times.
-pub(super) const HEADS_BYTES: usize = 1024 * 1024;
+pub(crate) const HEADS_BYTES: usize = 1024 * 1024;
 
 /// Most bytes of heads and trailer sections on one connection that are held back because there is no room for them. The
 /// streams of further ones are reset.
-pub(super) const HELD_BACK_BYTES: usize = 2 * 1024 * 1024;
+pub(crate) const HELD_BACK_BYTES: usize = 2 * 1024 * 1024;
 
 /// What is counted for a field line beside its name and value: about what a header map keeps for it.
 const FIELD_COST: usize = 100;
 
 /// What h2 holds for a head or a trailer section, until the socket takes it.
-pub(super) fn fields_cost(fields: &HeaderMap) -> usize {
+pub(crate) fn fields_cost(fields: &HeaderMap) -> usize {
     let cost =
         |(name, value): (&HeaderName, &HeaderValue)| name.as_str().len() + value.len() + FIELD_COST;
     PIECE_COST + fields.iter().map(cost).sum::<usize>()
@@ -57,7 +58,7 @@ const IS_FINISHED: usize = 1 << (usize::BITS - 1);
 
 /// The finished responses of one connection that have not left h2, and the heads of all.
 #[derive(Debug, Default)]
-pub(super) struct Unsent {
+pub(crate) struct Unsent {
     /// Bytes of finished responses that wait for window and socket.
     bytes: AtomicIsize,
     /// The number of pieces of such responses that have left.
@@ -96,14 +97,14 @@ impl Heads {
 
 /// The count of a head or trailer section that is held back, which ends when this is dropped.
 #[derive(Debug)]
-pub(super) struct HeldBack {
+pub(crate) struct HeldBack {
     connection: Arc<Unsent>,
     bytes: usize,
 }
 
 impl HeldBack {
     /// `None` if the socket takes too little, and so much is held back that its stream is to be reset. One always may be.
-    pub(super) fn new(connection: &Arc<Unsent>, bytes: usize) -> Option<Self> {
+    pub(crate) fn new(connection: &Arc<Unsent>, bytes: usize) -> Option<Self> {
         let mut heads = connection.heads.lock();
         let is_full = heads.held_back > 0 && heads.held_back + bytes > HELD_BACK_BYTES;
         if is_full && heads.is_blocked {
@@ -125,7 +126,7 @@ impl Drop for HeldBack {
 
 /// How much has left h2 of what waits in it.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Progress {
+pub(crate) struct Progress {
     /// The number of pieces of finished responses that have left; `None` if none is there.
     pieces: Option<usize>,
     /// Bytes that the socket has taken; `None` if no head is there.
@@ -134,7 +135,7 @@ pub(super) struct Progress {
 
 impl Progress {
     /// Whether something waits in h2, and as good as nothing of it has left since `before`.
-    pub(super) fn is_stuck_since(&self, before: &Self) -> bool {
+    pub(crate) fn is_stuck_since(&self, before: &Self) -> bool {
         let are_pieces_stuck = self.pieces.is_some() && self.pieces == before.pieces;
         let are_heads_stuck = matches!(
             (before.written, self.written),
@@ -146,7 +147,7 @@ impl Progress {
 
 impl Unsent {
     /// Counts bytes of a response that ends now; `false` if there is no room for them.
-    pub(super) fn finish(&self, bytes: usize) -> bool {
+    pub(crate) fn finish(&self, bytes: usize) -> bool {
         let bytes = bytes.cast_signed();
         let held = self.bytes.load(Ordering::Relaxed);
         let has_room = held <= 0 || held + bytes <= FINISHED_BYTES.cast_signed();
@@ -162,12 +163,12 @@ impl Unsent {
     }
 
     /// Counts a head that h2 gets next, if there is room for it. Returns whether there is.
-    pub(super) fn count_head(&self, bytes: usize) -> bool {
+    pub(crate) fn count_head(&self, bytes: usize) -> bool {
         self.heads.lock().count(bytes)
     }
 
     /// Counts a head or trailer section that h2 gets next; pending while there is no room for it.
-    pub(super) fn poll_head(&self, cx: &Context<'_>, bytes: usize) -> Poll<()> {
+    pub(crate) fn poll_head(&self, cx: &Context<'_>, bytes: usize) -> Poll<()> {
         let mut heads = self.heads.lock();
         if !heads.count(bytes) {
             if !heads
@@ -184,7 +185,7 @@ impl Unsent {
 
     /// Polls the connection to its end. Heads that h2 had before a poll have left after it if its last operation on the
     /// socket was a complete flush.
-    pub(super) async fn observe<C: Future + Unpin>(&self, mut connection: C) {
+    pub(crate) async fn observe<C: Future + Unpin>(&self, mut connection: C) {
         poll_fn(|cx| {
             self.is_flushed.store(false, Ordering::Relaxed);
             let mut heads = self.heads.lock();
@@ -210,7 +211,7 @@ impl Unsent {
     }
 
     /// Notes a write of the socket.
-    pub(super) fn on_write(&self, written: &Poll<io::Result<usize>>) {
+    pub(crate) fn on_write(&self, written: &Poll<io::Result<usize>>) {
         self.is_flushed.store(false, Ordering::Relaxed);
         if let Poll::Ready(Ok(bytes)) = written {
             self.written.fetch_add(*bytes as u64, Ordering::Relaxed);
@@ -218,22 +219,22 @@ impl Unsent {
     }
 
     /// Notes a flush of the socket.
-    pub(super) fn on_flush(&self, is_complete: bool) {
+    pub(crate) fn on_flush(&self, is_complete: bool) {
         self.is_flushed.store(is_complete, Ordering::Relaxed);
     }
 
     /// Bytes that the socket has taken.
-    pub(super) fn written(&self) -> u64 {
+    pub(crate) fn written(&self) -> u64 {
         self.written.load(Ordering::Relaxed)
     }
 
     #[cfg(test)]
-    pub(super) fn has_no_pieces(&self) -> bool {
+    pub(crate) fn has_no_pieces(&self) -> bool {
         self.bytes.load(Ordering::Relaxed) == 0
     }
 
     /// How much has left so far.
-    pub(super) fn progress(&self) -> Progress {
+    pub(crate) fn progress(&self) -> Progress {
         let has_pieces = self.bytes.load(Ordering::Relaxed) > 0;
         let has_heads = self.heads.lock().queued > 0;
         Progress {
@@ -245,7 +246,7 @@ impl Unsent {
 
 /// The bytes of one answer that h2 holds. An answer that is one piece and ends with it has no such count.
 #[derive(Debug)]
-pub(super) struct AnswerBytes {
+pub(crate) struct AnswerBytes {
     connection: Arc<Unsent>,
     /// Bytes that have not left, and [`IS_FINISHED`].
     bytes: AtomicUsize,
@@ -256,7 +257,7 @@ pub(super) struct AnswerBytes {
 }
 
 impl AnswerBytes {
-    pub(super) fn new(connection: &Arc<Unsent>) -> Arc<Self> {
+    pub(crate) fn new(connection: &Arc<Unsent>) -> Arc<Self> {
         Arc::new(Self {
             connection: connection.clone(),
             bytes: AtomicUsize::new(0),
@@ -265,18 +266,18 @@ impl AnswerBytes {
         })
     }
 
-    pub(super) fn bytes(&self) -> usize {
+    pub(crate) fn bytes(&self) -> usize {
         self.bytes.load(Ordering::Acquire) & !IS_FINISHED
     }
 
     /// Whether a piece of this length may be given to h2. One piece always may.
-    pub(super) fn has_room(&self, length: usize) -> bool {
+    pub(crate) fn has_room(&self, length: usize) -> bool {
         let unsent = self.bytes();
         unsent == 0 || unsent + length + PIECE_COST <= UNSENT_BYTES
     }
 
     /// Ready when a piece of this length may be given to h2.
-    pub(super) fn poll_room(&self, cx: &Context<'_>, length: usize) -> Poll<()> {
+    pub(crate) fn poll_room(&self, cx: &Context<'_>, length: usize) -> Poll<()> {
         if !self.has_room(length) {
             *self.waiting.lock() = Some(cx.waker().clone());
             // A piece may have left before the waker was registered.
@@ -288,7 +289,7 @@ impl AnswerBytes {
     }
 
     /// Ready when all pieces have left h2.
-    pub(super) fn poll_left(&self, cx: &Context<'_>) -> Poll<()> {
+    pub(crate) fn poll_left(&self, cx: &Context<'_>) -> Poll<()> {
         if self.bytes() > 0 {
             *self.waiting.lock() = Some(cx.waker().clone());
             // The last piece may have left before the waker was registered.
@@ -301,7 +302,7 @@ impl AnswerBytes {
 
     /// Ready when the response may end, with `trailers` bytes of trailers: all of it has left, and there is room for
     /// them, or the connection has room for the rest.
-    pub(super) fn poll_end(&self, cx: &Context<'_>, trailers: usize) -> Poll<()> {
+    pub(crate) fn poll_end(&self, cx: &Context<'_>, trailers: usize) -> Poll<()> {
         let unsent = self.bytes();
         if unsent > 0 && !self.connection.finish(unsent + trailers) {
             ready!(self.poll_left(cx));
@@ -317,7 +318,7 @@ impl AnswerBytes {
     }
 
     /// Transfers the count of the pieces to the connection, which has already counted the `unsent` bytes.
-    pub(super) fn finish(&self, unsent: usize) {
+    pub(crate) fn finish(&self, unsent: usize) {
         let unsent_now = self.bytes.fetch_or(IS_FINISHED, Ordering::AcqRel);
         if unsent_now < unsent {
             self.connection.release(unsent - unsent_now);
@@ -351,7 +352,7 @@ impl AnswerBytes {
 
 /// Bytes of a response in h2, which drops them when they have left.
 #[derive(Debug)]
-pub(super) struct Piece {
+pub(crate) struct Piece {
     bytes: Bytes,
     counted: usize,
     part_of: PieceCount,
@@ -359,7 +360,7 @@ pub(super) struct Piece {
 
 impl Piece {
     /// The last piece of an answer, which `connection` has already counted with [`PIECE_COST`].
-    pub(super) fn finished(bytes: Bytes, connection: &Arc<Unsent>) -> Self {
+    pub(crate) fn finished(bytes: Bytes, connection: &Arc<Unsent>) -> Self {
         Self {
             counted: bytes.len() + PIECE_COST,
             bytes,
@@ -368,7 +369,7 @@ impl Piece {
     }
 
     /// No bytes, for the end of an answer.
-    pub(super) fn empty() -> Self {
+    pub(crate) fn empty() -> Self {
         Self {
             bytes: Bytes::new(),
             counted: 0,
@@ -377,7 +378,7 @@ impl Piece {
     }
 
     /// A piece of an answer, which is counted now.
-    pub(super) fn new(bytes: Bytes, answer: &Arc<AnswerBytes>) -> Self {
+    pub(crate) fn new(bytes: Bytes, answer: &Arc<AnswerBytes>) -> Self {
         let counted = bytes.len() + PIECE_COST;
         answer.bytes.fetch_add(counted, Ordering::AcqRel);
         Self {
