@@ -145,10 +145,10 @@ where
             let in_flight = guard.begin_exchange();
             let says = RequestPersistence::of(&request);
             let (received, unread) = ReceivedBody::http1_request(request, tasks);
-            let answered = answer(received, in_flight);
-            let answering = persistence::Answering::new(answered, says, unread, &persistence);
-            // Boxed, because hyper gives a socket back only when the future can be moved.
-            Box::pin(answering)
+            // Boxed, because hyper gives a socket back only when the future can be moved; here, because a large future is
+            // copied each time that another one takes it.
+            let answered = Box::pin(answer(received, in_flight));
+            persistence::Answering::new(answered, says, unread, &persistence)
         });
         let mut serving = http1::Builder::new()
             .half_close(false)

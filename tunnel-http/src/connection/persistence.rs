@@ -117,7 +117,7 @@ fn is_last(headers: &HeaderMap) -> bool {
 }
 
 pin_project! {
-    /// The answering of one request. No `async` block, which would have room for the future twice.
+    /// The answering of one request.
     pub(super) struct Answering<F> {
         #[pin]
         future: F,
