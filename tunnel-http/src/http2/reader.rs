@@ -1,6 +1,7 @@
 //! Reads the frames of a connection on their way to `h2`.
 
 use std::io::{self, IoSlice};
+use std::mem::MaybeUninit;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll, ready};
@@ -132,8 +133,8 @@ impl<IO: AsyncRead + Unpin> FrameReader<IO> {
 
     /// Reads into the own buffer.
     fn poll_read_ahead(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<bool>> {
-        let mut space = [0; OWN_BYTES];
-        let mut buffer = ReadBuf::new(&mut space);
+        let mut space = [const { MaybeUninit::uninit() }; OWN_BYTES];
+        let mut buffer = ReadBuf::uninit(&mut space);
         let read = self.poll_read_into(cx, &mut buffer);
         self.parsed.extend_from_slice(buffer.filled());
         read

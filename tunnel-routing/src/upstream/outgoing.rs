@@ -154,16 +154,26 @@ pub(super) fn is_hazardous(head: &Parts, most: u32) -> bool {
         return true;
     }
     let target = head.uri.path_and_query().map_or("", PathAndQuery::as_str);
-    let (mut all, mut list) = (encoded_bytes(target.as_bytes()), target.len() + 128);
+    let lengths = (head.headers.iter()).map(|(name, value)| name.as_str().len() + value.len());
+    let bytes = target.len() + lengths.sum::<usize>();
+    let list = bytes + 32 * (head.headers.len() + PSEUDO_FIELDS);
+    if usize::try_from(most).is_ok_and(|most| list > most) {
+        return true;
+    }
+    // Most heads are so small that no coding makes them large.
+    bytes * LONGEST_CODE / 8 > HAZARDOUS_FIELD_BYTES && is_large(head, target)
+}
+
+/// Whether a field or the whole head is above what servers accept, as HPACK writes it at most.
+fn is_large(head: &Parts, target: &str) -> bool {
+    let mut all = encoded_bytes(target.as_bytes());
     let mut largest = all;
     for (name, value) in &head.headers {
         let bytes = name.as_str().len() + encoded_bytes(value.as_bytes());
         largest = largest.max(bytes);
         all += bytes;
-        list += name.as_str().len() + value.len() + 32;
     }
-    let is_above_limit = usize::try_from(most).is_ok_and(|most| list > most);
-    largest > HAZARDOUS_FIELD_BYTES || all > HAZARDOUS_HEAD_BYTES || is_above_limit
+    largest > HAZARDOUS_FIELD_BYTES || all > HAZARDOUS_HEAD_BYTES
 }
 
 /// Whether the request says that trailers follow its content.
@@ -171,12 +181,17 @@ pub(super) fn announces_trailers(head: &Parts) -> bool {
     head.headers.contains_key(TRAILER)
 }
 
-/// The most bytes that HPACK writes for a text: one for each of the usual characters, up to 30 bits for others (RFC 7541
-/// appendix B).
+/// Fields of a head that are no header fields: method, scheme, authority, path.
+const PSEUDO_FIELDS: usize = 4;
+
+/// The longest code of a character, in bits (RFC 7541 appendix B).
+const LONGEST_CODE: usize = 30;
+
+/// The most bytes that HPACK writes for a text: one for each of the usual characters, [`LONGEST_CODE`] for others.
 fn encoded_bytes(text: &[u8]) -> usize {
     let is_usual = |byte: &&u8| byte.is_ascii_alphanumeric() || b" %-./=_:&*,;".contains(byte);
     let usual = text.iter().filter(is_usual).count();
-    usual + (text.len() - usual) * 30 / 8
+    usual + (text.len() - usual) * LONGEST_CODE / 8
 }
 
 /// A protocol above HTTP whose messages come one by one in both directions.
