@@ -106,6 +106,8 @@ pub struct FrameParser {
     head_bytes: usize,
     /// Whether a head of a message continues, so that every other frame is an error that `h2` finds.
     in_field_block: bool,
+    /// The greatest stream that a client has opened. Data before that is an error that `h2` finds.
+    opened: u32,
     notes: PeerNotes,
     has_news: bool,
     /// Streams of the small DATA frames since they were taken, in order.
@@ -118,20 +120,22 @@ pub struct FrameParser {
 impl FrameParser {
     /// A parser of what a server sends.
     pub fn of_server() -> Self {
-        Self::starting_with(Next::Head)
+        // The streams are those of this end.
+        Self::starting_with(Next::Head, u32::MAX)
     }
 
     /// A parser of what a client sends.
     pub fn of_client() -> Self {
-        Self::starting_with(Next::Preface(PREFACE_BYTES))
+        Self::starting_with(Next::Preface(PREFACE_BYTES), 0)
     }
 
-    fn starting_with(next: Next) -> Self {
+    fn starting_with(next: Next, opened: u32) -> Self {
         Self {
             next,
             head: [0; HEAD_BYTES],
             head_bytes: 0,
             in_field_block: false,
+            opened,
             notes: PeerNotes::default(),
             has_news: false,
             small: Vec::new(),
@@ -223,7 +227,9 @@ impl FrameParser {
             && kind == DATA
             && flags & (END_STREAM | PADDED) == 0
             && length(head) == 0
-            && stream(head) != 0
+            // Only those of clients are ever opened.
+            && stream(head) % 2 == 1
+            && stream(head) <= self.opened
     }
 
     /// Counts a frame that is left out.
@@ -240,6 +246,9 @@ impl FrameParser {
     fn on_head(&mut self, head: &[u8; HEAD_BYTES]) {
         let [_, _, _, kind, flags, ..] = *head;
         let length = length(head);
+        if kind == HEADERS {
+            self.opened = self.opened.max(stream(head));
+        }
         match kind {
             HEADERS | PUSH_PROMISE | CONTINUATION => self.in_field_block = flags & END_HEADERS == 0,
             DATA if length < SMALL_BYTES || flags & PADDED != 0 => self.small.push(stream(head)),
@@ -345,6 +354,7 @@ mod tests {
             (frame(SETTINGS, 0, 0, &settings), true),
             (frame(SETTINGS, ACK, 0, &[]), true),
             (frame(HEADERS, END_HEADERS, 1, b"head"), true),
+            (frame(HEADERS, END_HEADERS, 3, b"head"), true),
             (frame(DATA, 0, 1, &[]), false),
             (frame(DATA, 0, 1, b"small"), true),
             (frame(DATA, 0, 3, &[7; 300]), true),
@@ -398,6 +408,18 @@ mod tests {
         for piece in [1, 5, 24, 25, 1000] {
             let given = read(&mut FrameParser::of_client(), &all, piece);
             assert_eq!(&given[24..], expected);
+        }
+    }
+
+    #[test]
+    fn empty_data_frames_of_streams_that_no_client_has_opened_are_errors_to_be_found() {
+        let mut parser = FrameParser::of_client();
+        read(&mut parser, b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n", 24);
+        read(&mut parser, &frame(HEADERS, END_HEADERS, 5, b"head"), 100);
+        for (stream, is_given) in [(0, true), (4, true), (5, false), (3, false), (7, true)] {
+            let empty = frame(DATA, 0, stream, &[]);
+            let given = read(&mut parser, &empty, 100);
+            assert_eq!(!given.is_empty(), is_given, "{stream}");
         }
     }
 
