@@ -13,17 +13,18 @@ use parking_lot::Mutex;
 use super::unsent::{Piece, Unsent, fields_cost};
 use super::{StreamContent, UpgradedStream};
 
-/// The sender of the heads of one stream's answer.
+/// The sender of the heads of one stream's answer, up to the final one. It has no effect after that, or after the end of
+/// the exchange, and keeps no stream open.
 #[derive(Clone)]
 pub struct Reply {
-    response: Arc<Mutex<SendResponse<Piece>>>,
+    response: Arc<Mutex<Option<SendResponse<Piece>>>>,
     connection: Arc<Unsent>,
 }
 
 impl Reply {
     pub(crate) fn new(response: SendResponse<Piece>, connection: &Arc<Unsent>) -> Self {
         Self {
-            response: Arc::new(Mutex::new(response)),
+            response: Arc::new(Mutex::new(Some(response))),
             connection: Arc::clone(connection),
         }
     }
@@ -35,9 +36,12 @@ impl Reply {
         *head.status_mut() = status;
         *head.headers_mut() = headers;
         head.headers_mut().remove(header::CONTENT_LENGTH);
-        if self.connection.count_head(fields_cost(head.headers())) {
-            // Without effect when the answer has begun.
-            let _ = self.response.lock().send_informational(head);
+        // h2 would send it behind the final head, too.
+        let mut response = self.response.lock();
+        if let Some(response) = &mut *response
+            && self.connection.count_head(fields_cost(head.headers()))
+        {
+            let _ = response.send_informational(head);
         }
     }
 
@@ -57,14 +61,23 @@ impl Reply {
 
     /// Ready when the peer has reset the stream, or the connection is over.
     pub(crate) fn poll_reset(&self, cx: &mut Context<'_>) -> Poll<()> {
-        self.response.lock().poll_reset(cx).map(drop)
+        match &mut *self.response.lock() {
+            Some(response) => response.poll_reset(cx).map(drop),
+            None => Poll::Ready(()),
+        }
     }
 
     /// Sends the head of the answer; `None` if the stream is over.
     pub(crate) fn send(&self, head: Response<()>, is_whole: bool) -> Option<SendStream<Piece>> {
-        let sent = self.response.lock().send_response(head, is_whole);
+        let mut response = self.end()?;
+        let sent = response.send_response(head, is_whole);
         sent.inspect_err(|error| tracing::debug!(%error, "an answer was not sent"))
             .ok()
+    }
+
+    /// Ends it: no head is sent from now on.
+    pub(crate) fn end(&self) -> Option<SendResponse<Piece>> {
+        self.response.lock().take()
     }
 }
 

@@ -67,6 +67,12 @@ pin_project! {
         #[pin]
         stage: Stage<F, B>,
     }
+
+    impl<F, B> PinnedDrop for Exchange<F, B> {
+        fn drop(this: Pin<&mut Self>) {
+            this.reply.end();
+        }
+    }
 }
 
 pin_project! {

@@ -1,5 +1,7 @@
 //! HTTP/2 peers that read slowly, or not at all, in a time that only the test moves.
 
+mod ends;
+
 use std::convert::Infallible;
 use std::future::poll_fn;
 use std::io;

@@ -1,0 +1,111 @@
+//! Streams and connections that end at odd moments.
+
+use http::{HeaderMap, StatusCode};
+use parking_lot::Mutex;
+use tunnel_ops::signals::Trigger;
+
+use super::*;
+
+/// A connection whose requests are answered so, and the future that serves it, until it is to stop.
+async fn served<F>(
+    window: u32,
+    answer: impl Fn(Request<ReceivedBody>) -> F + Send + Sync + 'static,
+) -> (h2::client::SendRequest<Bytes>, Trigger, Owned<()>)
+where
+    F: Future<Output = Response<Content>> + Send + 'static,
+{
+    let (near, far) = tokio::io::duplex(1024 * 1024);
+    let (trigger, stopping) = Shutdown::manual();
+    let serving = Owned::spawn("serving", async move {
+        let answer = |request| {
+            let answered = answer(request);
+            async { Ok(answered.await) }
+        };
+        http2(near, bounds(), &Tasks::default(), &stopping, answer).await;
+    });
+    let mut client = h2::client::Builder::new();
+    client.initial_window_size(window);
+    client.initial_connection_window_size(1 << 20);
+    let (send, connection) = client.handshake(far).await.unwrap();
+    std::mem::forget(Owned::spawn("peer", async move {
+        let _ = connection.await;
+    }));
+    (send, trigger, serving)
+}
+
+const FRAME_BYTES: usize = 16 * 1024;
+
+/// So many frames, which are all there is.
+fn frames(left: usize) -> Content {
+    Content {
+        left,
+        frame: FRAME_BYTES,
+        is_endless: false,
+        pause: None,
+        knows_end: true,
+        dropped: mpsc::channel(1).0,
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn nothing_but_the_answer_follows_its_head() {
+    let replies: Arc<Mutex<Vec<Reply>>> = Arc::default();
+    let kept = replies.clone();
+    let (send, _trigger, _serving) = served(FRAME_BYTES as u32, move |request| {
+        kept.lock().extend(request.into_body().reply());
+        async { Response::new(frames(2)) }
+    })
+    .await;
+    let hint = || {
+        for reply in &*replies.lock() {
+            reply.send_informational(StatusCode::EARLY_HINTS, HeaderMap::new());
+        }
+    };
+    for _ in 0..3 {
+        let mut body = get(&send).await.into_body();
+        hint();
+        let mut received = 0;
+        while let Some(data) = body.data().await {
+            let length = data.unwrap().len();
+            received += length;
+            body.flow_control().release_capacity(length).unwrap();
+        }
+        assert_eq!(received, 2 * FRAME_BYTES);
+        hint();
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_stream_that_is_given_up_is_reset_whoever_could_reply_to_it() {
+    let replies: Arc<Mutex<Vec<Reply>>> = Arc::default();
+    let kept = replies.clone();
+    let (send, _trigger, _serving) = served(1, move |request| {
+        kept.lock().extend(request.into_body().reply());
+        async { Response::new(frames(20)) }
+    })
+    .await;
+    let mut body = get(&send).await.into_body();
+    assert_eq!(body.data().await.unwrap().unwrap().len(), 1);
+    let next = timeout(LIMIT * 4, body.data()).await.unwrap();
+    let error = next.unwrap().unwrap_err();
+    assert_eq!(error.reason(), Some(h2::Reason::CANCEL));
+}
+
+#[tokio::test(start_paused = true)]
+async fn streams_that_the_peer_resets_leave_nothing_behind() {
+    let (send, trigger, serving) = served(1, |_| async { Response::new(frames(1)) }).await;
+    for _ in 0..2 * MAX_STREAMS {
+        let mut ready = send.clone().ready().await.unwrap();
+        let request = Request::get("http://a/").body(()).unwrap();
+        let (response, mut stream) = ready.send_request(request, true).unwrap();
+        let response = response.await.unwrap();
+        stream.send_reset(h2::Reason::CANCEL);
+        drop(response);
+    }
+    sleep(Duration::from_secs(1)).await;
+    trigger.request();
+    timeout(Duration::from_secs(5), serving)
+        .await
+        .unwrap()
+        .unwrap();
+}
