@@ -57,8 +57,8 @@ const PING_INTERVAL: Duration = Duration::from_secs(20);
 /// until those in progress are. `tasks` take what runs for it, and have ended with it.
 ///
 /// The connection ends when it is idle for `keep_alive_timeout`, and again for as long after it was asked to
-/// leave. It is idle when nothing runs for it and no request comes; and also when requests come, but the
-/// peer reads none of the answers that h2 holds for it.
+/// leave; after `stopping`, `body_idle_timeout` is enough. It is idle when nothing runs for it, no request comes and
+/// nothing is read of the answers that h2 holds for it; and also when requests come, but nothing is read.
 pub async fn http2<IO, F, B>(
     io: IO,
     bounds: Bounds,
@@ -76,12 +76,16 @@ pub async fn http2<IO, F, B>(
     let Ok(Some(mut serving)) = timeout(bounds.request_head_timeout, starting).await else {
         return;
     };
-    let mut is_leaving = false;
+    let (mut is_leaving, mut is_stopping) = (false, false);
     loop {
         let before = serving.progress();
+        let idle_timeout = match is_stopping {
+            true => bounds.body_idle_timeout,
+            false => bounds.keep_alive_timeout,
+        };
         tokio::select! {
             () = serving.run(&answer) => break,
-            () = sleep(bounds.keep_alive_timeout) => {
+            () = sleep(idle_timeout) => {
                 let is_idle = serving.is_idle_since(&before) && tasks.is_empty();
                 // By the second time the peer has read nothing of what was left at the first.
                 if is_idle && is_leaving {
@@ -92,10 +96,9 @@ pub async fn http2<IO, F, B>(
                 }
                 is_leaving = is_idle;
             }
-            () = stopping.requested() => {
+            () = stopping.requested(), if !is_stopping => {
                 serving.connection.graceful_shutdown();
-                serving.run(&answer).await;
-                break;
+                is_stopping = true;
             }
         }
     }
@@ -237,9 +240,11 @@ where
         (self.requests, self.unsent.progress())
     }
 
-    /// Whether no request has come since, or nothing was read of the answers that h2 holds.
+    /// Whether no request has come since and no answer gets on that h2 holds, or one of these is stuck.
     fn is_idle_since(&self, (requests, unsent): &(u64, Progress)) -> bool {
-        self.requests == *requests || self.unsent.progress().is_stuck_since(unsent)
+        let now = self.unsent.progress();
+        let is_quiet = self.requests == *requests && !now.gets_on_since(unsent);
+        is_quiet || now.is_stuck_since(unsent)
     }
 }
 

@@ -136,12 +136,24 @@ pub(crate) struct Progress {
 impl Progress {
     /// Whether something waits in h2, and as good as nothing of it has left since `before`.
     pub(crate) fn is_stuck_since(&self, before: &Self) -> bool {
-        let are_pieces_stuck = self.pieces.is_some() && self.pieces == before.pieces;
-        let are_heads_stuck = matches!(
-            (before.written, self.written),
-            (Some(before), Some(now)) if now - before < PIECE_BYTES as u64
-        );
-        are_pieces_stuck || are_heads_stuck
+        let [pieces, heads] = self.left_since(before);
+        pieces == Some(false) || heads == Some(false)
+    }
+
+    /// Whether something waits in h2 of which some has left since `before`.
+    pub(crate) fn gets_on_since(&self, before: &Self) -> bool {
+        self.left_since(before).contains(&Some(true))
+    }
+
+    /// Whether more than a little has left since `before` of the pieces, and of the heads; `None` where nothing has waited
+    /// all the time.
+    fn left_since(&self, before: &Self) -> [Option<bool>; 2] {
+        let pieces = self.pieces.zip(before.pieces);
+        let heads = self.written.zip(before.written);
+        [
+            pieces.map(|(now, before)| now != before),
+            heads.map(|(now, before)| now - before >= PIECE_BYTES as u64),
+        ]
     }
 }
 

@@ -92,6 +92,36 @@ async fn a_stream_that_is_given_up_is_reset_whoever_could_reply_to_it() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn answers_that_are_over_are_read_as_slowly_as_others() {
+    let (send, _trigger, _serving) = served(8 * 1024, |_| async { Response::new(frames(1)) }).await;
+    let mut bodies = Vec::new();
+    for _ in 0..20 {
+        bodies.push(get(&send).await.into_body());
+    }
+    for (number, body) in bodies.iter_mut().enumerate() {
+        let mut received = 0;
+        while let Some(data) = body.data().await {
+            let length = data
+                .unwrap_or_else(|error| panic!("{number}: {error}"))
+                .len();
+            received += length;
+            body.flow_control().release_capacity(length).unwrap();
+        }
+        assert_eq!(received, FRAME_BYTES);
+        sleep(LIMIT / 2).await;
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_connection_that_stops_ends_although_an_answer_is_not_taken() {
+    let (send, trigger, serving) = served(1, |_| async { Response::new(frames(1)) }).await;
+    let _response = get(&send).await;
+    sleep(LIMIT).await;
+    trigger.request();
+    timeout(LIMIT * 10, serving).await.unwrap().unwrap();
+}
+
+#[tokio::test(start_paused = true)]
 async fn streams_that_the_peer_resets_leave_nothing_behind() {
     let (send, trigger, serving) = served(1, |_| async { Response::new(frames(1)) }).await;
     for _ in 0..2 * MAX_STREAMS {
