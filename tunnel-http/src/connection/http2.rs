@@ -50,7 +50,7 @@ const CONNECTION_WINDOWS: u32 = 20;
 /// Bytes of one answer that h2 may hold: two pieces, so that one can be written while the next is made. With the piece
 /// that is given next, 256 streams have 12 MiB at most.
 const SEND_BUFFER_BYTES: usize = 32 * 1024;
-/// After how long without a byte a peer is pinged, and for how long its answer is awaited: finds peers that are gone.
+/// After how long without a sign of life a peer is pinged, and for how long its answer is awaited: finds peers that are gone.
 const PING_INTERVAL: Duration = Duration::from_secs(20);
 
 /// Has the requests of an HTTP/2 connection answered until there are no more, or, after `stopping`,
@@ -185,12 +185,8 @@ where
         B: Body<Data = Bytes> + Send + 'static,
         B::Error: Into<Box<dyn Error + Send + Sync>>,
     {
-        if self.pings.poll(cx, self.frames.reads()).is_ready() {
-            tracing::debug!("the peer of an HTTP/2 connection answers no ping");
-            return Poll::Ready(());
-        }
-        loop {
-            match ready!(self.connection.poll_accept(cx)) {
+        while let Poll::Ready(next) = self.connection.poll_accept(cx) {
+            match next {
                 Some(Ok((request, response))) => self.accept(request, response, answer),
                 Some(Err(error)) => {
                     tracing::debug!(%error, "an HTTP/2 connection failed");
@@ -199,6 +195,12 @@ where
                 None => return Poll::Ready(()),
             }
         }
+        let signs = self.frames.reads() + self.unsent.resumptions();
+        let gone = self.pings.poll(cx, signs);
+        if gone.is_ready() {
+            tracing::debug!("the peer of an HTTP/2 connection answers no ping");
+        }
+        gone
     }
 
     /// Starts the task of a request.
@@ -252,8 +254,8 @@ where
 struct Pings {
     pings: PingPong,
     alarm: Alarm,
-    /// The number of reads when the silence began.
-    reads: u64,
+    /// The number of signs of life when the silence began.
+    signs: u64,
     silent_since: Instant,
     /// Whether a ping was sent since.
     is_asked: bool,
@@ -264,17 +266,18 @@ impl Pings {
         Self {
             pings,
             alarm: Alarm::default(),
-            reads: 0,
+            signs: 0,
             silent_since: Instant::now(),
             is_asked: false,
         }
     }
 
-    /// Ready when the peer is gone: when nothing came of it for [`PING_INTERVAL`], nor in as long behind a ping. `reads` is
-    /// the number of reads so far that brought something.
-    fn poll(&mut self, cx: &mut Context<'_>, reads: u64) -> Poll<()> {
-        if self.reads != reads {
-            self.reads = reads;
+    /// Ready when the peer is gone: when it gave no sign of life for [`PING_INTERVAL`], nor in as long behind a ping. `signs`
+    /// is the number of them so far: reads that brought something, and writes that went on after the socket was full.
+    /// The answer to a ping waits behind all that the network holds for a peer.
+    fn poll(&mut self, cx: &mut Context<'_>, signs: u64) -> Poll<()> {
+        if self.signs != signs {
+            self.signs = signs;
             self.silent_since = Instant::now();
             self.is_asked = false;
         }

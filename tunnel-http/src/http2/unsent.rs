@@ -68,6 +68,12 @@ pub(crate) struct Unsent {
     written: AtomicU64,
     /// Whether the socket's last operation was a complete flush.
     is_flushed: AtomicBool,
+    /// Whether the last write has found the socket full, and the last flush. One says nothing of the other: TLS has room
+    /// for a write while its socket is full.
+    is_write_pending: AtomicBool,
+    is_flush_pending: AtomicBool,
+    /// How often a write or a flush went on that had found the socket full: the peer has read.
+    resumptions: AtomicU64,
 }
 
 /// Heads and trailer sections that wait for the socket alone.
@@ -225,6 +231,7 @@ impl Unsent {
     /// Notes a write of the socket.
     pub(crate) fn on_write(&self, written: &Poll<io::Result<usize>>) {
         self.is_flushed.store(false, Ordering::Relaxed);
+        self.note_pending(&self.is_write_pending, written.is_pending());
         if let Poll::Ready(Ok(bytes)) = written {
             self.written.fetch_add(*bytes as u64, Ordering::Relaxed);
         }
@@ -233,6 +240,18 @@ impl Unsent {
     /// Notes a flush of the socket.
     pub(crate) fn on_flush(&self, is_complete: bool) {
         self.is_flushed.store(is_complete, Ordering::Relaxed);
+        self.note_pending(&self.is_flush_pending, !is_complete);
+    }
+
+    fn note_pending(&self, noted: &AtomicBool, is_pending: bool) {
+        if noted.swap(is_pending, Ordering::Relaxed) && !is_pending {
+            self.resumptions.fetch_add(1, Ordering::Relaxed);
+        }
+    }
+
+    /// A number that grows whenever the socket has room again after it was full.
+    pub(super) fn resumptions(&self) -> u64 {
+        self.resumptions.load(Ordering::Relaxed)
     }
 
     /// Bytes that the socket has taken.

@@ -139,3 +139,124 @@ async fn streams_that_the_peer_resets_leave_nothing_behind() {
         .unwrap()
         .unwrap();
 }
+
+/// Reads slowly.
+struct Slow<IO> {
+    io: IO,
+    pause: Pin<Box<Sleep>>,
+}
+
+impl<IO: AsyncRead + Unpin> AsyncRead for Slow<IO> {
+    fn poll_read(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        buffer: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
+        ready!(self.pause.as_mut().poll(cx));
+        let room = buffer.remaining().min(4 * 1024);
+        let mut part = ReadBuf::new(buffer.initialize_unfilled_to(room));
+        ready!(Pin::new(&mut self.io).poll_read(cx, &mut part))?;
+        let length = part.filled().len();
+        buffer.advance(length);
+        if length == 4 * 1024 {
+            self.pause
+                .as_mut()
+                .reset(Instant::now() + Duration::from_secs(1));
+        }
+        Poll::Ready(Ok(()))
+    }
+}
+
+impl<IO: AsyncWrite + Unpin> AsyncWrite for Slow<IO> {
+    fn poll_write(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        bytes: &[u8],
+    ) -> Poll<io::Result<usize>> {
+        Pin::new(&mut self.io).poll_write(cx, bytes)
+    }
+
+    fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.io).poll_flush(cx)
+    }
+
+    fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.io).poll_shutdown(cx)
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_peer_whose_pong_waits_behind_an_answer_is_not_gone() {
+    // What the network holds of the answer takes the peer four minutes.
+    let (near, far) = tokio::io::duplex(1024 * 1024);
+    let _serving = Owned::spawn("serving", async move {
+        let (_trigger, stopping) = Shutdown::manual();
+        let answer = |_: Request<ReceivedBody>| async { Ok(Response::new(frames(256))) };
+        http2(near, bounds(), &Tasks::default(), &stopping, answer).await;
+    });
+    let mut client = h2::client::Builder::new();
+    client.initial_window_size(1 << 30);
+    client.initial_connection_window_size(1 << 30);
+    let io = Slow {
+        io: far,
+        pause: Box::pin(sleep(Duration::ZERO)),
+    };
+    let (send, connection) = client.handshake::<_, Bytes>(io).await.unwrap();
+    let _peer = Owned::spawn("peer", async move {
+        let _ = connection.await;
+    });
+    let mut body = get(&send).await.into_body();
+    let mut received = 0;
+    while let Some(data) = body.data().await {
+        received += data
+            .unwrap_or_else(|error| panic!("{received}: {error}"))
+            .len();
+    }
+    assert_eq!(received, 256 * FRAME_BYTES);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_peer_that_gives_no_sign_of_life_is_gone_after_two_intervals() {
+    // It has read all, or nothing more of an answer that the network holds.
+    for room in [1 << 24, 1 << 16] {
+        let (near, far) = tokio::io::duplex(room);
+        let serving = Owned::spawn("serving", async move {
+            let (_trigger, stopping) = Shutdown::manual();
+            let answer = |_: Request<ReceivedBody>| async {
+                let mut content = frames(256);
+                content.is_endless = true;
+                content.knows_end = false;
+                Ok(Response::new(content))
+            };
+            let bounds = Bounds {
+                body_idle_timeout: LIMIT * 100,
+                ..bounds()
+            };
+            http2(near, bounds, &Tasks::default(), &stopping, answer).await;
+        });
+        let mut client = h2::client::Builder::new();
+        client.initial_window_size(1 << 30);
+        client.initial_connection_window_size(1 << 30);
+        let valve = Arc::new(AtomicBool::new(false));
+        let io = Valve {
+            io: far,
+            is_closed: valve.clone(),
+        };
+        let (send, connection) = client.handshake::<_, Bytes>(io).await.unwrap();
+        let _peer = Owned::spawn("peer", async move {
+            let _ = connection.await;
+        });
+        sleep(PING_INTERVAL / 4).await;
+        let response = get(&send).await;
+        valve.store(true, Ordering::Relaxed);
+        let begun = Instant::now();
+        timeout(LIMIT * 10, serving).await.unwrap().unwrap();
+        let took = begun.elapsed();
+        let expected = PING_INTERVAL * 2;
+        assert!(
+            took >= expected && took < expected + PING_INTERVAL / 10,
+            "{took:?}"
+        );
+        drop(response);
+    }
+}
