@@ -22,7 +22,7 @@ mod upgraded;
 use std::future::poll_fn;
 use std::task::{Context, Poll};
 
-pub use self::content::{ContentRegistry, StreamContent};
+pub use self::content::{ContentEnd, ContentRegistry, StreamContent};
 pub use self::frames::{EmptyFrameFlood, FrameParser, GoAway, PeerNotes, PeerSettings};
 pub use self::reader::{FrameReader, ReadFrames};
 pub use self::reply::Reply;

@@ -10,9 +10,11 @@
 //!
 //! - While h2 holds [`UNSENT_BYTES`](crate::http2::unsent::UNSENT_BYTES) of an answer, no further piece of it is given. What
 //!   the content yields meanwhile is joined into one piece. With room, a piece goes on in the poll that brought it.
-//! - The end of an answer goes out with its last piece as long as the connection has room for finished answers. Beyond
-//!   that it waits until the last piece has left h2: the task of the stream lives until then, and with it what the
-//!   exchange holds, and the limit on how long a peer may take nothing.
+//! - The end of an answer goes out with its last piece as long as the connection has room for finished answers, and the
+//!   request is whole. Otherwise it waits until the last piece has left h2: the task of the stream lives until then, and
+//!   with it what the exchange holds, and the limit on how long a peer may take nothing. h2 resets a stream that is over
+//!   behind its answer when nobody reads the rest of the request, and forgets to count that stream as closed if the peer
+//!   resets it while the answer waits.
 //! - A head, or trailers, are given while the connection has room for heads that its socket has not taken. Beyond that
 //!   few are held back, and the streams of more are reset.
 //! - A short piece that follows others is copied, so that it does not keep the read buffer alive of which it is a slice.
@@ -30,6 +32,7 @@ use http_body::{Body, Frame, SizeHint};
 use pin_project_lite::pin_project;
 
 use super::unread::{give_up, set_contents_turn, set_peers_turn};
+use crate::http2::ContentEnd;
 use crate::http2::unsent::{
     AnswerBytes, HeldBack, PIECE_BYTES, PIECE_COST, Piece, Unsent, fields_cost,
 };
@@ -142,6 +145,8 @@ pin_project! {
         #[pin]
         body: B,
         connection: Arc<Unsent>,
+        // Of the request's content.
+        end: ContentEnd,
         answer: Option<Arc<AnswerBytes>>,
         joined: Joined,
         // The end, while it waits for the bytes before it.
@@ -157,10 +162,11 @@ where
     B: Body<Data = Bytes>,
     B::Error: Into<BoxError>,
 {
-    pub(super) fn new(body: B, connection: Arc<Unsent>) -> Self {
+    pub(super) fn new(body: B, connection: Arc<Unsent>, end: ContentEnd) -> Self {
         Self {
             body,
             connection,
+            end,
             answer: None,
             joined: Joined::default(),
             last: None,
@@ -182,7 +188,7 @@ where
         let earlier = this.answer.as_deref().map_or(0, AnswerBytes::bytes);
         let bytes = this.joined.take(earlier > 0);
         if this.joined.is_empty() && this.last.is_none() && this.body.is_end_stream() {
-            if this.connection.finish(bytes.len() + PIECE_COST + earlier) {
+            if this.end.has_come() && this.connection.finish(bytes.len() + PIECE_COST + earlier) {
                 this.answer
                     .as_deref()
                     .inspect(|answer| answer.finish(earlier));
@@ -247,7 +253,7 @@ where
         let ended = match this.answer {
             // A reset drops what h2 still has of the stream.
             Some(answer) if matches!(last, LastFrame::Failure(_)) => answer.poll_left(cx),
-            Some(answer) => answer.poll_end(cx, trailers),
+            Some(answer) => answer.poll_end(cx, trailers, this.end.has_come()),
             None if trailers > 0 => this.connection.poll_head(cx, trailers),
             None => Poll::Ready(()),
         };
@@ -325,18 +331,20 @@ pin_project! {
     pub(super) struct Answering<F, B> {
         #[pin]
         future: F,
-        // Passed to the response's content.
+        // Both are passed to the response's content.
         connection: Arc<Unsent>,
+        end: ContentEnd,
         // A response whose head has no room, and the wait for it.
         waiting: Option<Box<(Response<B>, HeadsWait)>>,
     }
 }
 
 impl<F, B> Answering<F, B> {
-    pub(super) fn new(future: F, connection: &Arc<Unsent>) -> Self {
+    pub(super) fn new(future: F, connection: &Arc<Unsent>, end: ContentEnd) -> Self {
         Self {
             future,
             connection: connection.clone(),
+            end,
             waiting: None,
         }
     }
@@ -363,7 +371,7 @@ where
             *this.waiting = Some(Box::new((response, wait)));
             return Poll::Pending;
         }
-        let deliver = |body| Delivery::new(body, this.connection.clone());
+        let deliver = |body| Delivery::new(body, this.connection.clone(), this.end.clone());
         Poll::Ready(Ok(response.map(deliver)))
     }
 }
@@ -480,7 +488,11 @@ mod tests {
             };
             let connection = Arc::new(Unsent::default());
             Self {
-                delivery: Box::pin(Delivery::new(content, connection.clone())),
+                delivery: Box::pin(Delivery::new(
+                    content,
+                    connection.clone(),
+                    ContentEnd::new(true),
+                )),
                 connection,
                 woken: Arc::new(Woken(true.into())),
                 queued: VecDeque::new(),

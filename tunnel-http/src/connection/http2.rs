@@ -221,6 +221,7 @@ where
         let reply = Reply::new(response, &self.unsent);
         let (parts, stream) = request.into_parts();
         let content = self.contents.content(stream);
+        let end = content.end();
         let (received, connect) = match parts.method {
             Method::CONNECT => {
                 let (connect, on_upgrade) = Connect::new(content, &self.tasks);
@@ -234,7 +235,7 @@ where
             }
         };
         let answered = answer(Request::from_parts(parts, received));
-        let exchange = Exchange::new(answered, reply, connect);
+        let exchange = Exchange::new(answered, reply, connect, end);
         self.tasks.spawn(watched(exchange, self.unread_limit));
     }
 

@@ -7,6 +7,7 @@
 use std::collections::HashMap;
 use std::pin::Pin;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::task::{Context, Poll, Waker, ready};
 
 use bytes::{Bytes, BytesMut};
@@ -27,14 +28,17 @@ impl ContentRegistry {
     /// The content of a stream, which the driver may read ahead from now on.
     pub fn content(self: &Arc<Self>, stream: RecvStream) -> StreamContent {
         let id = stream.stream_id().as_u32();
-        let state = Arc::new(Mutex::new(ContentState::new(stream)));
-        if !state.lock().has_ended() {
+        let state = ContentState::new(stream);
+        let end = ContentEnd::new(state.has_ended());
+        let state = Arc::new(Mutex::new(state));
+        if !end.has_come() {
             self.streams.lock().insert(id, Arc::clone(&state));
         }
         StreamContent {
             id,
             state,
             registry: Arc::clone(self),
+            end,
         }
     }
 
@@ -166,16 +170,41 @@ impl Drop for ContentState {
     }
 }
 
+/// Whether the content of a message was received to its end when it was dropped, or had none.
+#[derive(Debug, Clone)]
+pub struct ContentEnd(Arc<AtomicBool>);
+
+impl ContentEnd {
+    /// The end of content that is whole already, or is not.
+    pub(crate) fn new(has_come: bool) -> Self {
+        Self(Arc::new(has_come.into()))
+    }
+
+    /// Whether it has come.
+    pub(crate) fn has_come(&self) -> bool {
+        self.0.load(Ordering::Relaxed)
+    }
+}
+
 /// The content of one message.
 #[derive(Debug)]
 pub struct StreamContent {
     id: u32,
     state: Arc<Mutex<ContentState>>,
     registry: Arc<ContentRegistry>,
+    end: ContentEnd,
+}
+
+impl StreamContent {
+    /// Its end, which outlives it.
+    pub(crate) fn end(&self) -> ContentEnd {
+        self.end.clone()
+    }
 }
 
 impl Drop for StreamContent {
     fn drop(&mut self) {
+        self.end.0.store(self.is_end_stream(), Ordering::Relaxed);
         self.registry.streams.lock().remove(&self.id);
     }
 }

@@ -250,7 +250,7 @@ impl Unsent {
     }
 
     /// A number that grows whenever the socket has room again after it was full.
-    pub(super) fn resumptions(&self) -> u64 {
+    pub(crate) fn resumptions(&self) -> u64 {
         self.resumptions.load(Ordering::Relaxed)
     }
 
@@ -332,10 +332,10 @@ impl AnswerBytes {
     }
 
     /// Ready when the response may end, with `trailers` bytes of trailers: all of it has left, and there is room for
-    /// them, or the connection has room for the rest.
-    pub(crate) fn poll_end(&self, cx: &Context<'_>, trailers: usize) -> Poll<()> {
+    /// them, or the request `is_whole` and the connection has room for the rest.
+    pub(crate) fn poll_end(&self, cx: &Context<'_>, trailers: usize, is_whole: bool) -> Poll<()> {
         let unsent = self.bytes();
-        if unsent > 0 && !self.connection.finish(unsent + trailers) {
+        if unsent > 0 && !(is_whole && self.connection.finish(unsent + trailers)) {
             ready!(self.poll_left(cx));
         } else if unsent > 0 {
             self.trailers.store(trailers, Ordering::Release);

@@ -106,7 +106,7 @@ impl AsyncWrite for UpgradedStream {
         Poll::Ready(Ok(()))
     }
 
-    /// Ends the stream, once the connection has room for what is left of it.
+    /// Ends the stream, once the connection has room for what is left of it, or nothing is left while the peer still sends.
     fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
         let this = &mut *self;
         if this.has_ended {
@@ -115,7 +115,8 @@ impl AsyncWrite for UpgradedStream {
         if this.stream.poll_reset(cx).is_ready() {
             return Poll::Ready(Err(io::ErrorKind::ConnectionReset.into()));
         }
-        ready!(this.sent.poll_end(cx, 0));
+        let is_whole = this.content.is_end_stream();
+        ready!(this.sent.poll_end(cx, 0, is_whole));
         this.has_ended = true;
         let ended = this.stream.send_data(Piece::empty(), true);
         Poll::Ready(ended.map_err(io::Error::other))

@@ -23,7 +23,7 @@ use tokio::sync::oneshot;
 
 use super::super::delivery::{Answering, Delivery};
 use crate::http2::unsent::Piece;
-use crate::http2::{OnUpgrade, Reply, StreamContent, UpgradedStream, poll_window};
+use crate::http2::{ContentEnd, OnUpgrade, Reply, StreamContent, UpgradedStream, poll_window};
 use crate::received::ReceivedBody;
 use crate::tasks::Tasks;
 
@@ -84,8 +84,14 @@ pin_project! {
 }
 
 impl<F, B> Exchange<F, B> {
-    pub(super) fn new(answered: F, reply: Reply, connect: Option<Box<Connect>>) -> Self {
-        let answering = Answering::new(answered, reply.connection());
+    /// `end` is that of the request's content.
+    pub(super) fn new(
+        answered: F,
+        reply: Reply,
+        connect: Option<Box<Connect>>,
+        end: ContentEnd,
+    ) -> Self {
+        let answering = Answering::new(answered, reply.connection(), end);
         Self {
             reply,
             connect,

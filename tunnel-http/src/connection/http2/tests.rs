@@ -1,5 +1,6 @@
 //! HTTP/2 peers that read slowly, or not at all, in a time that only the test moves.
 
+mod clients;
 mod ends;
 
 use std::convert::Infallible;
@@ -21,7 +22,7 @@ use tokio::time::{Instant, Sleep, sleep, timeout};
 use super::*;
 use crate::connection::delivery::Delivery;
 use crate::connection::is_given_up;
-use crate::http2::unsent;
+use crate::http2::{ContentEnd, unsent};
 use crate::upgraded::TimedWriter;
 use tunnel_ops::task::Owned;
 
@@ -543,7 +544,8 @@ async fn trailers_are_given_while_there_is_room_and_all_of_them_once_the_socket_
         };
         let (mut given, mut held) = (0, Vec::new());
         for _ in 0..100 {
-            let delivery = Delivery::new(WithTrailers(0), connection.clone());
+            let delivery =
+                Delivery::new(WithTrailers(0), connection.clone(), ContentEnd::new(true));
             let mut delivery = Box::pin(delivery);
             let Poll::Ready(Some(Ok(piece))) = delivery.as_mut().poll_frame(&mut cx) else {
                 panic!("no piece");
@@ -577,7 +579,7 @@ async fn each_piece_before_an_end_that_waits_has_the_whole_time() {
     };
     let (handed, mut pieces) = mpsc::channel(3);
     let delivering = async move {
-        let mut delivery = pin!(Delivery::new(content, connection));
+        let mut delivery = pin!(Delivery::new(content, connection, ContentEnd::new(true)));
         while let Some(piece) = poll_fn(|cx| delivery.as_mut().poll_frame(cx)).await {
             handed.try_send(piece.unwrap()).unwrap();
         }
@@ -661,7 +663,11 @@ async fn content_that_goes_on_gives_a_peer_that_takes_nothing_no_more_time() {
     let content = Messages(receiver);
     let begun = Instant::now();
     let delivering = async move {
-        let mut delivery = pin!(Delivery::new(content, Arc::default()));
+        let mut delivery = pin!(Delivery::new(
+            content,
+            Arc::default(),
+            ContentEnd::new(true)
+        ));
         let mut held = Vec::new();
         while let Some(piece) = poll_fn(|cx| delivery.as_mut().poll_frame(cx)).await {
             held.push(piece.unwrap());

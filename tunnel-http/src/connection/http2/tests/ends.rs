@@ -260,3 +260,29 @@ async fn a_peer_that_gives_no_sign_of_life_is_gone_after_two_intervals() {
         drop(response);
     }
 }
+
+#[tokio::test(start_paused = true)]
+async fn requests_that_are_cut_behind_their_answers_leave_room_for_others() {
+    let (send, _trigger, _serving) = served(FRAME_BYTES as u32 - 1, |_| async {
+        Response::new(frames(1))
+    })
+    .await;
+    let mut open = Vec::new();
+    for _ in 0..MAX_STREAMS {
+        let mut ready = send.clone().ready().await.unwrap();
+        let request = Request::post("http://a/").body(()).unwrap();
+        let (response, content) = ready.send_request(request, false).unwrap();
+        open.push((response.await.unwrap(), content));
+        if open.len() == 20 {
+            // The content is discarded for a moment.
+            sleep(Duration::from_secs(3)).await;
+            for (_, content) in &mut open {
+                content.send_reset(h2::Reason::CANCEL);
+            }
+            open.clear();
+        }
+    }
+    drop(open);
+    let mut body = get(&send).await.into_body();
+    assert_eq!(body.data().await.unwrap().unwrap().len(), FRAME_BYTES - 1);
+}
