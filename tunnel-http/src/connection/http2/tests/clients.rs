@@ -3,7 +3,7 @@
 use std::collections::VecDeque;
 
 use h2::client::SendRequest;
-use http::{HeaderMap, Method};
+use http::{HeaderMap, Method, StatusCode};
 use http_body_util::BodyExt;
 use proptest::prelude::*;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
@@ -23,9 +23,56 @@ struct Plan {
     /// Before the answer, in milliseconds.
     delay: u64,
     taken: Taken,
-    /// When the client is done with all, in milliseconds.
+    /// When the client asks, in milliseconds.
+    start: u64,
+    /// How much later it is done with all, in milliseconds.
     until: u64,
     is_upgrade: bool,
+}
+
+impl Plan {
+    /// Whether the client has all of the answer in the end, unless the connection ends before.
+    fn is_due(&self) -> bool {
+        let is_sent = !matches!(self.upload_end, UploadEnd::Reset | UploadEnd::Open);
+        let is_answered = match self.is_upgrade {
+            true => self.upload_end == UploadEnd::Whole && self.answer_end != AnswerEnd::Failure,
+            false => !matches!(self.answer_end, AnswerEnd::Failure | AnswerEnd::Endless),
+        };
+        // Nobody waits longer for a peer.
+        let is_in_time = self.until > self.delay + 10_000;
+        is_sent && is_answered && is_in_time && self.taken == Taken::All
+    }
+}
+
+/// A connection.
+#[derive(Debug, Clone)]
+struct Line {
+    /// Of a stream, for answers.
+    window: u32,
+    /// What the network holds, in bytes.
+    room: usize,
+    end: LineEnd,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum LineEnd {
+    /// After all requests.
+    Late,
+    /// The program stops at this time, in milliseconds.
+    Stop(u64),
+    /// The client is gone at this time, in milliseconds.
+    Lost(u64),
+}
+
+fn line() -> impl Strategy<Value = Line> {
+    let window = prop_oneof![Just(500_u32), Just(65_535), Just(1 << 20)];
+    let room = prop_oneof![Just(64_usize), Just(5_000), Just(1 << 20)];
+    let end = prop_oneof![
+        Just(LineEnd::Late),
+        (0_u64..5_000).prop_map(LineEnd::Stop),
+        (0_u64..5_000).prop_map(LineEnd::Lost)
+    ];
+    (window, room, end).prop_map(|(window, room, end)| Line { window, room, end })
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -115,13 +162,13 @@ fn plan() -> impl Strategy<Value = Plan> {
     (
         (lengths(), upload_end, received),
         (lengths(), answer_end, time()),
-        (taken, time(), proptest::bool::weighted(0.15)),
+        (taken, time(), time(), proptest::bool::weighted(0.15)),
     )
         .prop_map(
             |(
                 (upload, upload_end, received),
                 (answer, answer_end, delay),
-                (taken, until, is_upgrade),
+                (taken, start, until, is_upgrade),
             )| Plan {
                 upload,
                 upload_end,
@@ -130,6 +177,7 @@ fn plan() -> impl Strategy<Value = Plan> {
                 answer_end,
                 delay,
                 taken,
+                start: start.min(5_000),
                 until,
                 is_upgrade,
             },
@@ -203,6 +251,9 @@ async fn read(mut body: ReceivedBody) -> Option<(usize, bool)> {
 
 async fn answer(plan: Plan, mut body: ReceivedBody, alive: Arc<()>) -> Response<Answer> {
     let mut kept = None;
+    let reply = body.reply().unwrap();
+    let hint = || reply.send_informational(StatusCode::EARLY_HINTS, &HeaderMap::new());
+    hint();
     match plan.received {
         Received::Dropped => drop(body),
         Received::First => drop(body.frame().await),
@@ -223,6 +274,7 @@ async fn answer(plan: Plan, mut body: ReceivedBody, alive: Arc<()>) -> Response<
         }
     }
     sleep(Duration::from_millis(plan.delay)).await;
+    hint();
     Response::new(Answer {
         lengths: plan.answer.into(),
         end: plan.answer_end,
@@ -314,7 +366,10 @@ async fn take(mut body: RecvStream, plan: &Plan) -> Result<Option<RecvStream>, h
         }
     }
     let trailers = body.trailers().await?;
-    if !plan.is_upgrade {
+    if plan.is_upgrade {
+        let is_whole = plan.upload_end == UploadEnd::Whole;
+        assert!(!is_whole || received == plan.upload.iter().sum::<usize>());
+    } else {
         assert_eq!(received, plan.answer.iter().sum::<usize>());
         assert_eq!(trailers.is_some(), plan.answer_end == AnswerEnd::Trailers);
         assert!(plan.answer_end != AnswerEnd::Failure, "a cut is an end");
@@ -322,8 +377,9 @@ async fn take(mut body: RecvStream, plan: &Plan) -> Result<Option<RecvStream>, h
     Ok(None)
 }
 
-/// Does what the plan says, for as long as it says.
-async fn ask(number: usize, plan: Plan, requests: SendRequest<Bytes>) {
+/// Does what the plan says, for as long as it says. Fails with the error of an answer that was due.
+async fn ask(number: usize, plan: Plan, requests: SendRequest<Bytes>) -> Result<(), h2::Error> {
+    sleep(Duration::from_millis(plan.start)).await;
     let mut request = Request::new(());
     *request.uri_mut() = format!("http://a/{number}").parse().unwrap();
     let mut is_whole = plan.upload_end == UploadEnd::WithRequest;
@@ -333,36 +389,47 @@ async fn ask(number: usize, plan: Plan, requests: SendRequest<Bytes>) {
         let websocket = h2::ext::Protocol::from_static("websocket");
         request.extensions_mut().insert(websocket);
     }
-    let mut requests = requests.ready().await.unwrap();
-    let (response, stream) = requests.send_request(request, is_whole).unwrap();
+    let mut requests = requests.ready().await?;
+    let (response, stream) = requests.send_request(request, is_whole)?;
     drop(requests);
     if plan.taken == Taken::Cancelled {
-        return;
+        return Ok(());
     }
+    let result = parking_lot::Mutex::new(None);
     let exchange = async {
         let taking = async {
-            let Ok(response) = response.await else {
-                return None;
-            };
-            take(response.into_body(), &plan).await.ok().flatten()
+            let taken = async { take(response.await?.into_body(), &plan).await }.await;
+            match taken {
+                Ok(held) => {
+                    *result.lock() = Some(Ok(()));
+                    held
+                }
+                Err(error) => {
+                    *result.lock() = Some(Err(error));
+                    None
+                }
+            }
         };
-        if is_whole {
-            drop(stream);
-            let held = taking.await;
-            poll_fn(|_| Poll::<()>::Pending).await;
-            drop(held);
-            return;
-        }
-        let held = tokio::join!(send(stream, &plan), taking);
+        let sending = async {
+            match is_whole {
+                true => None,
+                false => send(stream, &plan).await,
+            }
+        };
+        let held = tokio::join!(sending, taking);
         poll_fn(|_| Poll::<()>::Pending).await;
         drop(held);
     };
     let _ = timeout(Duration::from_millis(plan.until), exchange).await;
+    match plan.is_due() {
+        true => result.into_inner().expect("an answer never ends"),
+        false => Ok(()),
+    }
 }
 
 /// Has the plans done on one connection, after which it is as in the beginning.
-async fn run(plans: Vec<Plan>) {
-    let (near, far) = tokio::io::duplex(200_000);
+async fn run(plans: Vec<Plan>, line: Line) {
+    let (near, far) = tokio::io::duplex(line.room);
     let (trigger, stopping) = Shutdown::manual();
     let tasks = Tasks::default();
     let alive = Arc::new(());
@@ -394,40 +461,82 @@ async fn run(plans: Vec<Plan>) {
         }
     });
     let mut client = h2::client::Builder::new();
-    client.initial_connection_window_size(1 << 18);
+    client.initial_window_size(line.window);
+    client.initial_connection_window_size(1 << 26);
     let (requests, mut connection) = client.handshake::<_, Bytes>(far).await.unwrap();
     let mut pings = connection.ping_pong().unwrap();
-    let peer = Owned::spawn("peer", async move { connection.await });
+    let peer = Owned::spawn("peer", async move {
+        let lost = async {
+            match line.end {
+                LineEnd::Lost(time) => sleep(Duration::from_millis(time)).await,
+                _ => poll_fn(|_| Poll::Pending).await,
+            }
+        };
+        tokio::select! {
+            over = connection => over,
+            () = lost => Ok(()),
+        }
+    });
     pings.ping(Ping::opaque()).await.unwrap();
     let mut asking = JoinSet::new();
     for (number, plan) in plans.into_iter().enumerate() {
         asking.spawn(ask(number, plan, requests.clone()));
     }
-    while let Some(asked) = asking.join_next().await {
-        asked.unwrap();
-    }
+    let stop = async {
+        if let LineEnd::Stop(time) = line.end {
+            sleep(Duration::from_millis(time)).await;
+            trigger.request();
+        }
+    };
+    let all = async {
+        while let Some(asked) = asking.join_next().await {
+            let Err(error) = asked.unwrap() else {
+                continue;
+            };
+            let is_refused = error.reason() == Some(h2::Reason::REFUSED_STREAM);
+            match line.end {
+                LineEnd::Late => panic!("an answer was cut: {error}"),
+                LineEnd::Stop(_) => assert!(
+                    error.is_go_away() || is_refused || error.is_io(),
+                    "{error:?}"
+                ),
+                LineEnd::Lost(_) => {}
+            }
+        }
+    };
+    tokio::join!(all, stop);
     // Content that nobody wants is discarded for two seconds.
     sleep(Duration::from_secs(3)).await;
     assert!(tasks.is_empty(), "something still runs");
-    assert_eq!(Arc::strong_count(&alive), 2, "something is still held");
-    // As many windows as a connection that gives back no less than half of its own has at least.
-    let mut uploads = Vec::new();
-    for _ in 0..CONNECTION_WINDOWS / 2 {
-        let request = Request::post("http://a/none").body(()).unwrap();
-        let mut requests = requests.clone().ready().await.unwrap();
-        let (response, mut content) = requests.send_request(request, false).unwrap();
-        content
-            .send_data(Bytes::from(vec![7; 64 * 1024]), false)
-            .unwrap();
-        content.reserve_capacity(0);
-        uploads.push((response, content));
+    let held = if serving.is_finished() { 1 } else { 2 };
+    assert_eq!(Arc::strong_count(&alive), held, "something is still held");
+    if line.end == LineEnd::Late {
+        // As many windows as a connection that gives back no less than half of its own has at least.
+        let mut uploads = Vec::new();
+        for _ in 0..CONNECTION_WINDOWS / 2 {
+            let request = Request::post("http://a/none").body(()).unwrap();
+            let mut requests = requests.clone().ready().await.unwrap();
+            let (response, mut content) = requests.send_request(request, false).unwrap();
+            content.reserve_capacity(64 * 1024);
+            let whole = async {
+                while content.capacity() < 64 * 1024 {
+                    poll_fn(|cx| content.poll_capacity(cx))
+                        .await
+                        .unwrap()
+                        .unwrap();
+                }
+            };
+            timeout(Duration::from_secs(1), whole)
+                .await
+                .expect("a window is lost");
+            uploads.push((response, content));
+        }
+        for (_, content) in &mut uploads {
+            content.send_reset(h2::Reason::CANCEL);
+        }
+        drop(uploads);
+        trigger.request();
     }
-    pings.ping(Ping::opaque()).await.unwrap();
-    for (_, content) in &mut uploads {
-        content.send_reset(h2::Reason::CANCEL);
-    }
-    drop(uploads);
-    trigger.request();
     timeout(Duration::from_secs(3), serving)
         .await
         .expect("it goes on")
@@ -445,12 +554,15 @@ proptest! {
 
     /// Of more than twenty requests that come together with their cancellation h2 ends the connection.
     #[test]
-    fn whatever_clients_do_leaves_nothing_behind(plans in proptest::collection::vec(plan(), 1..20)) {
+    fn whatever_clients_do_leaves_nothing_behind(
+        plans in proptest::collection::vec(plan(), 1..20),
+        line in line(),
+    ) {
         let runtime = tokio::runtime::Builder::new_current_thread()
             .enable_all()
             .start_paused(true)
             .build()
             .unwrap();
-        runtime.block_on(run(plans));
+        runtime.block_on(run(plans, line));
     }
 }
