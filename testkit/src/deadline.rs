@@ -2,8 +2,10 @@
 //!
 //! Nothing here decides that something has happened because time has passed.
 
+use std::sync::mpsc;
 use std::time::Duration;
 
+use tokio::task::spawn_blocking;
 use tokio::time::{Instant, sleep, timeout_at};
 
 /// How long a test waits for what should happen at once: long, because the machine may be busy,
@@ -30,6 +32,20 @@ pub async fn within<T>(limit: Duration, what: &str, future: impl Future<Output =
 /// When it has not happened after [`SOON`]; the message names `what` was awaited.
 pub async fn soon<T>(what: &str, future: impl Future<Output = T>) -> T {
     within(SOON, what, future).await
+}
+
+/// Awaits what needs no time to pass, in a test whose time is paused. The time stands still meanwhile, for up to [`SOON`] of
+/// real time: it would move on whenever the kernel takes a moment for what is sent over a real socket.
+pub async fn at_once<T>(future: impl Future<Output = T>) -> T {
+    let (done, awaited) = mpsc::channel::<()>();
+    // Paused time does not move on while a blocking task runs.
+    let standing_still = spawn_blocking(move || {
+        let _ = awaited.recv_timeout(SOON);
+    });
+    let value = future.await;
+    drop(done);
+    let _ = standing_still.await;
+    value
 }
 
 /// Asks until there is an answer, where the other side offers no event to await (a program's

@@ -8,7 +8,7 @@ use http::{Request, Response, Version};
 use http_body::Frame;
 use http_body_util::{BodyExt, StreamBody};
 use proptest::prelude::*;
-use testkit::deadline::soon;
+use testkit::deadline::{at_once, soon};
 use testkit::http1::{End, RawConnection};
 use tokio::io::AsyncReadExt;
 use tokio::sync::mpsc;
@@ -212,7 +212,7 @@ async fn small_content_that_does_not_come_ends_the_connection_soon() {
     let rig = rig(Reader::Drops).await;
     let mut raw = rig.connect().await;
     raw.send(head(Framing::Length, 5)).await;
-    assert_eq!(raw.response().await.text(), "early");
+    assert_eq!(at_once(raw.response()).await.text(), "early");
     let began = Instant::now();
     assert_eq!(raw.closes().await, End::Clean);
     assert_eq!(began.elapsed().as_secs(), 2);
@@ -295,7 +295,7 @@ async fn content_that_nobody_asked_for_is_awaited_while_the_answer_goes_on() {
     .await;
     let mut raw = rig.connect().await;
     raw.send(head(Framing::Expect, 5)).await;
-    let answer = raw.head().await.unwrap();
+    let answer = at_once(raw.head()).await.unwrap();
     assert_eq!(
         (answer.status(), answer.value("connection")),
         (200, Some("close"))

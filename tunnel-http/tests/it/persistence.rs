@@ -1,5 +1,6 @@
 //! How long connections may rest, and how their clients learn that.
 
+use testkit::deadline::at_once;
 use testkit::http1::{End, RawResponse};
 use tokio::time::Instant;
 
@@ -14,7 +15,7 @@ async fn idle_connections_end_in_time_and_their_clients_know_when() {
     for (is_trusted, announced) in [(false, "timeout=70"), (true, "timeout=615")] {
         let rig = Rig::with(is_trusted, |_| async { ok("x") }).await;
         let mut raw = rig.connect().await;
-        let answer = raw.ask("GET / HTTP/1.1\r\nHost: a\r\n\r\n").await;
+        let answer = at_once(raw.ask("GET / HTTP/1.1\r\nHost: a\r\n\r\n")).await;
         assert_eq!(persistence(&answer), [Some("keep-alive"), Some(announced)]);
         let began = Instant::now();
         assert!(raw.unbounded_head().await.is_err());

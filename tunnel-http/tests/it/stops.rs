@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use testkit::deadline::at_once;
 use testkit::http1::{End, RawConnection};
 use tokio::time::{Instant, sleep};
 
@@ -13,10 +14,8 @@ const GET: &str = "GET / HTTP/1.1\r\nHost: a\r\n\r\n";
 async fn idle(is_trusted: bool) -> (Rig, RawConnection) {
     let rig = Rig::with(is_trusted, |_| async { ok("x") }).await;
     let mut raw = rig.connect().await;
-    assert_eq!(
-        raw.ask(GET).await.head.value("connection"),
-        Some("keep-alive")
-    );
+    let answer = at_once(raw.ask(GET)).await;
+    assert_eq!(answer.head.value("connection"), Some("keep-alive"));
     (rig, raw)
 }
 
@@ -26,7 +25,7 @@ async fn an_idle_connection_stays_for_one_more_request() {
         let (rig, mut raw) = idle(is_trusted).await;
         rig.stop.request();
         sleep(Duration::from_millis(grace - 10)).await;
-        let answer = raw.ask(GET).await;
+        let answer = at_once(raw.ask(GET)).await;
         assert_eq!(
             (&*answer.text(), answer.head.value("connection")),
             ("x", Some("close"))
