@@ -15,6 +15,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
+use http::Method;
 use serde::Deserialize;
 use tunnel_ops::config_file::{ConfigFileError, TomlFile};
 use tunnel_ops::faults::Faults;
@@ -197,9 +198,10 @@ impl RouteList {
 
 impl RouteList {
     /// Warnings, one sentence each: routes that take odd paths beside a narrower route that denies something, since
-    /// upstreams read such paths differently.
+    /// upstreams read such paths differently; routes of gRPC services whose upstreams get HTTP/1.1.
     pub fn warnings(&self) -> Vec<String> {
-        let mut warnings = Vec::new();
+        let grpc = self.iter().filter_map(RouteConfig::grpc_warning);
+        let mut warnings: Vec<_> = grpc.collect();
         for denial in self.iter().filter(|route| route.conditions.is_denial) {
             let is_beside = |route: &&RouteConfig| {
                 let (own, other) = (&denial.conditions, &route.conditions);
@@ -255,6 +257,42 @@ impl RouteConfig {
             rewrite: Rewrite::default(),
             cors: None,
         }
+    }
+
+    /// Whether the path is that of the methods of a gRPC service, as in `/package.Service/*`. gRPC-Web and Connect have
+    /// such paths as well.
+    pub fn is_of_grpc(&self) -> bool {
+        let methods = &self.conditions.methods;
+        let is_sent_on = self.rewrite.prefix.is_none();
+        is_sent_on
+            && (methods.is_empty() || methods.contains(&Method::POST))
+            && self.conditions.path.is_of_grpc()
+    }
+
+    /// The first upstream, or the template, that gets HTTP/1.1 alone where gRPC calls are to be expected.
+    fn grpc_warning(&self) -> Option<String> {
+        let gets_http1 = |url: &UpstreamUrl, options: &UpstreamOptions| {
+            options.http.for_scheme(url.scheme()) == UpstreamHttp::Http1
+        };
+        let upstream = match &self.action {
+            RouteAction::Upstreams(upstreams) => {
+                let mut members = upstreams.members.iter();
+                let member = members.find(|member| gets_http1(&member.url, &upstreams.options));
+                member?.url.to_string()
+            }
+            RouteAction::Template(template, options) if gets_http1(template.base(), options) => {
+                template.to_string()
+            }
+            _ => return None,
+        };
+        let name = &self.name;
+        let is_warned = self.is_of_grpc();
+        is_warned.then(|| {
+            format!(
+                "route `{name}` has the path of a gRPC service, but {upstream} is sent HTTP/1.1, over which gRPC calls \
+                 fail: give it h2c://, or https:// without `http = \"1.1\"`"
+            )
+        })
     }
 
     /// Checks the named segments of a path against their allowed values.

@@ -17,6 +17,7 @@ use crate::odd::OddParts;
 use crate::pattern::segment_at;
 use crate::rewrite::HostHeader;
 use crate::table::CHECKER;
+use crate::upstream::UpstreamHttp;
 use crate::url::UpstreamUrl;
 
 /// The request of a dry run.
@@ -31,8 +32,8 @@ pub struct DryRunRequest {
 #[derive(Debug, Clone)]
 #[non_exhaustive]
 pub struct DryRun<'a> {
-    /// The route that takes it.
-    pub winner: Option<&'a RouteConfig>,
+    /// The route that decides: it takes the request, or refuses it.
+    pub route: Option<&'a RouteConfig>,
     /// The verdict of each route, in the order of the list.
     pub verdicts: Vec<(&'a RouteConfig, Verdict)>,
     /// The named segments with their values.
@@ -54,10 +55,10 @@ pub enum Outcome {
     Denied(String),
     /// It refuses the path, for this reason.
     SegmentRefused(String),
-    /// The route with this name does not allow these odd parts of the path.
-    OddPath(String, OddParts),
-    /// The route with this name would take it, but the path has too many readings to know that none is denied.
-    TooManyReadings(String),
+    /// The route does not allow these odd parts of the path.
+    OddPath(OddParts),
+    /// The route would take it, but the path has too many readings to know that none is denied.
+    TooManyReadings,
     /// No route takes it.
     Unknown,
 }
@@ -70,6 +71,8 @@ pub struct UpstreamRequest {
     pub url: String,
     /// The `Host`.
     pub host: String,
+    /// The versions of HTTP in which it would.
+    pub http: UpstreamHttp,
     /// Its share of the requests.
     pub weight: u32,
 }
@@ -149,21 +152,20 @@ pub fn try_request<'a>(routes: &'a RouteList, request: &DryRunRequest) -> DryRun
     };
     let conditions: Vec<_> = routes.iter().map(|route| &route.conditions).collect();
     let verdicts: Vec<_> = routes.iter().zip(explain(&conditions, &key)).collect();
-    let winner = verdicts
-        .iter()
-        .find(|(_, verdict)| *verdict == Verdict::Wins);
-    let winner = winner.map(|(route, _)| *route);
-    let mut refused = (verdicts.iter()).filter_map(|(route, verdict)| match verdict {
-        Verdict::OddPath(parts) => Some(Outcome::OddPath(route.name.to_string(), *parts)),
-        Verdict::TooManyReadings => Some(Outcome::TooManyReadings(route.name.to_string())),
-        _ => None,
+    let decided = verdicts.iter().find_map(|(route, verdict)| {
+        let outcome = match verdict {
+            Verdict::Wins => outcome(route, request),
+            Verdict::OddPath(parts) => Outcome::OddPath(*parts),
+            Verdict::TooManyReadings => Outcome::TooManyReadings,
+            _ => return None,
+        };
+        Some((*route, outcome))
     });
-    let outcome = match (winner, refused.next()) {
-        (Some(route), _) => outcome(route, request),
-        (None, Some(refused)) => refused,
-        (None, None) => Outcome::Unknown,
+    let (route, outcome) = match decided {
+        Some((route, outcome)) => (Some(route), outcome),
+        None => (None, Outcome::Unknown),
     };
-    let names = winner
+    let names = route
         .into_iter()
         .flat_map(|route| route.conditions.path.names());
     let captures = names.map(|(index, name)| {
@@ -174,7 +176,7 @@ pub fn try_request<'a>(routes: &'a RouteList, request: &DryRunRequest) -> DryRun
         captures: captures.collect(),
         outcome,
         odd_parts: OddParts::of(path),
-        winner,
+        route,
         verdicts,
     }
 }
@@ -196,14 +198,11 @@ fn outcome(route: &RouteConfig, request: &DryRunRequest) -> Outcome {
         RouteAction::Deny(detail) => Outcome::Denied(detail.to_string()),
         RouteAction::Upstreams(upstreams) => {
             let members = upstreams.members.iter();
-            sent_to(
-                route,
-                request,
-                members.map(|member| (&member.url, member.weight)),
-            )
+            let members = members.map(|member| (&member.url, member.weight));
+            sent_to(route, request, upstreams.options.http, members)
         }
-        RouteAction::Template(template, _) => match template.fill(path) {
-            Ok(url) => sent_to(route, request, [(&url, 1)]),
+        RouteAction::Template(template, options) => match template.fill(path) {
+            Ok(url) => sent_to(route, request, options.http, [(&url, 1)]),
             Err(refused) => Outcome::SegmentRefused(refused.to_string()),
         },
     }
@@ -212,6 +211,7 @@ fn outcome(route: &RouteConfig, request: &DryRunRequest) -> Outcome {
 fn sent_to<'a>(
     route: &RouteConfig,
     request: &DryRunRequest,
+    http: UpstreamHttp,
     upstreams: impl IntoIterator<Item = (&'a UpstreamUrl, u32)>,
 ) -> Outcome {
     let mut head = request.head();
@@ -219,23 +219,22 @@ fn sent_to<'a>(
         return Outcome::SegmentRefused(refused.to_string());
     }
     let upstreams = upstreams.into_iter();
-    Outcome::Forwarded(
-        upstreams
-            .map(|(url, weight)| sent(route, &head, url, weight))
-            .collect(),
-    )
+    let sent = upstreams.map(|(url, weight)| UpstreamRequest {
+        url: format!("{url}{}", target(&head)),
+        host: host(route, &head, url),
+        http: http.for_scheme(url.scheme()),
+        weight,
+    });
+    Outcome::Forwarded(sent.collect())
 }
 
-fn sent(route: &RouteConfig, head: &Parts, upstream: &UpstreamUrl, weight: u32) -> UpstreamRequest {
-    let target = head.uri.path_and_query().map_or("/", PathAndQuery::as_str);
-    let host = head
-        .headers
-        .get(HOST)
-        .filter(|_| route.rewrite.host != HostHeader::Upstream);
+fn target(head: &Parts) -> &str {
+    head.uri.path_and_query().map_or("/", PathAndQuery::as_str)
+}
+
+fn host(route: &RouteConfig, head: &Parts, upstream: &UpstreamUrl) -> String {
+    let host = head.headers.get(HOST);
+    let host = host.filter(|_| route.rewrite.host != HostHeader::Upstream);
     let host = host.and_then(|host| host.to_str().ok());
-    UpstreamRequest {
-        url: format!("{upstream}{target}"),
-        host: host.unwrap_or_else(|| upstream.authority()).to_owned(),
-        weight,
-    }
+    host.unwrap_or_else(|| upstream.authority()).to_owned()
 }

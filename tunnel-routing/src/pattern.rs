@@ -169,6 +169,25 @@ impl Pattern {
         }
     }
 
+    /// Whether it matches methods of a gRPC service, whose paths are `/package.Service/Method`. By its style guide a
+    /// service's name begins with a capital letter, which tells it from a file's.
+    pub fn is_of_grpc(&self) -> bool {
+        let (([Segment::Literal(service)], Tail::Rest)
+        | ([Segment::Literal(service), _], Tail::End)) = (&*self.segments, self.tail)
+        else {
+            return false;
+        };
+        let is_identifier = |name: &str| {
+            let first = name.bytes().next();
+            first.is_some_and(|first| first.is_ascii_alphabetic() || first == b'_')
+                && (name.bytes()).all(|byte| byte.is_ascii_alphanumeric() || byte == b'_')
+        };
+        service.rsplit_once('.').is_some_and(|(package, name)| {
+            name.starts_with(|first: char| first.is_ascii_uppercase())
+                && package.split('.').chain([name]).all(is_identifier)
+        })
+    }
+
     /// Whether both have equal segments, names aside.
     pub fn has_shape_of(&self, other: &Self) -> bool {
         let same = |(own, other): (&Segment, &Segment)| match (own, other) {

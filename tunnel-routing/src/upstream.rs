@@ -42,6 +42,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
 use std::time::Duration;
 
+use http::Version;
 use http::request::Parts;
 use tokio::sync::Notify;
 use tokio::time::{Instant, interval, sleep_until, timeout};
@@ -185,7 +186,7 @@ impl Upstream {
     ) -> Self {
         let limit = options.connect_timeout;
         Self {
-            http: options.http,
+            http: options.http.for_scheme(destination.scheme()),
             refuses_http1: AtomicBool::new(false),
             refuses_http2: AtomicBool::new(false),
             dialler: UpstreamDialler::new(destination.clone(), tls, limit, shared),
@@ -209,25 +210,56 @@ impl Upstream {
     /// # Errors
     /// See [`TryDialError`].
     pub async fn try_dial(&self) -> Result<(), TryDialError> {
-        self.try_socket().await.map(drop)
+        self.try_socket(self.any_offer()).await.map(drop)
     }
 
-    /// Connects, and asks whether the upstream speaks the HTTP of its scheme.
+    /// Connects, and asks whether the upstream speaks the HTTP of its scheme: the version that was spoken, and what came
+    /// back. The request is for `host`, else for the upstream's own.
     ///
     /// # Errors
     /// As [`Upstream::try_dial`].
-    pub async fn ask(&self) -> Result<FirstAnswer, TryDialError> {
-        let (socket, is_http2) = self.try_socket().await?;
-        Ok(ask::ask(socket, is_http2, self.url().authority()).await)
+    pub async fn ask(
+        &self,
+        host: Option<&http::HeaderValue>,
+    ) -> Result<(Version, FirstAnswer), TryDialError> {
+        let (socket, is_http2) = self.try_socket(self.any_offer()).await?;
+        let version = match is_http2 {
+            true => Version::HTTP_2,
+            false => Version::HTTP_11,
+        };
+        let host = host.and_then(|host| host.to_str().ok());
+        let host = host.unwrap_or_else(|| self.url().authority());
+        Ok((version, ask::ask(socket, is_http2, host).await))
     }
 
-    /// A connection, and whether HTTP/2 is to be spoken on it.
-    async fn try_socket(&self) -> Result<(Socket, bool), TryDialError> {
-        let offer = match self.http {
+    /// Whether gRPC calls get HTTP/2. Connects only where the upstream is asked for it by TLS, for such calls alone.
+    ///
+    /// # Errors
+    /// As [`Upstream::try_dial`].
+    pub async fn try_grpc(&self) -> Result<bool, TryDialError> {
+        let dialled = match self.http {
+            UpstreamHttp::Http1 => return Ok(false),
+            UpstreamHttp::Http2 => return Ok(true),
+            UpstreamHttp::Auto => self.try_socket(Offer::Http2).await,
+        };
+        match dialled {
+            Ok(_) => Ok(true),
+            Err(error) if error.problem.reason() == Reason::ProtocolRefused => Ok(false),
+            Err(error) => Err(error),
+        }
+    }
+
+    /// The versions of HTTP that some request gets.
+    fn any_offer(&self) -> Offer {
+        match self.http {
             UpstreamHttp::Auto => Offer::Any,
             UpstreamHttp::Http1 => Offer::Http1,
             UpstreamHttp::Http2 => Offer::Http2,
-        };
+        }
+    }
+
+    /// A connection, and whether HTTP/2 is to be spoken on it.
+    async fn try_socket(&self, offer: Offer) -> Result<(Socket, bool), TryDialError> {
         let socket = self.dialler.try_dial(offer).await?.socket;
         let is_http2 = self.is_http2(&socket);
         match self.check_version(offer, is_http2) {
@@ -348,12 +380,10 @@ impl Upstream {
 
     /// The versions of HTTP that the connection of a request may have.
     fn offer(&self, head: &Parts) -> Offer {
-        match (self.destination.scheme(), self.http) {
-            (UpstreamScheme::Http, _) | (UpstreamScheme::Https, UpstreamHttp::Http1) => {
-                Offer::Http1
-            }
-            (UpstreamScheme::H2c, _) | (UpstreamScheme::Https, UpstreamHttp::Http2) => Offer::Http2,
-            (UpstreamScheme::Https, UpstreamHttp::Auto) => match outgoing::streaming(head) {
+        match self.http {
+            UpstreamHttp::Http1 => Offer::Http1,
+            UpstreamHttp::Http2 => Offer::Http2,
+            UpstreamHttp::Auto => match outgoing::streaming(head) {
                 Some(Streaming::Grpc) => Offer::Http2,
                 Some(Streaming::Connect) => Offer::Any,
                 None if self.refuses_http1.load(Ordering::Relaxed) => Offer::Http2,

@@ -42,51 +42,59 @@ impl Report {
 
     /// The verdict of the first step that failed.
     pub fn verdict(&self) -> Option<&Verdict> {
-        self.verdicts().next()
+        let mut steps = self.with(StepResult::Failed);
+        steps.find_map(|step| step.verdict.as_ref())
     }
 
-    fn verdicts(&self) -> impl Iterator<Item = &Verdict> {
-        self.steps.iter().filter_map(|step| step.verdict.as_ref())
+    fn with(&self, result: StepResult) -> impl Iterator<Item = &StepReport> {
+        self.steps.iter().filter(move |step| step.result == result)
     }
 
-    /// The first verdict of each name but that of the very first, and how many steps have it.
-    fn further(&self) -> Vec<(&Verdict, usize)> {
-        let mut further: Vec<(&Verdict, usize)> = Vec::new();
-        for verdict in self.verdicts() {
-            match further.iter_mut().find(|(one, _)| one.name == verdict.name) {
-                Some((_, steps)) => *steps += 1,
-                None => further.push((verdict, 1)),
+    /// The verdicts on the steps with this result: one for each advice, and the steps that it is for.
+    fn advice(&self, result: StepResult) -> Vec<(&Verdict, Vec<&str>)> {
+        let mut all: Vec<(&Verdict, Vec<&str>)> = Vec::new();
+        for step in self.with(result) {
+            let Some(verdict) = &step.verdict else {
+                continue;
+            };
+            let name = step.name.as_deref().unwrap_or_else(|| step.step.name());
+            let is_one = |one: &Verdict| (one.name, &one.advice) == (verdict.name, &verdict.advice);
+            match all.iter_mut().find(|(one, _)| is_one(one)) {
+                Some((_, steps)) => steps.push(name),
+                None => all.push((verdict, vec![name])),
             }
         }
-        further.drain(..further.len().min(1));
-        further
+        all
     }
 
     /// The last lines, for people: what is wrong, and what to do.
     pub fn conclusion(&self, style: Style) -> String {
-        let of = |result| {
-            self.steps
-                .iter()
-                .filter(|step| step.result == result)
-                .count()
+        let line = |of: &str, colour, (verdict, steps): &(&Verdict, Vec<&str>)| {
+            let name = style.paint(verdict.name, colour);
+            format!("{of} {name} ({}): {}\n", listed(steps), verdict.advice)
         };
-        let Some(verdict) = self.verdict() else {
-            let warnings = match of(StepResult::Warning) {
-                0 => "",
-                _ => "; see the warnings above",
-            };
-            return format!("{}: no step failed{warnings}\n", style.paint("ok", GREEN));
+        let failures = self.advice(StepResult::Failed);
+        let mut text = match failures.first() {
+            Some((verdict, _)) => {
+                let name = style.paint(verdict.name, RED);
+                let (sentence, advice) = (&verdict.sentence, &verdict.advice);
+                format!("\n{name}: {sentence}\nwhat to do: {advice}\n")
+            }
+            None => {
+                let has_warnings = self.with(StepResult::Warning).next().is_some();
+                let warnings = if has_warnings {
+                    "; see the warnings above"
+                } else {
+                    ""
+                };
+                format!("{}: no step failed{warnings}\n", style.paint("ok", GREEN))
+            }
         };
-        let name = style.paint(verdict.name, RED);
-        let (sentence, advice) = (&verdict.sentence, &verdict.advice);
-        let mut text = format!("\n{name}: {sentence}\nwhat to do: {advice}\n");
-        for (verdict, steps) in self.further() {
-            let name = style.paint(verdict.name, RED);
-            let steps = match steps {
-                1 => String::new(),
-                steps => format!(" ({steps} steps)"),
-            };
-            text += &format!("also {name}{steps}: {}\n", verdict.advice);
+        for further in failures.iter().skip(1) {
+            text += &line("also", RED, further);
+        }
+        for warning in &self.advice(StepResult::Warning) {
+            text += &line("warning", YELLOW, warning);
         }
         style.fit(text)
     }
@@ -113,6 +121,9 @@ const YELLOW: &str = "33";
 
 /// As wide as the longest name of a step.
 const NAME_WIDTH: usize = 14;
+
+/// Most steps that an advice names: each of them has a line of its own above.
+const NAMED_STEPS: usize = 4;
 
 impl Style {
     fn paint(self, text: &str, colour: &str) -> String {
@@ -174,6 +185,16 @@ fn mark_width(style: Style) -> usize {
     }
 }
 
+/// The first names of steps, and the number of the others.
+fn listed(steps: &[&str]) -> String {
+    let names = steps.iter().take(NAMED_STEPS).copied();
+    let names = names.collect::<Vec<_>>().join(", ");
+    match steps.len().saturating_sub(NAMED_STEPS) {
+        0 => names,
+        more => format!("{names} and {more} more"),
+    }
+}
+
 /// A step's time.
 fn short(took: Duration) -> String {
     match took < Duration::from_secs(10) {
@@ -227,23 +248,41 @@ mod tests {
     }
 
     #[test]
-    fn whatever_else_has_failed_has_its_advice_once() {
+    fn whatever_else_has_failed_has_each_advice_once_with_the_steps_that_it_is_for() {
         let mut report = report();
-        let failed = |name, advice| {
+        let step = |route, name, advice| {
             let verdict = Verdict::new(name, "no", advice);
-            StepReport::failed(Step::Upstream, "http://app", verdict)
+            StepReport::failed(Step::Upstream, "http://app", verdict).named(route)
         };
+        let refused = |route| step(route, "upstream_refused", "start it");
+        report
+            .steps
+            .extend(["a", "b", "c", "d", "e", "f"].map(refused));
         report.steps.extend([
-            failed("upstream_refused", "start it"),
-            failed("upstream_refused", "start it too"),
-            failed("dns_failure", "look again"),
-            failed("upstream_tls", "plain HTTP?"),
+            step("g", "upstream_refused", "mount the socket"),
+            StepReport {
+                result: StepResult::Warning,
+                ..step("h", "upstream_silent", "look there")
+            },
+            step("i", "upstream_tls", "plain HTTP?"),
         ]);
+        let warning = "warning upstream_silent (h): look there\n";
         assert_eq!(
             report.conclusion(Style::Plain),
-            "\ndns_failure: no address\nwhat to do: look for a slip\n\
-             also upstream_refused (2 steps): start it\n\
-             also upstream_tls: plain HTTP?\n"
+            format!(
+                "\ndns_failure: no address\nwhat to do: look for a slip\n\
+                 also upstream_refused (a, b, c, d and 2 more): start it\n\
+                 also upstream_refused (g): mount the socket\n\
+                 also upstream_tls (i): plain HTTP?\n{warning}"
+            )
+        );
+        report
+            .steps
+            .retain(|step| step.result != StepResult::Failed);
+        assert_eq!(report.verdict(), None);
+        assert_eq!(
+            report.conclusion(Style::Plain),
+            format!("ok: no step failed; see the warnings above\n{warning}")
         );
     }
 

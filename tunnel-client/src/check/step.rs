@@ -47,7 +47,7 @@ pub struct StepReport {
     /// The certificates that the peer showed, its own first.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub(super) chain: Vec<CertificateEvidence>,
-    /// Of a failed step: what is wrong, and what to do.
+    /// Of a failed step, and of a warning that something can be done about: what is wrong, and what to do.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub verdict: Option<Verdict>,
 }

@@ -5,17 +5,20 @@
 //!               └▶ dials, each different one once ──▶ 16 at a time ─┘
 //! ```
 //!
-//! An upstream is connected to once, by the code that exchanges use, and asked whether it speaks the HTTP of its scheme. One whose URL a request fills in cannot be checked
+//! An upstream is connected to by the code that exchanges use, and asked whether it speaks the HTTP of its scheme; once
+//! more for a route of a gRPC service, whether such calls get HTTP/2. One whose URL a request fills in cannot be checked
 //! without a request.
 
 use std::sync::Arc;
 use std::time::Duration;
 
 use futures_util::{StreamExt, stream};
+use http::{HeaderValue, Version};
 use tokio::time::Instant;
 use tunnel_proto::memory::MemoryAccount;
 use tunnel_proto::problem::Problem;
-use tunnel_routing::config::{HealthOptions, RouteAction, RouteList, UpstreamOptions};
+use tunnel_routing::config::{HealthOptions, RouteAction, RouteConfig, RouteList, UpstreamOptions};
+use tunnel_routing::rewrite::HostHeader;
 use tunnel_routing::upstream::{FirstAnswer, TryDialError, Upstream, UpstreamShared};
 use tunnel_routing::url::{UpstreamScheme, UpstreamUrl};
 
@@ -38,6 +41,10 @@ struct UpstreamDial<'c> {
     url: &'c UpstreamUrl,
     options: &'c UpstreamOptions,
     health: Option<&'c HealthOptions>,
+    /// The `Host` that the route gives to all requests, if it does.
+    host: Option<&'c HeaderValue>,
+    /// Whether gRPC calls are to be expected.
+    is_of_grpc: bool,
 }
 
 /// One line of the report, for the route with this name.
@@ -51,8 +58,15 @@ enum Entry<'c> {
     Unchecked(&'c str),
 }
 
-/// The result of a dial: what to say of the upstream, and why it failed if it did.
-type DialResult = (String, Option<Verdict>, Duration);
+/// What a dial has found: what to say of the upstream, and what is wrong if something is.
+struct Finding {
+    result: StepResult,
+    words: String,
+    verdict: Option<Verdict>,
+}
+
+/// A finding, and how long it took.
+type DialResult = (Finding, Duration);
 
 /// Dials all upstreams, and reports them in the order of the routes.
 pub(super) async fn check(source: &Source, reporter: &mut Reporter<'_>) {
@@ -112,6 +126,8 @@ fn plan(routes: &RouteList) -> (Vec<UpstreamDial<'_>>, Vec<Entry<'_>>) {
                 url: &member.url,
                 options: &upstreams.options,
                 health: upstreams.health.as_ref(),
+                host: named_host(route),
+                is_of_grpc: route.is_of_grpc(),
             };
             let known = dials.iter().position(|known| *known == dial);
             let index = known.unwrap_or_else(|| {
@@ -124,81 +140,147 @@ fn plan(routes: &RouteList) -> (Vec<UpstreamDial<'_>>, Vec<Entry<'_>>) {
     (dials, entries)
 }
 
+fn named_host(route: &RouteConfig) -> Option<&HeaderValue> {
+    match &route.rewrite.host {
+        HostHeader::Set(host) => Some(host),
+        HostHeader::Keep | HostHeader::Upstream => None,
+    }
+}
+
+impl Finding {
+    fn held(words: impl Into<String>) -> Self {
+        Self {
+            result: StepResult::Held,
+            words: words.into(),
+            verdict: None,
+        }
+    }
+
+    fn warning(words: impl Into<String>, verdict: Verdict) -> Self {
+        Self {
+            result: StepResult::Warning,
+            words: words.into(),
+            verdict: Some(verdict),
+        }
+    }
+
+    fn failed(words: impl Into<String>, verdict: Verdict) -> Self {
+        Self {
+            result: StepResult::Failed,
+            ..Self::warning(words, verdict)
+        }
+    }
+}
+
 impl UpstreamDial<'_> {
     async fn run(&self, shared: &Arc<UpstreamShared>) -> DialResult {
         let began = Instant::now();
         let url = self.url.to_string();
-        match Box::pin(self.connect(&url, shared)).await {
-            Ok(more) => (url + &more, None, began.elapsed()),
-            Err((text, verdict)) => (format!("{url}: {text}"), Some(verdict), began.elapsed()),
+        let mut finding = (Box::pin(self.find(&url, shared)).await).unwrap_or_else(|failed| failed);
+        let words = match finding.words.as_str() {
+            "" => url,
+            words => format!("{url}: {words}"),
+        };
+        finding.words = words;
+        (finding, began.elapsed())
+    }
+
+    /// Connects, and requests the health path or asks for the version of HTTP. An error is a finding after which there is
+    /// nothing more to find.
+    async fn find(&self, url: &str, shared: &Arc<UpstreamShared>) -> Result<Finding, Finding> {
+        let upstream = Upstream::new(self.url.clone(), self.options, shared).map_err(|error| {
+            let text = error.to_string();
+            Finding::failed(&text, verdict::unusable(url, &text))
+        })?;
+        let finding = match self.health {
+            Some(health) => self.healthy(url, &upstream, health).await?,
+            None => {
+                let asked = upstream.ask(self.host).await;
+                let (version, answer) = asked.map_err(|error| self.not_reached(url, &error))?;
+                self.spoken(url, version, answer)
+            }
+        };
+        if !self.is_of_grpc || finding.result != StepResult::Held {
+            return Ok(finding);
+        }
+        let gets_http2 = upstream.try_grpc().await;
+        match gets_http2.map_err(|error| self.not_reached(url, &error))? {
+            true => Ok(finding),
+            false => {
+                let text = "gRPC calls fail, as they do not get HTTP/2";
+                let verdict = verdict::no_grpc(url, self.url.scheme(), self.options.http);
+                Ok(Finding::warning(text, verdict))
+            }
         }
     }
 
-    /// Connects, and requests the health path.
-    async fn connect(
+    fn not_reached(&self, url: &str, failure: &TryDialError) -> Finding {
+        let text = detail(&failure.problem, url);
+        let is_socket = self.url.socket_path().is_some();
+        let verdict = verdict::not_reached(url, is_socket, failure, &text);
+        Finding::failed(text, verdict)
+    }
+
+    async fn healthy(
         &self,
         url: &str,
-        shared: &Arc<UpstreamShared>,
-    ) -> Result<String, (String, Verdict)> {
-        let upstream = Upstream::new(self.url.clone(), self.options, shared).map_err(|error| {
-            let text = error.to_string();
-            let verdict = verdict::unusable(url, &text);
-            (text, verdict)
-        })?;
-        let not_reached = |failure: TryDialError| {
-            let text = detail(&failure.problem, url);
-            let is_socket = self.url.socket_path().is_some();
-            let verdict = verdict::not_reached(url, is_socket, &failure, &text);
-            (text, verdict)
-        };
-        let Some(HealthOptions {
-            path,
-            host,
-            timeout,
-            ..
-        }) = self.health
-        else {
-            let answer = upstream.ask().await.map_err(not_reached)?;
-            return self.spoken(url, answer);
-        };
-        upstream.try_dial().await.map_err(not_reached)?;
-        match upstream.check_health(path, host.as_ref(), *timeout).await {
-            Ok(()) => Ok(format!(", healthy by {path}")),
+        upstream: &Upstream,
+        health: &HealthOptions,
+    ) -> Result<Finding, Finding> {
+        let dialled = upstream.try_dial().await;
+        dialled.map_err(|error| self.not_reached(url, &error))?;
+        let path = &health.path;
+        let host = health.host.as_ref();
+        match upstream.check_health(path, host, health.timeout).await {
+            Ok(()) => Ok(Finding::held(format!("healthy by {path}"))),
             Err(text) => {
                 let text = format!("{path}: {text}");
-                let verdict = verdict::unhealthy(url, &text);
-                Err((text, verdict))
+                Err(Finding::failed(&text, verdict::unhealthy(url, &text)))
             }
         }
     }
 
     /// Whether the first answer is the HTTP of the scheme.
-    fn spoken(&self, url: &str, answer: FirstAnswer) -> Result<String, (String, Verdict)> {
-        let is_h2c = self.url.scheme() == UpstreamScheme::H2c;
-        let text = match answer {
-            FirstAnswer::Http2 => return Ok(String::new()),
-            FirstAnswer::Http1(400) => {
-                let more = ", answers 400 to `HEAD /`, as a port for TLS does, or one that serves other hosts";
-                return Ok(more.to_owned());
-            }
-            FirstAnswer::Http1(_) => return Ok(String::new()),
-            FirstAnswer::Nothing if !is_h2c => {
-                return Ok(", connected, but no answer to `HEAD /`".to_owned());
-            }
-            FirstAnswer::Nothing => "connected, but no SETTINGS of HTTP/2",
-            FirstAnswer::Other if is_h2c => "what answers does not speak HTTP/2 without TLS",
-            FirstAnswer::Other => "what answers does not speak HTTP without TLS",
+    fn spoken(&self, url: &str, version: Version, answer: FirstAnswer) -> Finding {
+        let is_http2 = version == Version::HTTP_2;
+        let scheme = self.url.scheme();
+        let (http, tls) = match scheme {
+            UpstreamScheme::Https => ("HTTP", "over TLS"),
+            UpstreamScheme::H2c => ("HTTP/2", "without TLS"),
+            UpstreamScheme::Http => ("HTTP", "without TLS"),
         };
-        Err((text.to_owned(), verdict::other_protocol(url, is_h2c, text)))
+        let text = match answer {
+            FirstAnswer::Http2 if is_http2 => return Finding::held(""),
+            FirstAnswer::Http1(400) if !is_http2 => {
+                return Finding::warning(
+                    "answers 400 to `HEAD /`",
+                    verdict::bad_request(url, scheme),
+                );
+            }
+            FirstAnswer::Http1(_) if !is_http2 => return Finding::held(""),
+            FirstAnswer::Nothing if !is_http2 => {
+                return Finding::warning(
+                    "connected, but no answer to `HEAD /`",
+                    verdict::silent(url),
+                );
+            }
+            FirstAnswer::Nothing => "connected, but no SETTINGS of HTTP/2".to_owned(),
+            FirstAnswer::Http2 => format!("what answers speaks HTTP/2 alone {tls}"),
+            FirstAnswer::Http1(_) | FirstAnswer::Other => {
+                format!("what answers does not speak {http} {tls}")
+            }
+        };
+        let verdict = verdict::other_protocol(url, scheme, answer, &text);
+        Finding::failed(text, verdict)
     }
 }
 
-fn report((words, verdict, took): &DialResult) -> StepReport {
-    let step = match verdict {
-        None => StepReport::new(Step::Upstream, StepResult::Held, words),
-        Some(verdict) => StepReport::failed(Step::Upstream, words, verdict.clone()),
-    };
-    step.took(*took)
+fn report((finding, took): &DialResult) -> StepReport {
+    let step = StepReport::new(Step::Upstream, finding.result, &finding.words);
+    StepReport {
+        verdict: finding.verdict.clone(),
+        ..step.took(*took)
+    }
 }
 
 /// The problem's detail without the upstream's URL.

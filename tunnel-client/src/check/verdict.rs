@@ -26,7 +26,9 @@ pub(super) use self::clock::clock_off;
 pub(super) use self::dial::{dial, step};
 pub(super) use self::local::{config, identity, token_file, token_time, trust};
 pub(super) use self::response::{conflict, ended, session};
-pub(super) use self::upstream::{not_reached, other_protocol, unhealthy, unusable};
+pub(super) use self::upstream::{
+    bad_request, no_grpc, not_reached, other_protocol, silent, unhealthy, unusable,
+};
 
 /// What is wrong, and what to do about it.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]

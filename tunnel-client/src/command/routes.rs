@@ -4,7 +4,7 @@ use std::fmt::Write;
 
 use serde_json::{Value, json};
 
-use tunnel_routing::config::{RouteConfig, RouteList};
+use tunnel_routing::config::{RouteConfig, RouteList, UpstreamHttp};
 use tunnel_routing::dry_run::{
     DryRun, DryRunRequest, Outcome, UpstreamRequest, by_specificity, try_request,
 };
@@ -34,7 +34,7 @@ pub(super) fn test(arguments: RoutesTest) -> Result<(), Failure> {
 
 /// An error if the request is refused.
 fn verdict(trial: &DryRun<'_>) -> Result<(), Failure> {
-    let name = trial.winner.map_or("", |route| &*route.name);
+    let name = trial.route.map_or("", |route| &*route.name);
     match &trial.outcome {
         Outcome::Forwarded(_) | Outcome::Answered(_) => Ok(()),
         Outcome::Denied(detail) => Err(Failure::running(format_args!(
@@ -43,10 +43,10 @@ fn verdict(trial: &DryRun<'_>) -> Result<(), Failure> {
         Outcome::SegmentRefused(refused) => Err(Failure::running(format_args!(
             "route `{name}` refuses it (404 segment_refused): {refused}"
         ))),
-        Outcome::OddPath(name, parts) => Err(Failure::running(format_args!(
+        Outcome::OddPath(parts) => Err(Failure::running(format_args!(
             "route `{name}` refuses it (404 route_unknown): the path has {parts}; see allow_paths_with"
         ))),
-        Outcome::TooManyReadings(name) => Err(Failure::running(format_args!(
+        Outcome::TooManyReadings => Err(Failure::running(format_args!(
             "route `{name}` refuses it (404 route_unknown): upstreams may read the path in too many ways to know that \
              no route denies one"
         ))),
@@ -60,9 +60,12 @@ fn as_text(trial: &DryRun<'_>) -> String {
         // Writing to a string never fails.
         let _ = writeln!(text, "{words}");
     };
-    if let Some(route) = trial.winner {
-        line(format_args!("route      {}{}", route.name, place(route)));
-        line(format_args!("matches    {}", conditions(route)));
+    match trial.route {
+        Some(route) => {
+            line(format_args!("route      {}{}", route.name, place(route)));
+            line(format_args!("matches    {}", conditions(route)));
+        }
+        None => line(format_args!("route      none")),
     }
     for (name, segment) in &trial.captures {
         line(format_args!("segment    {{{name}}} = {segment}"));
@@ -76,19 +79,30 @@ fn as_text(trial: &DryRun<'_>) -> String {
                 };
                 line(format_args!("upstream   {}{share}", sent.url));
             }
-            for sent in dedup_hosts(all) {
-                line(format_args!("host       {sent}"));
+            for host in different(all, |sent| sent.host.as_str()) {
+                line(format_args!("host       {host}"));
+            }
+            for http in different(all, |sent| versions(sent.http)) {
+                line(format_args!("http       {http}"));
             }
         }
         Outcome::Answered(status) => line(format_args!("answers    {status}, by itself")),
         Outcome::Denied(detail) => line(format_args!("denies     403, \"{detail}\"")),
         Outcome::SegmentRefused(refused) => line(format_args!("refuses    404, {refused}")),
-        Outcome::OddPath(..) | Outcome::TooManyReadings(_) | Outcome::Unknown => {}
+        Outcome::OddPath(parts) => {
+            line(format_args!("refuses    404, the path has {parts}"));
+        }
+        Outcome::TooManyReadings => {
+            line(format_args!(
+                "refuses    404, the path has too many readings"
+            ));
+        }
+        Outcome::Unknown => {}
     }
     let others = trial
         .verdicts
         .iter()
-        .filter(|(route, _)| trial.winner.is_none_or(|winner| winner.name != route.name));
+        .filter(|(route, _)| trial.route.is_none_or(|decides| decides.name != route.name));
     for (index, (route, verdict)) in others.enumerate() {
         let heading = if index == 0 { "others" } else { "" };
         line(format_args!(
@@ -100,18 +114,33 @@ fn as_text(trial: &DryRun<'_>) -> String {
     text
 }
 
-fn dedup_hosts(all: &[UpstreamRequest]) -> Vec<&str> {
-    let mut hosts: Vec<_> = all.iter().map(|sent| sent.host.as_str()).collect();
-    hosts.dedup();
-    hosts
+/// What `of` says of them, each text once.
+fn different(all: &[UpstreamRequest], of: fn(&UpstreamRequest) -> &str) -> Vec<&str> {
+    let mut texts = Vec::new();
+    for text in all.iter().map(of) {
+        if !texts.contains(&text) {
+            texts.push(text);
+        }
+    }
+    texts
+}
+
+fn versions(http: UpstreamHttp) -> &'static str {
+    match http {
+        UpstreamHttp::Auto => "HTTP/1.1, and HTTP/2 for gRPC",
+        UpstreamHttp::Http1 => "HTTP/1.1",
+        UpstreamHttp::Http2 => "HTTP/2",
+    }
 }
 
 fn as_json(trial: &DryRun<'_>) -> Value {
     let outcome = match &trial.outcome {
         Outcome::Forwarded(all) => {
-            let sent = all
-                .iter()
-                .map(|sent| json!({ "url": sent.url, "host": sent.host, "weight": sent.weight }));
+            let sent = all.iter().map(|sent| {
+                json!({
+                    "url": sent.url, "host": sent.host, "http": sent.http.to_string(), "weight": sent.weight,
+                })
+            });
             json!({ "kind": "sent", "upstreams": sent.collect::<Vec<_>>() })
         }
         Outcome::Answered(status) => json!({ "kind": "answered", "status": status }),
@@ -121,14 +150,12 @@ fn as_json(trial: &DryRun<'_>) -> Value {
         Outcome::SegmentRefused(refused) => {
             json!({ "kind": "segment_refused", "status": 404, "detail": refused })
         }
-        Outcome::OddPath(name, parts) => {
-            let detail = format!("route `{name}` does not take a path with {parts}");
+        Outcome::OddPath(parts) => {
+            let detail = format!("the route does not take a path with {parts}");
             json!({ "kind": "route_unknown", "status": 404, "detail": detail })
         }
-        Outcome::TooManyReadings(name) => {
-            let detail = format!(
-                "route `{name}` does not take a path that upstreams may read in so many ways"
-            );
+        Outcome::TooManyReadings => {
+            let detail = "the route does not take a path that upstreams may read in so many ways";
             json!({ "kind": "route_unknown", "status": 404, "detail": detail })
         }
         Outcome::Unknown => json!({ "kind": "route_unknown", "status": 404 }),
@@ -138,8 +165,8 @@ fn as_json(trial: &DryRun<'_>) -> Value {
     });
     let captures = trial.captures.iter();
     json!({
-        "route": trial.winner.map(|route| route.name.to_string()),
-        "line": trial.winner.and_then(|route| route.line),
+        "route": trial.route.map(|route| route.name.to_string()),
+        "line": trial.route.and_then(|route| route.line),
         "segments": captures.map(|(name, text)| json!({ "name": name, "value": text })).collect::<Vec<_>>(),
         "odd_path": trial.odd_parts.names().collect::<Vec<_>>(),
         "outcome": outcome,

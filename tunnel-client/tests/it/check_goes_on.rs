@@ -20,7 +20,7 @@ fn steps(report: &Report) -> Vec<(Step, StepResult)> {
 #[tokio::test]
 async fn what_fails_first_keeps_no_upstream_from_being_asked() {
     let place = Place::new();
-    let upstream = ScriptedUpstream::answering(b"").await;
+    let upstream = ScriptedUpstream::answering(b"HTTP/1.1 204 No Content\r\n\r\n").await;
     let upstream = format!("--upstream={}", upstream.url());
     let nowhere = place.path().join("nowhere").display().to_string();
     let [token, ca, cap] = [
@@ -79,7 +79,7 @@ async fn what_fails_first_keeps_no_upstream_from_being_asked() {
 #[tokio::test]
 async fn without_a_token_the_way_is_gone_as_far_as_tls_and_no_session_is_asked_for() {
     let place = Place::new();
-    let upstream = ScriptedUpstream::answering(b"").await;
+    let upstream = ScriptedUpstream::answering(b"HTTP/1.1 204 No Content\r\n\r\n").await;
     let upstream = format!("--upstream={}", upstream.url());
     let nowhere = place.path().join("nowhere").display().to_string();
     let token = format!("--token-file={nowhere}");

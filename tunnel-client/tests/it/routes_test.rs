@@ -35,12 +35,13 @@ fn outcome(routes: &RouteList, request: &str) -> String {
     let (method, path) = request.split_once(' ').unwrap();
     let url = format!("https://acc-prod.tunnels.example{path}");
     let trial = try_request(routes, &DryRunRequest::new(method, &url).unwrap());
-    let name = trial.winner.map_or("none", |route| &*route.name);
+    let name = trial.route.map_or("none", |route| &*route.name);
     match trial.outcome {
         Outcome::Forwarded(sent) => format!("{name} -> {} as {}", sent[0].url, sent[0].host),
         Outcome::Answered(status) => format!("{name} answers {status}"),
         Outcome::SegmentRefused(_) => format!("{name} refuses"),
-        other => format!("{other:?}"),
+        Outcome::Unknown => "none".to_owned(),
+        other => format!("{name} {other:?}"),
     }
 }
 
@@ -63,7 +64,7 @@ fn the_example_has_every_row_of_the_runtimes_router() {
             "GET /app-proxy",
             format!("app-proxy -> http://cap-app-proxy:3017/app-proxy {app}"),
         ),
-        ("GET /app-proxyx", "Unknown".to_owned()),
+        ("GET /app-proxyx", "none".to_owned()),
         // As it came, as clients have always sent it.
         (
             "GET /app-proxy/api/repos/owner%2Frepo",
@@ -77,7 +78,7 @@ fn the_example_has_every_row_of_the_runtimes_router() {
         ),
         (
             "GET /workflows//evil.test/",
-            "OddPath(\"workflows\", {\"empty_segment\"})".to_owned(),
+            "workflows OddPath({\"empty_segment\"})".to_owned(),
         ),
         (
             "GET /workflows/",
@@ -99,8 +100,8 @@ fn the_example_has_every_row_of_the_runtimes_router() {
         ),
         ("GET /readyz", "readyz answers 200".to_owned()),
         ("HEAD /healthz", "healthz answers 200".to_owned()),
-        ("GET /", "Unknown".to_owned()),
-        ("GET /api/v1/namespaces", "Unknown".to_owned()),
+        ("GET /", "none".to_owned()),
+        ("GET /api/v1/namespaces", "none".to_owned()),
     ] {
         assert_eq!(outcome(&routes, request), expected, "{request}");
     }
@@ -110,11 +111,11 @@ fn the_example_has_every_row_of_the_runtimes_router() {
 fn no_webhook_of_the_example_goes_where_its_path_does_not_lead() {
     let routes = RouteList::from_toml(example(), &fs::read_to_string(example()).unwrap()).unwrap();
     let refused = "webhooks refuses";
-    let odd = |part: &str| format!("OddPath(\"webhooks\", {{\"{part}\"}})");
+    let odd = |part: &str| format!("webhooks OddPath({{\"{part}\"}})");
     for (request, expected) in [
-        ("POST /webhooks/argo", "Unknown".to_owned()),
-        ("POST /webhooks/argo/", "Unknown".to_owned()),
-        ("POST /webhooks//github/push", "Unknown".to_owned()),
+        ("POST /webhooks/argo", "none".to_owned()),
+        ("POST /webhooks/argo/", "none".to_owned()),
+        ("POST /webhooks//github/push", "none".to_owned()),
         (
             "POST /webhooks/kube-system%3f/github/push",
             refused.to_owned(),
@@ -128,10 +129,10 @@ fn no_webhook_of_the_example_goes_where_its_path_does_not_lead() {
         ("POST /webhooks/argo/github//x", odd("empty_segment")),
         ("POST /webhooks/argo/git;hub/x", odd("semicolon")),
         ("POST /webhooks/argo/%67ithub/x", odd("encoded_unreserved")),
-        ("POST //webhooks/argo/github/x", "Unknown".to_owned()),
+        ("POST //webhooks/argo/github/x", "none".to_owned()),
         (
             "GET /app-proxy/owner%2Frepo/../x",
-            "OddPath(\"app-proxy\", {\"dot_segment\"})".to_owned(),
+            "app-proxy OddPath({\"dot_segment\"})".to_owned(),
         ),
     ] {
         assert_eq!(outcome(&routes, request), expected, "{request}");
@@ -153,6 +154,7 @@ fn the_winner_is_told_with_why() {
         "segment    {namespace} = argo",
         "upstream   http://github-eventsource-svc.argo.svc.cluster.local/webhooks/argo/github/push",
         "host       github-eventsource-svc.argo.svc.cluster.local",
+        "http       HTTP/1.1",
     ] {
         assert!(
             ended.stdout.lines().any(|found| found == line),
@@ -188,7 +190,7 @@ fn what_gets_nowhere_is_told_with_its_exit_code() {
         [[route]]
         name = "shared"
         path = "/shared"
-        upstreams = [{ url = "http://a", weight = 3 }, { url = "http://b" }]
+        upstreams = [{ url = "http://a", weight = 3 }, { url = "h2c://b" }]
         [[route]]
         name = "all"
         path = "/all/*"
@@ -206,6 +208,8 @@ fn what_gets_nowhere_is_told_with_its_exit_code() {
         assert!(told.contains(words), "{told}");
     };
     check(&["/shared"], 0, "upstream   http://a/shared   (weight 3)");
+    check(&["/shared"], 0, "http       HTTP/1.1\nhttp       HTTP/2\n");
+    check(&["/no/a"], 1, "route      no (line 3)\n");
     check(
         &["/no/a"],
         1,
@@ -229,7 +233,8 @@ fn what_gets_nowhere_is_told_with_its_exit_code() {
     check(
         &["--upstream=http://c:81", "/hooks/.."],
         1,
-        " matches, but does not take a path with a segment `.` or `..`",
+        "route      hooks (line 7)\nmatches    /hooks/{namespace}\nsegment    {namespace} = ..\n\
+         refuses    404, the path has a segment `.` or `..`, encoded or not\n",
     );
     check(&["/no/a%2fb"], 1, "denies it (403 route_denied)");
     check(
@@ -274,7 +279,14 @@ fn what_gets_nowhere_is_told_with_its_exit_code() {
         "http://argo.svc/hooks/argo?a"
     );
     assert_eq!(told["outcome"]["upstreams"][0]["host"], "x.test");
+    assert_eq!(told["outcome"]["upstreams"][0]["http"], "1.1");
     assert_eq!(told["segments"][0]["value"], "argo");
+    let ended = run(&["routes", "test", "--json", &config, "/hooks/.."]);
+    let told: Value = serde_json::from_str(&ended.stdout).unwrap();
+    assert_eq!(
+        (&told["route"], &told["line"]),
+        (&"hooks".into(), &7.into())
+    );
     let ended = run(&["routes", "test", "--json", &config, "/other"]);
     assert_eq!(ended.code, Some(1));
     let told: Value = serde_json::from_str(&ended.stdout).unwrap();

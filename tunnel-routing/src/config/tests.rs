@@ -584,6 +584,59 @@ fn the_default_route_takes_odd_paths_only_when_it_is_alone() {
 }
 
 #[test]
+fn a_route_of_a_grpc_service_whose_upstream_gets_http1_is_warned_of() {
+    let warnings = |path: &str, url: &str, more: &str| {
+        let text =
+            format!("[[route]]\nname = \"a\"\npath = \"{path}\"\nupstream = \"{url}\"\n{more}\n");
+        read(&text).unwrap().warnings()
+    };
+    assert_eq!(
+        warnings("/shop.v1.Orders/*", "http://a", ""),
+        [
+            "route `a` has the path of a gRPC service, but http://a is sent HTTP/1.1, over which gRPC calls fail: give it \
+             h2c://, or https:// without `http = \"1.1\"`"
+        ]
+    );
+    let (tls, http1) = ("tls = { insecure = true }", "http = \"1.1\"");
+    let version = format!("{tls}\n{http1}");
+    for (path, url, more, is_warned) in [
+        ("/shop.v1.Orders/Get", "https://a", version.as_str(), true),
+        ("/shop.v1.Orders/{method}", "http://{method}.svc", "", true),
+        (
+            "/shop.v1.Orders/*",
+            "http://a",
+            "methods = [\"POST\"]",
+            true,
+        ),
+        (
+            "/shop.v1.Orders/*",
+            "http://a",
+            "methods = [\"GET\"]",
+            false,
+        ),
+        (
+            "/shop.v1.Orders/*",
+            "http://a",
+            "strip_prefix = \"/shop.v1.Orders\"",
+            false,
+        ),
+        ("/shop.v1.Orders/*", "https://a", tls, false),
+        ("/shop.v1.Orders/*", "h2c://a", "", false),
+        ("/shop.v1.Orders", "http://a", "", false),
+        ("/Orders/*", "http://a", "", false),
+        ("/jquery.min/*", "http://a", "", false),
+        ("/shop-1.Orders/*", "http://a", "", false),
+        ("/*", "http://a", "", false),
+    ] {
+        assert_eq!(
+            warnings(path, url, more).len(),
+            usize::from(is_warned),
+            "{path} {url} {more}"
+        );
+    }
+}
+
+#[test]
 fn a_denial_beside_a_wider_route_that_takes_odd_paths_is_warned_of() {
     let warnings = |wide: &str, host: &str| {
         let text = format!(

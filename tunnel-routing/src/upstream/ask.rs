@@ -25,7 +25,7 @@ const LIMIT: Duration = Duration::from_secs(2);
 /// What an upstream said first.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum FirstAnswer {
-    /// SETTINGS of HTTP/2.
+    /// SETTINGS of HTTP/2, which a server that speaks it alone sends unasked.
     Http2,
     /// A status of HTTP/1, to `HEAD /`.
     Http1(u16),
@@ -67,11 +67,11 @@ fn first_answer(answer: &[u8], is_http2: bool) -> FirstAnswer {
     if answer.is_empty() {
         return FirstAnswer::Nothing;
     }
+    if let [_, _, _, SETTINGS, _, 0, 0, 0, 0, ..] = answer {
+        return FirstAnswer::Http2;
+    }
     if is_http2 {
-        return match answer {
-            [_, _, _, SETTINGS, _, 0, 0, 0, 0] => FirstAnswer::Http2,
-            _ => FirstAnswer::Other,
-        };
+        return FirstAnswer::Other;
     }
     let status = answer
         .strip_prefix(b"HTTP/1.")
@@ -109,6 +109,11 @@ mod tests {
             (false, b"\x15\x03\x01\x00\x02\x02\x46", FirstAnswer::Other),
             (false, b"SSH-2.0-OpenSSH_9.2p1\r\n", FirstAnswer::Other),
             (false, b"", FirstAnswer::Nothing),
+            (
+                false,
+                b"\0\0\x06\x04\0\0\0\0\0\0\x05\0\0@\0",
+                FirstAnswer::Http2,
+            ),
         ] {
             let (ours, mut theirs) = duplex(1024);
             theirs.write_all(bytes).await.unwrap();

@@ -10,7 +10,7 @@ use tunnel_proto::memory::MemoryAccount;
 
 use super::resolve::Resolver;
 use super::upgrade::HalfClosed;
-use crate::url::UpstreamUrl;
+use crate::url::{UpstreamScheme, UpstreamUrl};
 
 /// Largest weight: with the most upstreams that a route may have, sums stay far from overflow.
 pub(crate) const WEIGHT_MAX: u32 = 1000;
@@ -67,6 +67,18 @@ pub enum UpstreamHttp {
     Http1,
     /// HTTP/2 alone, but for upgrades, which many servers accept over HTTP/1.1 only.
     Http2,
+}
+
+impl UpstreamHttp {
+    /// What an upstream with this scheme gets of this setting, which is for `https`.
+    #[must_use]
+    pub fn for_scheme(self, scheme: UpstreamScheme) -> Self {
+        match scheme {
+            UpstreamScheme::Http => Self::Http1,
+            UpstreamScheme::H2c => Self::Http2,
+            UpstreamScheme::Https => self,
+        }
+    }
 }
 
 tunnel_ops::word_value!(UpstreamHttp {

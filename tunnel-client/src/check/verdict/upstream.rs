@@ -2,7 +2,9 @@
 
 use rustls::CertificateError;
 use tunnel_proto::problem::Reason;
-use tunnel_routing::upstream::TryDialError;
+use tunnel_routing::config::UpstreamHttp;
+use tunnel_routing::upstream::{FirstAnswer, TryDialError};
+use tunnel_routing::url::UpstreamScheme;
 
 use super::{Verdict, verdicts};
 
@@ -23,12 +25,58 @@ pub(in crate::check) fn unhealthy(url: &str, text: &str) -> Verdict {
 }
 
 /// An upstream that does not speak the HTTP of its scheme.
-pub(in crate::check) fn other_protocol(url: &str, is_h2c: bool, text: &str) -> Verdict {
-    verdicts! { is_h2c;
-        true => "upstream_protocol" "requests to {url} will fail: {text}"
+pub(in crate::check) fn other_protocol(
+    url: &str,
+    scheme: UpstreamScheme,
+    answer: FirstAnswer,
+    text: &str,
+) -> Verdict {
+    verdicts! { (scheme, answer);
+        (UpstreamScheme::H2c, _) => "upstream_protocol" "requests to {url} will fail: {text}"
             "if the service speaks HTTP/1.1, its URL begins with http://; if it speaks TLS, with https://"
-        false => "upstream_protocol" "requests to {url} will fail: {text}"
+        (UpstreamScheme::Http, FirstAnswer::Http2) => "upstream_protocol" "requests to {url} will fail: {text}"
+            "a gRPC service, or another that speaks HTTP/2 alone, has a URL that begins with h2c://"
+        (UpstreamScheme::Http, _) => "upstream_protocol" "requests to {url} will fail: {text}"
             "if the service speaks TLS, its URL begins with https://; else correct the port: another service is there"
+        (UpstreamScheme::Https, _) => "upstream_protocol" "requests to {url} will fail: {text}"
+            "correct the port: another service is there; or the service speaks no version of HTTP that it agrees to in TLS"
+    }
+}
+
+/// An upstream that takes the connection, and says nothing.
+pub(in crate::check) fn silent(url: &str) -> Verdict {
+    verdicts! {
+        "upstream_silent" "{url} accepts the connection, but does not answer `HEAD /`: requests may fail as well"
+        "look whether the service hangs, or another one is at this port; if it answers other paths only, name one as \
+         `path` in the route's `health`"
+    }
+}
+
+/// An upstream that takes `HEAD /` for no good request.
+pub(in crate::check) fn bad_request(url: &str, scheme: UpstreamScheme) -> Verdict {
+    verdicts! { scheme;
+        UpstreamScheme::Https => "upstream_bad_request" "{url} answers 400 to `HEAD /`"
+            "if the service serves certain hosts only, name one by `host_header` of the route, or a path that it answers as \
+             `path` in the route's `health`"
+        _ => "upstream_bad_request" "{url} answers 400 to `HEAD /`, as a port for TLS does"
+            "if the service speaks TLS, its URL begins with https://; if it serves certain hosts only, name one by \
+             `host_header` of the route"
+    }
+}
+
+/// An upstream of a gRPC service's route to which gRPC calls do not get HTTP/2.
+pub(in crate::check) fn no_grpc(url: &str, scheme: UpstreamScheme, http: UpstreamHttp) -> Verdict {
+    verdicts! { (scheme, http);
+        (UpstreamScheme::Https, UpstreamHttp::Http1) =>
+            "upstream_grpc" "{url} is sent HTTP/1.1 alone, by `http` of the route or --upstream-http"
+            "leave it out, unless the route is for gRPC-Web or calls of Connect without streams"
+        (UpstreamScheme::Https, _) =>
+            "upstream_grpc" "{url} does not offer HTTP/2 over TLS (ALPN h2)"
+            "enable it there, unless the route is for gRPC-Web or calls of Connect without streams"
+        _ =>
+            "upstream_grpc" "{url} is sent HTTP/1.1"
+            "if the service speaks gRPC, its URL begins with h2c://, or with https:// if it speaks TLS; gRPC-Web and calls \
+             of Connect without streams need neither"
     }
 }
 

@@ -105,6 +105,81 @@ async fn each_upstream_of_the_routes_is_looked_at() {
     );
 }
 
+/// What answers as no upstream should is no failure where requests may succeed all the same.
+#[tokio::test]
+async fn doubtful_answers_are_warnings_with_advice() {
+    const SETTINGS: &[u8] = b"\0\0\x06\x04\0\0\0\0\0\0\x05\0\0@\0";
+    let place = Place::new();
+    let server = network::server(
+        &place.authority.issue(&["127.0.0.1"]).identity(),
+        Some(checked()),
+    )
+    .await;
+    let silent = ScriptedUpstream::answering(b"").await;
+    let refusing = ScriptedUpstream::answering(b"HTTP/1.1 400 No\r\n\r\n").await;
+    let http2 = ScriptedUpstream::answering(SETTINGS).await;
+    let good = ScriptedUpstream::answering(b"HTTP/1.1 200 OK\r\n\r\n").await;
+    let secure = |answer: &'static [u8]| {
+        let identity = place.authority.issue(&["127.0.0.1"]).identity();
+        async move {
+            Listener::tls(&identity, None, move |mut stream| async move {
+                let _ = head(&mut stream).await;
+                let _ = stream.write_all(answer).await;
+                let _ = stream.shutdown().await;
+            })
+            .await
+        }
+    };
+    let (http1, other) = (
+        secure(b"HTTP/1.1 200 OK\r\n\r\n").await,
+        secure(b"220 mail\r\n").await,
+    );
+    let (http1, other) = (
+        format!("https://{}", http1.address),
+        format!("https://{}", other.address),
+    );
+    let ca = format!(
+        "tls = {{ ca_file = \"{}/ca.pem\" }}",
+        place.path().display()
+    );
+    let ca = ca.as_str();
+    let (ok, warning, failed) = (StepResult::Held, StepResult::Warning, StepResult::Failed);
+    let (any, grpc) = ("/a/*", "/shop.v1.Orders/*");
+    let cases = [
+        (any, silent.url(), "", warning, Some("upstream_silent")),
+        (
+            any,
+            refusing.url(),
+            "",
+            warning,
+            Some("upstream_bad_request"),
+        ),
+        (any, http2.url(), "", failed, Some("upstream_protocol")),
+        (any, other, ca, failed, Some("upstream_protocol")),
+        (any, http1.clone(), ca, ok, None),
+        (grpc, good.url(), "", warning, Some("upstream_grpc")),
+        (grpc, http1, ca, warning, Some("upstream_grpc")),
+        (grpc, http2.url().replace("http", "h2c"), "", ok, None),
+    ];
+    for (path, url, more, result, verdict) in cases {
+        let table =
+            format!("[[route]]\nname = \"a\"\npath = \"{path}\"\nupstream = \"{url}\"\n{more}\n");
+        place.write("client.toml", &table);
+        let config = format!("--config={}", place.path().join("client.toml").display());
+        let default = format!("--upstream={}", good.url());
+        let report = place.check(&server.url(), &[&config, &default]).await;
+        let mut steps = report.steps.iter();
+        let step = steps
+            .find(|step| step.name.as_deref() == Some("a"))
+            .unwrap();
+        let name = step.verdict.as_ref().map(|verdict| verdict.name);
+        assert_eq!((step.result, name), (result, verdict), "{url} {report:#?}");
+        assert_eq!(report.is_ok(), result != failed, "{report:#?}");
+        let is_of_tls = step.words.contains("over TLS");
+        assert_eq!(is_of_tls, result == failed && url.starts_with("https"));
+    }
+}
+
 /// Side by side, or those of a network that drops everything would take minutes; and each once.
 #[tokio::test]
 async fn upstreams_are_looked_at_side_by_side_and_told_in_their_order() {

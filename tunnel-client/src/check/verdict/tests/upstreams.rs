@@ -1,7 +1,9 @@
 //! Verdicts on upstreams.
 
 use tunnel_proto::problem::{Hop, Problem, Reason};
-use tunnel_routing::upstream::TryDialError;
+use tunnel_routing::config::UpstreamHttp;
+use tunnel_routing::upstream::{FirstAnswer, TryDialError};
+use tunnel_routing::url::UpstreamScheme;
 
 use super::*;
 
@@ -19,19 +21,38 @@ fn upstreams_that_are_not_there() {
     for (verdict, name, advice) in [
         (unusable(url, "no"), "upstream_unusable", "configuration"),
         (unhealthy(url, "no"), "upstream_unhealthy", "log"),
+        (silent(url), "upstream_silent", "hangs"),
         (
-            other_protocol(url, true, "no"),
-            "upstream_protocol",
-            "http://",
+            bad_request(url, UpstreamScheme::Http),
+            "upstream_bad_request",
+            "https://",
         ),
         (
-            other_protocol(url, false, "no"),
-            "upstream_protocol",
-            "https://",
+            bad_request(url, UpstreamScheme::Https),
+            "upstream_bad_request",
+            "host_header",
         ),
     ] {
         let verdict = check(verdict, name);
         assert!(verdict.sentence.contains(url) && verdict.advice.contains(advice));
+    }
+    for (scheme, answer, advice) in [
+        (UpstreamScheme::H2c, FirstAnswer::Nothing, "http://"),
+        (UpstreamScheme::Http, FirstAnswer::Other, "https://"),
+        (UpstreamScheme::Http, FirstAnswer::Http2, "h2c://"),
+        (UpstreamScheme::Https, FirstAnswer::Other, "port"),
+    ] {
+        let verdict = other_protocol(url, scheme, answer, "no");
+        let verdict = check(verdict, "upstream_protocol");
+        assert!(verdict.advice.contains(advice), "{verdict:?}");
+    }
+    for (scheme, http, advice) in [
+        (UpstreamScheme::Http, UpstreamHttp::Auto, "h2c://"),
+        (UpstreamScheme::Https, UpstreamHttp::Auto, "enable it"),
+        (UpstreamScheme::Https, UpstreamHttp::Http1, "leave it out"),
+    ] {
+        let verdict = check(no_grpc(url, scheme, http), "upstream_grpc");
+        assert!(verdict.advice.contains(advice), "{verdict:?}");
     }
     for (reason, name, advice) in [
         (
