@@ -21,7 +21,7 @@ use rustls::client::danger::ServerCertVerifier;
 use rustls::client::{WantsClientCert, WebPkiServerVerifier};
 use rustls::crypto::{CryptoProvider, aws_lc_rs};
 use rustls::server::{ProducesTickets, ResolvesServerCert};
-use rustls::sign::{CertifiedKey, SingleCertAndKey};
+use rustls::sign::{CertifiedKey, SigningKey, SingleCertAndKey};
 use rustls::{ClientConfig, ConfigBuilder, RootCertStore, ServerConfig};
 use rustls_pki_types::pem::{self, PemObject};
 use rustls_pki_types::{CertificateDer, PrivateKeyDer};
@@ -152,36 +152,42 @@ pub struct Roots {
 
 impl Identity {
     /// Reads a chain and its key, and checks that they belong together.
+    ///
+    /// # Errors
+    /// With the first fault.
     pub fn load(cert: &Path, key: &Path) -> Result<Self, TlsFilesError> {
-        Self::check(cert, &read(cert)?, key, &read(key)?)
+        Self::check(cert, read_chain(cert)?, key, read_key(key)?)
+    }
+
+    /// As [`Identity::load`]; `None` with a fault for each file that cannot be used.
+    pub fn load_or_fault<F: From<TlsFilesError>>(
+        cert: &Path,
+        key: &Path,
+        faults: &mut Vec<F>,
+    ) -> Option<Self> {
+        let (chain, signing) = (read_chain(cert), read_key(key));
+        let mut report = |fault: TlsFilesError| faults.push(fault.into());
+        let chain = chain.map_err(&mut report).ok();
+        let signing = signing.map_err(&mut report).ok();
+        Self::check(cert, chain?, key, signing?)
+            .map_err(report)
+            .ok()
     }
 
     /// Reads and checks a chain and its key from PEM text.
     pub fn from_pem(cert: &str, key: &str) -> Result<Self, TlsFilesError> {
         let (cert_origin, key_origin) = (Path::new("certificate"), Path::new("key"));
-        Self::check(cert_origin, cert.as_bytes(), key_origin, key.as_bytes())
+        let chain = chain(cert_origin, cert.as_bytes())?;
+        let signing = signing_key(key_origin, key.as_bytes())?;
+        Self::check(cert_origin, chain, key_origin, signing)
     }
 
     fn check(
         cert: &Path,
-        cert_pem: &[u8],
+        (chain, not_after): (Vec<CertificateDer<'static>>, SystemTime),
         key: &Path,
-        key_pem: &[u8],
+        signing: Arc<dyn SigningKey>,
     ) -> Result<Self, TlsFilesError> {
-        let chain = certificates(cert, cert_pem)?;
-        let damaged = || TlsFilesError::DamagedCertificate {
-            origin: cert.to_owned(),
-        };
-        let not_after = chain.first().and_then(not_after).ok_or_else(damaged)?;
-        // Not the parser's own errors: they quote lines of the file, which contains a key.
-        let no_key = || TlsFilesError::NoKey {
-            origin: key.to_owned(),
-        };
-        let private = PrivateKeyDer::from_pem_slice(key_pem).map_err(|_| no_key())?;
-        let signing = provider()
-            .key_provider
-            .load_private_key(private)
-            .map_err(|_| no_key())?;
         let certified = CertifiedKey::new(chain, signing);
         match certified.keys_match() {
             Ok(()) => Ok(Self {
@@ -192,7 +198,9 @@ impl Identity {
                 cert: cert.to_owned(),
                 key: key.to_owned(),
             }),
-            Err(_) => Err(damaged()),
+            Err(_) => Err(TlsFilesError::DamagedCertificate {
+                origin: cert.to_owned(),
+            }),
         }
     }
 
@@ -475,6 +483,38 @@ fn certificates(origin: &Path, pem: &[u8]) -> Result<Vec<CertificateDer<'static>
             origin: origin.to_owned(),
         }),
     }
+}
+
+/// The chain, and the end of its first certificate.
+fn chain(
+    origin: &Path,
+    pem: &[u8],
+) -> Result<(Vec<CertificateDer<'static>>, SystemTime), TlsFilesError> {
+    let chain = certificates(origin, pem)?;
+    match chain.first().and_then(not_after) {
+        Some(not_after) => Ok((chain, not_after)),
+        None => Err(TlsFilesError::DamagedCertificate {
+            origin: origin.to_owned(),
+        }),
+    }
+}
+
+fn read_chain(path: &Path) -> Result<(Vec<CertificateDer<'static>>, SystemTime), TlsFilesError> {
+    chain(path, &read(path)?)
+}
+
+fn read_key(path: &Path) -> Result<Arc<dyn SigningKey>, TlsFilesError> {
+    signing_key(path, &read(path)?)
+}
+
+fn signing_key(origin: &Path, pem: &[u8]) -> Result<Arc<dyn SigningKey>, TlsFilesError> {
+    // Not the parser's own errors: they quote lines of the file, which contains a key.
+    let private = PrivateKeyDer::from_pem_slice(pem).ok();
+    let signing =
+        private.and_then(|private| provider().key_provider.load_private_key(private).ok());
+    signing.ok_or_else(|| TlsFilesError::NoKey {
+        origin: origin.to_owned(),
+    })
 }
 
 fn add_roots(store: &mut RootCertStore, origin: &Path, pem: &[u8]) -> Result<(), TlsFilesError> {

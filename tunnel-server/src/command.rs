@@ -22,6 +22,7 @@ use std::process::ExitCode;
 
 use tunnel_ops::{
     admin::{AdminClient, AdminRequestError, AdminTarget, AdminUrl},
+    faults::FaultyFile,
     flags::EXIT_BAD_CONFIGURATION,
     settings::GivenSettings,
     shell::{self, Shell},
@@ -30,8 +31,9 @@ use tunnel_ops::{
     terminal,
 };
 
+use crate::auth::faulty_files;
 use crate::cli::{AdminArgs, Cli, Command, TokenCommand};
-use crate::config::Source;
+use crate::config::{Config, Credentials, Source};
 use crate::server::BindError;
 
 /// Why a command failed.
@@ -74,6 +76,29 @@ pub fn execute(cli: Cli) -> ExitCode {
 
 fn completions(shell: Shell) -> String {
     String::from_utf8_lossy(&shell::completions::<Cli>(shell)).into_owned()
+}
+
+/// Checks the configuration and the files that it names.
+fn check(source: &Source) -> Result<Config, Failure> {
+    let config = Config::check(source);
+    // Those of credentials are read by their verifiers.
+    let files = faulty_files(&Credentials::of(&source.settings()));
+    let files = files.iter().map(|fault| named(fault, fault.file(), source));
+    let faults: Vec<_> = (config.as_ref().err().map(ToString::to_string).into_iter())
+        .chain(files)
+        .collect();
+    match config {
+        Ok(config) if faults.is_empty() => Ok(config),
+        _ => Err(Failure::Configuration(faults.join("\n"))),
+    }
+}
+
+/// The fault of a file, with the setting of `source` that names the file.
+fn named(fault: &dyn Display, file: Option<FaultyFile<'_>>, source: &Source) -> String {
+    match file.and_then(|file| source.origin_of_file(file)) {
+        Some(origin) => format!("{origin}: {fault}"),
+        None => fault.to_string(),
+    }
 }
 
 /// Runs a future on this thread.
@@ -159,13 +184,9 @@ impl Failure {
 
     /// The fault of a file is given with the setting of `source` that names the file.
     fn binding(error: BindError, source: &Source) -> Self {
-        let text = error.to_string();
-        if !error.is_of_configuration() {
-            return Self::Running(text);
-        }
-        match error.file().and_then(|file| source.origin_of_file(file)) {
-            Some(origin) => Self::Configuration(format!("{origin}: {text}")),
-            None => Self::Configuration(text),
+        match error.is_of_configuration() {
+            true => Self::Configuration(named(&error, error.file(), source)),
+            false => Self::running(error),
         }
     }
 }

@@ -318,12 +318,12 @@ fn tunnel_identity(source: &Source, faults: &mut Vec<ConfigFault>) -> Option<Ide
         &setting::tls_key,
         "the key of the tunnel listener's certificate",
     );
-    or_fault(faults, Identity::load(cert?, key?))
+    Identity::load_or_fault(cert?, key?, faults)
 }
 
 fn public_identity(source: &Source, faults: &mut Vec<ConfigFault>) -> Option<Identity> {
     let (given, problem) = match (&source.public_tls_cert, &source.public_tls_key) {
-        (Some(cert), Some(key)) => return or_fault(faults, Identity::load(cert, key)),
+        (Some(cert), Some(key)) => return Identity::load_or_fault(cert, key, faults),
         (None, None) => return None,
         (Some(_), None) => (
             &setting::public_tls_cert,

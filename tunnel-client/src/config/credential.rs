@@ -24,21 +24,21 @@ pub(super) fn check(
     source: &Source,
     faults: &mut Vec<ConfigFault>,
 ) -> Option<Option<CertificateFiles>> {
-    let certificate = certificate(source, faults)?;
-    if source.token_file.is_some() || certificate.is_none() {
+    let certificate = certificate(source, faults);
+    if source.token_file.is_some() || matches!(certificate, Some(None)) {
         let purpose = "the file that holds the token, unless --client-cert is given";
         let path = source.token_file.as_ref();
         let path = required(faults, path, &setting::token_file, purpose)?;
         or_fault(faults, token_file::read(path))?;
     }
-    Some(certificate)
+    certificate
 }
 
 fn certificate(source: &Source, faults: &mut Vec<ConfigFault>) -> Option<Option<CertificateFiles>> {
     let (alone, problem) = match (&source.client_cert, &source.client_key) {
         (None, None) => return Some(None),
         (Some(cert), Some(key)) => {
-            or_fault(faults, Identity::load(cert, key))?;
+            Identity::load_or_fault(cert, key, faults)?;
             let (cert, key) = (cert.clone(), key.clone());
             return Some(Some(CertificateFiles { cert, key }));
         }

@@ -10,7 +10,7 @@ use tunnel_routing::url::UpstreamUrl;
 
 use super::{
     CertificateFiles, ConfigError, ConfigFault, Settings, Source, check_dns_servers, defaults,
-    or_fault, reload, setting, traces,
+    reload, setting, traces,
 };
 
 /// The configuration of `serve`.
@@ -90,7 +90,7 @@ fn certificate(source: &Source, faults: &mut Vec<ConfigFault>) -> Option<Certifi
     let (alone, problem) = match (&source.listen_cert, &source.listen_key) {
         (None, None) => return None,
         (Some(cert), Some(key)) => {
-            or_fault(faults, Identity::load(cert, key))?;
+            Identity::load_or_fault(cert, key, faults)?;
             let (cert, key) = (cert.clone(), key.clone());
             return Some(CertificateFiles { cert, key });
         }

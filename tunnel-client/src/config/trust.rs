@@ -91,6 +91,17 @@ pub(super) fn check(
         });
         return None;
     }
+    let before = faults.len();
+    for file in &trust.files {
+        or_fault(faults, Roots::none().and_files([file]));
+    }
+    for folder in &trust.folders {
+        or_fault(faults, and_folder(&Roots::none(), folder));
+    }
+    if faults.len() > before {
+        return None;
+    }
+    // What is left: there may be no root at all.
     or_fault(faults, trust.load())?;
     Some(trust)
 }

@@ -88,6 +88,38 @@ fn what_is_missing_is_all_told_at_once() {
 }
 
 #[test]
+fn each_file_that_cannot_be_used_is_named() {
+    let folder = Folder::new();
+    let table = "server = \"wss://a\"\ntoken_file = \"no-token\"\nca_file = [\"no-ca\", \"nor-this\"]\n\
+                 client_cert = \"no-cert\"\nclient_key = \"no-key\"\nupstream = \"https://a\"\n\
+                 upstream_ca_file = \"no-upstream-ca\"\n[[route]]\nname = \"a\"\npath = \"/a\"\nupstream = \"https://b\"\n\
+                 tls = { ca_file = \"no-route-ca\", client_cert = \"no-route-cert\", client_key = \"no-route-key\" }\n";
+    folder.write("client.toml", table);
+    let ended = folder.run(["validate", "--config=client.toml"]);
+    assert_eq!(ended.code, Some(2));
+    let name = |line: &str| {
+        let fault = line.split(": ").nth(3).unwrap().to_owned();
+        fault
+            .split('`')
+            .nth(1)
+            .map_or_else(|| fault.clone(), str::to_owned)
+    };
+    let faults = ended.stderr.lines().map(name);
+    let expected = [
+        "no-cert",
+        "no-key",
+        "no-token",
+        "no-ca",
+        "nor-this",
+        "no-upstream-ca",
+        "no-route-ca",
+        "no-route-cert",
+        "no-route-key",
+    ];
+    assert_eq!(faults.collect::<Vec<_>>(), expected, "{}", ended.stderr);
+}
+
+#[test]
 fn everything_can_come_from_the_environment_or_the_file() {
     let folder = Folder::new();
     folder.write(

@@ -127,15 +127,32 @@ fn files_with_other_content_are_refused_without_quoting_them() {
 }
 
 #[test]
-fn an_error_names_a_missing_file() {
-    let error =
-        Identity::load(Path::new("/nowhere/a.pem"), Path::new("/nowhere/a.key")).unwrap_err();
+fn each_faulty_file_is_named_once() {
+    let (cert, key) = (Path::new("/nowhere/a.pem"), Path::new("/nowhere/a.key"));
+    let error = Identity::load(cert, key).unwrap_err().to_string();
     assert!(
-        error
-            .to_string()
-            .starts_with("/nowhere/a.pem: cannot be read"),
+        error.starts_with("/nowhere/a.pem: cannot be read"),
         "{error}"
     );
+    let folder = tempfile::tempdir().unwrap();
+    let path = |name: &str| folder.path().join(name);
+    fs::write(path("cert"), pair().cert).unwrap();
+    fs::write(path("key"), pair().key).unwrap();
+    fs::write(path("bad"), "bad").unwrap();
+    for (cert, key, expected) in [
+        ("bad", "nowhere", &["bad", "nowhere"][..]),
+        ("nowhere", "bad", &["nowhere", "bad"]),
+        ("nowhere", "key", &["nowhere"]),
+        ("cert", "bad", &["bad"]),
+        // The key of another one.
+        ("cert", "key", &["key"]),
+    ] {
+        let mut faults: Vec<TlsFilesError> = Vec::new();
+        assert!(Identity::load_or_fault(&path(cert), &path(key), &mut faults).is_none());
+        let faulty = faults.iter().map(|fault| fault.file().unwrap().path);
+        let expected = expected.iter().map(|name| path(name));
+        assert!(faulty.eq(expected), "{cert} {key}: {faults:?}");
+    }
 }
 
 #[test]

@@ -8,7 +8,7 @@ use http::{HeaderValue, StatusCode};
 use rustls_pki_types::ServerName;
 use toml::Spanned;
 use tunnel_ops::config_value::SizeText;
-use tunnel_ops::tls_files::Identity;
+use tunnel_ops::tls_files::{Identity, TlsFilesError};
 
 use super::check::Checker;
 use super::raw::{RawDirectResponse, RawEjection, RawHealth, RawMember, RawRoute, RawTls, Text};
@@ -330,9 +330,17 @@ impl Checker<'_> {
         if !self.reads_files {
             return None;
         }
-        Identity::load(cert.get_ref(), key.get_ref())
-            .map_err(|error| self.fault(cert.span(), "route.tls.client_cert", error.to_string()))
-            .ok()
+        let mut faults: Vec<TlsFilesError> = Vec::new();
+        let identity = Identity::load_or_fault(cert.get_ref(), key.get_ref(), &mut faults);
+        for fault in faults {
+            let is_of_key = fault.file().is_some_and(|file| file.path == key.get_ref());
+            let (span, name) = match is_of_key {
+                true => (key.span(), "route.tls.client_key"),
+                false => (cert.span(), "route.tls.client_cert"),
+            };
+            self.fault(span, name, fault.to_string());
+        }
+        identity
     }
 
     fn health(&mut self, raw: &RawHealth, route: &RawRoute) -> Option<HealthOptions> {

@@ -129,6 +129,28 @@ impl PreparedCredentials {
     }
 }
 
+/// A fault of each file of these credentials that cannot be used. Reads them all, so that they can be mended at once.
+pub(crate) fn faulty_files(credentials: &Credentials) -> Vec<AuthSetupError> {
+    let revocations = credentials.revocations.as_deref();
+    let jwks = match credentials.jwt.as_ref().map(|jwt| &jwt.keys) {
+        Some(JwksSource::File(path)) => Some(path),
+        _ => None,
+    };
+    let token_file =
+        (credentials.platform.as_ref()).and_then(|platform| platform.token_file.as_deref());
+    let certificates = credentials.certificates.as_ref();
+    let crl = certificates.and_then(|certificates| certificates.crl.as_deref());
+    let results = [
+        client(credentials).err(),
+        revocations.and_then(|path| Revocations::load(path).err().map(Into::into)),
+        jwks.and_then(|path| load_jwks(path).err()),
+        token_file.and_then(|path| load_platform_token(path).err()),
+        certificates.and_then(|files| Roots::load_only(&files.ca).err().map(Into::into)),
+        crl.and_then(|path| RevocationLists::load(path).err().map(Into::into)),
+    ];
+    results.into_iter().flatten().collect()
+}
+
 impl Authenticator {
     /// Makes one from the configuration. Reads the files that it names; URLs are fetched later, so that the server starts
     /// although they are unreachable.

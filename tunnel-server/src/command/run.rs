@@ -9,7 +9,7 @@ use tunnel_ops::telemetry::{self, LogFormat, Telemetry};
 use tunnel_ops::{build, descriptors, task::Owned};
 
 use super::{Failure, block_on};
-use crate::config::{Config, Given};
+use crate::config::Given;
 use crate::server::{
     Process, Server, connection_limit, descriptors_for,
     handover::{self, Predecessor},
@@ -68,7 +68,7 @@ async fn serve(process: Process, given: Given, telemetry: Arc<Telemetry>) -> Res
         .map_err(|error| Failure::running(format_args!("cannot watch files: {error}")))?;
     // Every fault of the configuration is reported before anything is bound.
     let source = given.merge().map_err(Failure::configuration)?;
-    let config = Config::check(&source).map_err(Failure::configuration)?;
+    let config = super::check(&source)?;
     let has_other = config.credentials().is_any() || config.settings.managed_runtimes.is_some();
     if config.runtimes.token_count() == 0 && !has_other {
         tracing::warn!("the runtimes file holds no token: no client can connect");

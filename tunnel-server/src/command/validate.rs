@@ -32,7 +32,7 @@ pub(super) fn validate(args: ValidateArgs) -> Result<(), Failure> {
 
 fn check(given: Given) -> Result<(Config, Effective, Vec<String>), Failure> {
     let source = given.merge().map_err(Failure::configuration)?;
-    let config = Config::check(&source).map_err(Failure::configuration)?;
+    let config = super::check(&source)?;
     let effective = Server::check(&config).map_err(|error| Failure::binding(error, &source))?;
     certificates(&config)?;
     Ok((config, effective, source.readable_secrets()))
@@ -45,13 +45,15 @@ fn certificates(config: &Config) -> Result<(), Failure> {
         ("tls-cert", &config.tunnel_tls),
         ("public-tls-cert", &config.public_tls),
     ];
-    for (flag, identity) in all {
-        let result = identity
-            .as_ref()
-            .map_or(Ok(()), |identity| identity.check_end(SystemTime::now()));
-        result.map_err(|problem| Failure::configuration(format!("--{flag}: {problem}")))?;
+    let expired = all.into_iter().filter_map(|(flag, identity)| {
+        let problem = identity.as_ref()?.check_end(SystemTime::now()).err()?;
+        Some(format!("--{flag}: {problem}"))
+    });
+    let expired: Vec<_> = expired.collect();
+    match expired.is_empty() {
+        true => Ok(()),
+        false => Err(Failure::Configuration(expired.join("\n"))),
     }
-    Ok(())
 }
 
 /// Describes the differences, one per line.

@@ -115,7 +115,7 @@ impl HttpUrl {
 
 impl Credentials {
     /// The credentials of settings that were checked.
-    pub(super) fn of(settings: &Settings) -> Self {
+    pub(crate) fn of(settings: &Settings) -> Self {
         let of_jwt = (&settings.jwks, &settings.jwt_issuer, &settings.jwt_audience);
         let jwt = match of_jwt {
             (Some(keys), Some(issuer), Some(audience)) => Some(JwtSettings {

@@ -5,13 +5,10 @@ use std::{fmt, fs, path::PathBuf, str::FromStr, sync::Arc, time::Duration};
 use tokio_rustls::rustls::ClientConfig;
 use tunnel_etcd::{BadMemberUrl, MemberUrl, User};
 use tunnel_ops::byte_order_mark::without_mark;
-use tunnel_ops::tls_files::{self, Identity, Roots, TlsFilesError};
+use tunnel_ops::tls_files::{self, Identity, Roots};
 
-use super::{ConfigFault, Settings, Source, setting};
-use crate::{
-    directory::NodeName,
-    peer_tls::{PeerCa, PeerIdentityError},
-};
+use super::{ConfigFault, Settings, Source, or_fault, setting};
+use crate::{directory::NodeName, peer_tls::PeerCa};
 
 /// Time for one call of one member of etcd: more than a write takes under load, and less than an election.
 const CALL_TIMEOUT: Duration = Duration::from_millis(500);
@@ -139,13 +136,7 @@ pub(super) fn check(
         });
     }
     let user = user(source, settings, faults);
-    let tls = match tls(source, settings, faults) {
-        Ok(tls) => Some(tls),
-        Err(error) => {
-            faults.push(error.into());
-            None
-        }
-    };
+    let tls = tls(source, settings, faults);
     let links = links(source, settings, faults);
     Some(SharedDirectory {
         etcd: tunnel_etcd::Settings {
@@ -217,25 +208,24 @@ fn links(source: &Source, settings: &Settings, faults: &mut Vec<ConfigFault>) ->
         None => listen.to_string(),
     };
     let (ca, cert, key) = (ca?, cert?, key?);
-    let read = || -> Result<PeerLinks, PeerIdentityError> {
-        let authority = PeerCa::load(&ca)?;
-        if let Some(node) = &settings.node {
-            authority.check_own(&cert, node)?;
-        }
-        Ok(PeerLinks {
-            advertised,
-            ca: authority,
-            identity: Identity::load(&cert, &key)?,
-        })
-    };
-    read().map_err(|error| faults.push(error.into())).ok()
+    let authority = or_fault(faults, PeerCa::load(&ca));
+    let identity = Identity::load_or_fault(&cert, &key, faults);
+    let (ca, identity) = (authority?, identity?);
+    if let Some(node) = &settings.node {
+        or_fault(faults, ca.check_own(&cert, node))?;
+    }
+    Some(PeerLinks {
+        advertised,
+        ca,
+        identity,
+    })
 }
 
 fn tls(
     source: &Source,
     settings: &Settings,
     faults: &mut Vec<ConfigFault>,
-) -> Result<Arc<ClientConfig>, TlsFilesError> {
+) -> Option<Arc<ClientConfig>> {
     let is_plain = settings.etcd.iter().any(|url| !url.is_tls());
     if is_plain && settings.etcd.iter().any(MemberUrl::is_tls) {
         let problem =
@@ -243,12 +233,13 @@ fn tls(
         faults.push(source.fault(&setting::etcd, problem));
     }
     let roots = match &settings.etcd_ca {
-        Some(path) => Roots::load_only(path)?,
-        None if is_plain => Roots::none(),
-        None => Roots::load(None)?,
+        Some(path) => Roots::load_only(path),
+        None if is_plain => Ok(Roots::none()),
+        None => Roots::load(None),
     };
+    let roots = or_fault(faults, roots);
     let identity = match (&settings.etcd_cert, &settings.etcd_key) {
-        (Some(cert), Some(key)) => Some(Identity::load(cert, key)?),
+        (Some(cert), Some(key)) => Identity::load_or_fault(cert, key, faults),
         (None, None) => None,
         (Some(_), None) => {
             let problem = "its key is missing: give --etcd-key as well";
@@ -261,7 +252,10 @@ fn tls(
             None
         }
     };
-    tls_files::client_config(&roots, identity.as_ref(), &[b"h2"])
+    or_fault(
+        faults,
+        tls_files::client_config(&roots?, identity.as_ref(), &[b"h2"]),
+    )
 }
 
 fn user(source: &Source, settings: &Settings, faults: &mut Vec<ConfigFault>) -> Option<User> {

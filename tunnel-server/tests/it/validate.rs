@@ -15,6 +15,58 @@ const FILES: [&str; 3] = [
 ];
 
 #[test]
+fn each_file_that_cannot_be_used_is_named() {
+    let folder = Folder::with_all_files();
+    let files = [
+        "tls-cert",
+        "tls-key",
+        "public-tls-cert",
+        "public-tls-key",
+        "runtimes",
+        "admin-token-file",
+        "webhook-secret-file",
+        "etcd-ca",
+        "etcd-cert",
+        "etcd-key",
+        "peer-ca",
+        "peer-cert",
+        "peer-key",
+        "problem-page",
+        "auth-ca-file",
+        "revocations",
+        "jwks",
+        "auth-token-file",
+        "client-ca",
+        "client-crl",
+    ];
+    let flags = files.map(|flag| format!("--{flag}=no-{flag}"));
+    let others = [
+        "--webhook-url=https://a.test",
+        "--etcd=https://a.test",
+        "--node=a",
+        "--peer-listen=127.0.0.1:1",
+        "--jwt-issuer=x",
+        "--jwt-audience=y",
+        "--auth-url=https://a.test",
+    ]
+    .map(str::to_owned);
+    let ended = folder.run([&["validate".to_owned()], &flags[..], &others[..]].concat());
+    assert_eq!(ended.code, Some(2));
+    for file in files {
+        let is_named = |line: &&str| {
+            let place = format!("error: --{file}: no-{file}: cannot be read");
+            line.starts_with(&place)
+        };
+        assert_eq!(
+            ended.stderr.lines().filter(is_named).count(),
+            1,
+            "{file}: {}",
+            ended.stderr
+        );
+    }
+}
+
+#[test]
 fn every_file_that_is_named_is_read_by_both_commands() {
     let folder = Folder::with_all_files();
     folder.write("ca.pem", &Authority::new().pem());
