@@ -34,6 +34,10 @@ pub use self::client_auth::{ClientAuth, RevocationLists};
 pub use self::client_check::ClientCheck;
 pub use self::live::{LiveServerConfig, NextServerConfig, ServerCertificate};
 pub use self::validity::not_after;
+use self::validity::version_and_end;
+
+/// The version of X.509 that has extensions, which name the server (RFC 9525 section 2).
+const VERSION: u32 = 3;
 
 /// Why TLS cannot be set up. `origin` is the file at fault, or a description of a value in memory.
 #[derive(Debug, thiserror::Error)]
@@ -58,6 +62,18 @@ pub enum TlsFilesError {
     DamagedCertificate {
         /// The file.
         origin: PathBuf,
+    },
+    /// A program's own certificate is of a version that TLS does not take.
+    #[error(
+        "{}: holds a certificate of X.509 version {version}, which is not supported: make it again with the extension \
+         subjectAltName, which gives it version 3 (`openssl x509 -req` with -extfile, `openssl req -x509` with -addext)",
+        .origin.display()
+    )]
+    OldCertificate {
+        /// The file.
+        origin: PathBuf,
+        /// The version of X.509.
+        version: u32,
     },
     /// The file contains no usable key.
     #[error(
@@ -121,9 +137,9 @@ impl TlsFilesError {
     pub fn file(&self) -> Option<FaultyFile<'_>> {
         let (path, key_end) = match self {
             Self::Unreadable { origin, .. } => (origin, ""),
-            Self::NoCertificate { origin } | Self::DamagedCertificate { origin } => {
-                (origin, "_cert")
-            }
+            Self::NoCertificate { origin }
+            | Self::DamagedCertificate { origin }
+            | Self::OldCertificate { origin, .. } => (origin, "_cert"),
             Self::NoKey { origin } | Self::Mismatch { key: origin, .. } => (origin, "_key"),
             Self::NoRevocationList { origin } | Self::DamagedRevocationList { origin, .. } => {
                 (origin, "_crl")
@@ -491,11 +507,14 @@ fn chain(
     pem: &[u8],
 ) -> Result<(Vec<CertificateDer<'static>>, SystemTime), TlsFilesError> {
     let chain = certificates(origin, pem)?;
-    match chain.first().and_then(not_after) {
-        Some(not_after) => Ok((chain, not_after)),
-        None => Err(TlsFilesError::DamagedCertificate {
-            origin: origin.to_owned(),
+    let origin = || origin.to_owned();
+    match chain.first().and_then(version_and_end) {
+        Some((VERSION, not_after)) => Ok((chain, not_after)),
+        Some((version, _)) => Err(TlsFilesError::OldCertificate {
+            origin: origin(),
+            version,
         }),
+        None => Err(TlsFilesError::DamagedCertificate { origin: origin() }),
     }
 }
 

@@ -149,7 +149,9 @@ fn fault(error: &ConfigError, source: &Source) -> Option<(String, Verdict)> {
 /// Whether an error is about the client's own certificate or key.
 fn is_of_identity(error: &TlsFilesError, files: &[&PathBuf]) -> bool {
     match error {
-        TlsFilesError::Mismatch { .. } | TlsFilesError::NoKey { .. } => true,
+        TlsFilesError::Mismatch { .. }
+        | TlsFilesError::NoKey { .. }
+        | TlsFilesError::OldCertificate { .. } => true,
         TlsFilesError::Unreadable { origin, .. }
         | TlsFilesError::NoCertificate { origin }
         | TlsFilesError::DamagedCertificate { origin } => files.contains(&origin),

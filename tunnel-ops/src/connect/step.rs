@@ -45,6 +45,16 @@ fn described(error: &io::Error) -> String {
                  basicConstraints=critical,CA:FALSE`, or one that this CA signs ({error})"
             )
         }
+        Some(rustls::Error::InvalidCertificate(certificate))
+            if tls::is_old_certificate(certificate) =>
+        {
+            "the certificate is of X.509 version 1, which is not supported: make it again with the extension \
+             subjectAltName, which gives it version 3"
+                .to_owned()
+        }
+        Some(_) if tls::is_protocol_refused(error) => {
+            "it agrees to none of the versions of HTTP that were offered to it (by ALPN)".to_owned()
+        }
         _ => error.to_string(),
     }
 }
@@ -116,6 +126,7 @@ impl<S: Copy> StepError<S> {
 #[cfg(test)]
 mod tests {
     use std::fmt;
+    use std::sync::Arc;
 
     use super::super::race::race;
     use super::*;
@@ -145,6 +156,31 @@ mod tests {
             .unwrap_err();
         let expected = "connecting to the proxy took longer than 10s";
         assert_eq!(error.to_string(), expected);
+    }
+
+    #[test]
+    fn what_a_peer_refuses_or_shows_is_said_in_words() {
+        use rustls::{AlertDescription, Error, OtherError};
+
+        let old = OtherError(Arc::new(webpki::Error::UnsupportedCertVersion));
+        let old = Error::InvalidCertificate(CertificateError::Other(old));
+        let refused = "it agrees to none of the versions of HTTP";
+        for (error, words) in [
+            (Error::NoApplicationProtocol, refused),
+            (
+                Error::AlertReceived(AlertDescription::NoApplicationProtocol),
+                refused,
+            ),
+            (old, "the certificate is of X.509 version 1"),
+        ] {
+            let error = StepError::Failed(Step("TLS"), io::Error::other(error)).to_string();
+            let expected = format!("TLS failed: {words}");
+            assert!(error.starts_with(&expected), "{error}");
+            assert!(
+                !error.contains("Protocol") && !error.contains("Version"),
+                "{error}"
+            );
+        }
     }
 
     #[tokio::test(start_paused = true)]

@@ -62,6 +62,16 @@ pub fn certificate_error(error: &io::Error) -> Option<&CertificateError> {
     }
 }
 
+/// Whether a certificate is of a version of X.509 that has no extensions.
+pub fn is_old_certificate(error: &CertificateError) -> bool {
+    match error {
+        CertificateError::Other(other) => {
+            other.0.downcast_ref() == Some(&webpki::Error::UnsupportedCertVersion)
+        }
+        _ => false,
+    }
+}
+
 fn tls_error(error: &io::Error) -> Option<&rustls::Error> {
     error.get_ref()?.downcast_ref()
 }

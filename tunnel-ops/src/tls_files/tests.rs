@@ -126,6 +126,36 @@ fn files_with_other_content_are_refused_without_quoting_them() {
     );
 }
 
+/// Made by `openssl x509 -req` without extensions, for 100 years.
+const VERSION_1: (&str, &str) = (
+    "-----BEGIN CERTIFICATE-----\n\
+     MIIBIzCBywIUEXm6j/+Scd+tbypjn3ixJA4Ah7cwCgYIKoZIzj0EAwIwFDESMBAG\n\
+     A1UEAwwJbG9jYWxob3N0MCAXDTI2MTEyODAyMjMwMloYDzIxMjYxMTA0MDIyMzAy\n\
+     WjAUMRIwEAYDVQQDDAlsb2NhbGhvc3QwWTATBgcqhkjOPQIBBggqhkjOPQMBBwNC\n\
+     AARlxYQzvG5aqsf0Pg/wwR7dUrX7FXuUiFqy+KW2lUIlyLtN+Izi1HXXqS0JtsAj\n\
+     3RBQCmgDmnMA4UioJZjDK+ezMAoGCCqGSM49BAMCA0cAMEQCICJOFQvph3XOAcct\n\
+     2n0LtkV7+keSHzHsZjxXkl7elWBaAiBlSq6x4Rxa5x+aVTdCpO0H/VtsbSyVw3b1\n\
+     qB/vZrUuew==\n\
+     -----END CERTIFICATE-----\n",
+    "-----BEGIN PRIVATE KEY-----\n\
+     MIGHAgEAMBMGByqGSM49AgEGCCqGSM49AwEHBG0wawIBAQQgo6qRlRGdEuKvplMU\n\
+     /lcH5Ce5wFJJQ1wNo+ClEubwoSehRANCAARlxYQzvG5aqsf0Pg/wwR7dUrX7FXuU\n\
+     iFqy+KW2lUIlyLtN+Izi1HXXqS0JtsAj3RBQCmgDmnMA4UioJZjDK+ez\n\
+     -----END PRIVATE KEY-----\n",
+);
+
+#[test]
+fn a_certificate_of_version_1_is_not_called_damaged() {
+    let (cert, key) = VERSION_1;
+    let error = refused(cert, key);
+    assert!(
+        error.starts_with("certificate: holds a certificate of X.509 version 1"),
+        "{error}"
+    );
+    // As a root it can be used.
+    assert!(Roots::from_pem(cert).is_ok());
+}
+
 #[test]
 fn each_faulty_file_is_named_once() {
     let (cert, key) = (Path::new("/nowhere/a.pem"), Path::new("/nowhere/a.key"));

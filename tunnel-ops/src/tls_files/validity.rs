@@ -10,8 +10,14 @@ use x509_parser::time::ASN1Time;
 /// The end of a certificate's validity; `None` if it cannot be parsed.
 #[must_use]
 pub fn not_after(certificate: &CertificateDer<'_>) -> Option<SystemTime> {
+    version_and_end(certificate).map(|(_, end)| end)
+}
+
+/// A certificate's version of X.509, from 1, and the end of its validity; `None` if it cannot be parsed.
+pub(super) fn version_and_end(certificate: &CertificateDer<'_>) -> Option<(u32, SystemTime)> {
     let (_, parsed) = x509_parser::parse_x509_certificate(certificate).ok()?;
-    Some(instant(parsed.validity().not_after))
+    let version = parsed.version().0.saturating_add(1);
+    Some((version, instant(parsed.validity().not_after)))
 }
 
 pub(super) fn next_update(list: &CertificateRevocationList<'_>) -> Option<SystemTime> {

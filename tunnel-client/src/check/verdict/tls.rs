@@ -5,6 +5,7 @@ use std::time::SystemTime;
 
 use rustls::AlertDescription as Alert;
 use rustls::{CertificateError, Error as TlsError};
+use tunnel_ops::connect::tls;
 
 use super::{Verdict, clock_off, response, verdicts};
 use crate::check::certificate::CertificateEvidence;
@@ -156,6 +157,14 @@ fn certificate(evidence: &Evidence, error: &CertificateError) -> Verdict {
     let (name, own) = (&evidence.name, evidence.chain.first());
     match error {
         CertificateError::UnknownIssuer => return unknown_issuer(evidence, own),
+        error if tls::is_old_certificate(error) => {
+            let name = &evidence.name;
+            return verdicts! {
+                "tls_certificate" "the certificate of {name} is of X.509 version 1, which is not supported"
+                "the operator of the server, or of what stands before it, has to make it again with the extension \
+                 subjectAltName, which gives it version 3"
+            };
+        }
         // rustls reports the form of such a certificate before its issuer.
         CertificateError::Other(_) if own.is_some_and(|own| is_alone(evidence, own)) => {
             return unknown_issuer(evidence, own);

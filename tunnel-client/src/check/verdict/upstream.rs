@@ -1,6 +1,7 @@
 //! Verdicts on the upstreams of routes.
 
 use rustls::CertificateError;
+use tunnel_ops::connect::tls;
 use tunnel_proto::problem::Reason;
 use tunnel_routing::config::UpstreamHttp;
 use tunnel_routing::upstream::{FirstAnswer, TryDialError};
@@ -147,6 +148,9 @@ fn certificate_advice(error: &CertificateError) -> &'static str {
         }
         CertificateError::NotValidYet | CertificateError::NotValidYetContext { .. } => {
             "this machine's clock is behind; or the service uses the certificate too early"
+        }
+        error if tls::is_old_certificate(error) => {
+            "the operator of the service has to make it again with the extension subjectAltName, which gives it version 3"
         }
         _ => "the operator of the service has to get another one",
     }
