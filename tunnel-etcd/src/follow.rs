@@ -33,20 +33,21 @@ pub enum Followed {
 }
 
 impl Client {
-    /// Reads all keys of a range, the first one of it and the first one behind it, then tells each change.
+    /// Reads all keys of a range, the first one of it and the first one behind it, then tells each change. The next is told
+    /// when the future of the one before has ended.
     ///
     /// It returns when all has to be read again, since etcd was restored to an earlier revision. Call it again then, and
     /// after an error, some time later.
     ///
     /// # Errors
     /// When etcd cannot be read, or does not answer any more; [`EtcdError::Compacted`] when changes were missed.
-    pub async fn follow(
+    pub async fn follow<F: Future<Output = ()>>(
         &self,
         range: (Bytes, Bytes),
-        mut tell: impl FnMut(Followed),
+        mut tell: impl FnMut(Followed) -> F,
     ) -> Result<(), EtcdError> {
         let (keys, revision) = self.list(&range).await?;
-        tell(Followed::Listed { keys, revision });
+        tell(Followed::Listed { keys, revision }).await;
         let mut position = revision;
         let member = self.preferred();
         let mut watch = self.watch(member, range, revision + 1).await?;
@@ -56,7 +57,7 @@ impl Client {
                 Ok(report) => match report? {
                     WatchReport::Events { events, up_to } => {
                         position = up_to.unwrap_or(position).max(position);
-                        tell(Followed::Changed { events, up_to });
+                        tell(Followed::Changed { events, up_to }).await;
                     }
                     WatchReport::Progress { up_to } => position = up_to.max(position),
                     // A member that is only behind is read again in vain, which is rare.

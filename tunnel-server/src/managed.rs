@@ -25,14 +25,14 @@ use tokio::{
     task::spawn_blocking,
     time::timeout,
 };
-use tunnel_etcd::Client;
+use tunnel_etcd::{Client, Followed};
 use tunnel_ops::faults::LISTED;
 
 pub(crate) use self::document::{Definition, NewToken, TOKENS};
 pub use self::store::ManagedStoreError;
 use self::{
     document::Document,
-    store::{EtcdStore, FolderStore, Store, Written},
+    store::{EtcdStore, FolderStore, Store, StoreUpdate, Written},
 };
 use crate::{
     config::{Config, ManagedPlace},
@@ -162,16 +162,31 @@ impl Managed {
 
     /// Reads all that is in etcd and takes over what nodes change, until it is dropped. Returns at once for a folder, which
     /// this server alone changes.
-    pub(crate) async fn follow(&self) {
+    pub(crate) async fn follow(self: &Arc<Self>) {
+        if let Store::Etcd(etcd) = &self.store {
+            etcd.follow(|followed| self.clone().take_over(followed))
+                .await;
+        }
+    }
+
+    /// Takes over what etcd tells, on a blocking thread: health checks are answered by the thread of the control tasks.
+    async fn take_over(self: Arc<Self>, followed: Followed) {
+        let taking = spawn_blocking(move || self.take_over_now(followed));
+        if let Err(error) = taking.await {
+            tracing::error!(%error, "managed runtimes were not taken over");
+        }
+    }
+
+    fn take_over_now(&self, followed: Followed) {
         let Store::Etcd(etcd) = &self.store else {
             return;
         };
-        etcd.follow(|told| match told {
-            store::StoreUpdate::All(texts, revision) => {
+        match etcd.update(followed) {
+            StoreUpdate::All(texts, revision) => {
                 self.replace_all(texts);
                 self.position.send_replace(revision);
             }
-            store::StoreUpdate::Changes(changes, up_to) => {
+            StoreUpdate::Changes(changes, up_to) => {
                 for (label, text) in changes {
                     self.take(&label, text);
                 }
@@ -179,8 +194,7 @@ impl Managed {
                     self.position.send_replace(up_to);
                 }
             }
-        })
-        .await;
+        }
     }
 
     /// Resolves once all were read, and are in force.
@@ -409,45 +423,57 @@ impl Managed {
         Ok(())
     }
 
-    /// Takes over all documents.
+    /// Takes over all documents. Reads them without the lock, for which other threads would wait.
     fn replace_all(&self, texts: impl IntoIterator<Item = (String, String)>) {
-        let mut known = self.known.lock();
-        let mut before = std::mem::take(&mut known.documents);
-        let version = *self.version.borrow() + 1;
+        let mut documents = BTreeMap::new();
         for (label, text) in texts {
-            if known.documents.len() >= RUNTIMES {
+            if documents.len() >= RUNTIMES {
                 tracing::error!(
                     most = RUNTIMES,
                     "there are more managed runtimes than there may be: the others are left out"
                 );
                 break;
             }
-            let document = match before.remove(&label) {
-                Some(same) if same.text == text => same,
-                _ => {
+            let is_known = self.is_known(&label, Some(&text));
+            let document = (!is_known).then(|| self.read(&label, text));
+            documents.insert(label, document);
+        }
+        let mut known = self.known.lock();
+        let mut before = std::mem::take(&mut known.documents);
+        let version = *self.version.borrow() + 1;
+        for (label, document) in documents {
+            let document = match document {
+                Some(document) => {
                     known.pending.insert(label.clone(), version);
-                    self.read(&label, text)
+                    Some(document)
                 }
+                None => before.remove(&label),
             };
-            known.documents.insert(label, document);
+            known
+                .documents
+                .extend(document.map(|document| (label, document)));
         }
         known.is_read = true;
         self.version.send_replace(version);
         tracing::info!(count = known.documents.len(), "managed runtimes were read");
     }
 
+    /// Whether this is the text of the document, or there is none.
+    fn is_known(&self, label: &str, text: Option<&String>) -> bool {
+        let known = self.known.lock();
+        known.documents.get(label).map(|it| &it.text) == text
+    }
+
     /// Takes over one document, or its removal.
     fn take(&self, label: &str, text: Option<String>) {
-        let mut known = self.known.lock();
-        if known.documents.get(label).map(|it| &it.text) == text.as_ref() {
+        if self.is_known(label, text.as_ref()) {
             return;
         }
+        let document = text.map(|text| self.read(label, text));
+        let mut known = self.known.lock();
         let version = *self.version.borrow() + 1;
-        match text {
-            Some(text) => {
-                let document = self.read(label, text);
-                known.documents.insert(label.to_owned(), document);
-            }
+        match document {
+            Some(document) => drop(known.documents.insert(label.to_owned(), document)),
             None => drop(known.documents.remove(label)),
         }
         known.pending.insert(label.to_owned(), version);
@@ -475,5 +501,66 @@ impl Managed {
             Ok(_) => Ok(()),
             Err(_) => Err(ManagedError::NotInForce),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::mpsc;
+
+    use tunnel_etcd::{KeyValue, Settings};
+    use tunnel_ops::tls_files::{Roots, client_config};
+
+    use super::*;
+
+    fn of_etcd() -> Arc<Managed> {
+        let client = Client::new(Settings {
+            members: vec!["http://127.0.0.1:1".parse().unwrap()],
+            tls: client_config(&Roots::none(), None, &[]).unwrap(),
+            user: None,
+            timeout: WAIT,
+        });
+        Arc::new(Managed {
+            store: Store::Etcd(EtcdStore::new(client, "/t/")),
+            domain: "t.example".parse().unwrap(),
+            known: Mutex::default(),
+            writing: Arc::default(),
+            version: watch::Sender::new(0),
+            applied: watch::Sender::new(0),
+            position: watch::Sender::new(0),
+        })
+    }
+
+    /// A document may be large, and the thread of the control tasks has others to wake.
+    #[test]
+    fn what_etcd_tells_is_read_on_a_blocking_thread() {
+        let mut builder = tokio::runtime::Builder::new_current_thread();
+        let runtime = builder
+            .enable_all()
+            .max_blocking_threads(1)
+            .build()
+            .unwrap();
+        runtime.block_on(async {
+            let (release, released) = mpsc::channel::<()>();
+            let busy = spawn_blocking(move || released.recv());
+            let managed = of_etcd();
+            let text = "[[runtime]]\naccount = \"acme\"\nname = \"prod\"\n";
+            let followed = Followed::Listed {
+                keys: vec![KeyValue {
+                    key: "/t/runtime/acme-prod".into(),
+                    value: text.into(),
+                    ..KeyValue::default()
+                }],
+                revision: 7,
+            };
+            let mut taking = Box::pin(managed.clone().take_over(followed));
+            assert!(futures_util::poll!(&mut taking).is_pending());
+            assert!(!managed.has("acme-prod"));
+            release.send(()).unwrap();
+            busy.await.unwrap().unwrap();
+            taking.await;
+            assert!(managed.has("acme-prod"));
+            assert_eq!(*managed.position.borrow(), 7);
+        });
     }
 }

@@ -28,7 +28,7 @@ async fn all_keys_are_told_and_then_each_change_until_etcd_is_gone() {
     let (sender, mut told) = mpsc::channel(16);
     let follower = client.clone();
     let following = Owned::spawn("follower", async move {
-        let tell = |followed| sender.try_send(followed).unwrap();
+        let tell = async |followed| sender.send(followed).await.unwrap();
         follower.follow(under("/a/"), tell).await
     });
     let listed = soon("the keys", told.recv()).await.unwrap();

@@ -183,8 +183,12 @@ impl EtcdStore {
         })
     }
 
-    /// Tells all documents and then each change, and begins again when etcd was away, until it is dropped.
-    pub(super) async fn follow(&self, mut on_told: impl FnMut(StoreUpdate)) {
+    /// Tells all documents and then each change, and begins again when etcd was away, until it is dropped. The next is told
+    /// when the future of the one before has ended. See [`Self::update`].
+    pub(super) async fn follow<F: Future<Output = ()>>(
+        &self,
+        mut on_told: impl FnMut(Followed) -> F,
+    ) {
         let prefix = Bytes::from(self.prefix.clone());
         let range = (prefix, prefix_end(self.prefix.as_bytes()));
         let mut is_lost = false;
@@ -192,7 +196,7 @@ impl EtcdStore {
             let mut was_read = false;
             let tell = |followed| {
                 was_read = true;
-                on_told(self.told(followed));
+                on_told(followed)
             };
             let ended = self.client.follow(range.clone(), tell).await;
             is_lost &= !was_read;
@@ -206,7 +210,8 @@ impl EtcdStore {
         }
     }
 
-    fn told(&self, followed: Followed) -> StoreUpdate {
+    /// The documents in what was told. Takes time that grows with their length.
+    pub(super) fn update(&self, followed: Followed) -> StoreUpdate {
         match followed {
             Followed::Listed { keys, revision } => {
                 let documents = keys.iter().filter_map(|kv| self.document(kv));

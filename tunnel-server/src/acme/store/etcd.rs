@@ -1,5 +1,6 @@
 //! Keys in etcd, which all nodes watch.
 
+use std::future::ready;
 use std::time::Duration;
 
 use base64::prelude::{BASE64_STANDARD, Engine};
@@ -127,15 +128,18 @@ impl EtcdStore {
                 on_change(change);
             }
         };
-        let tell = |followed| match followed {
-            Followed::Listed { keys, .. } => keys.iter().for_each(|kv| told(kv, false)),
-            Followed::Changed { events, .. } => {
-                for event in &events {
-                    if let Some(kv) = &event.kv {
-                        told(kv, event.is_delete());
+        let tell = |followed| {
+            match followed {
+                Followed::Listed { keys, .. } => keys.iter().for_each(|kv| told(kv, false)),
+                Followed::Changed { events, .. } => {
+                    for event in &events {
+                        if let Some(kv) = &event.kv {
+                            told(kv, event.is_delete());
+                        }
                     }
                 }
             }
+            ready(())
         };
         self.client.follow((prefix, end), tell).await
     }
