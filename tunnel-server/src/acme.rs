@@ -24,7 +24,10 @@ use std::{
 
 use arc_swap::ArcSwap;
 use parking_lot::Mutex;
-use tokio::{sync::Notify, time::sleep};
+use tokio::{
+    sync::{Notify, watch},
+    time::sleep,
+};
 use tokio_rustls::rustls::server::ResolvesServerCert;
 use tunnel_etcd::Client;
 use tunnel_ops::https::HttpsClient;
@@ -79,6 +82,34 @@ pub(crate) struct Acme {
     events: Arc<crate::events::Events>,
     /// Names or certificates have changed.
     changed: Notify,
+    stop: Stop,
+}
+
+/// The request to order nothing more.
+struct Stop(watch::Sender<bool>);
+
+/// The tasks of [`Acme`], which end when this is dropped.
+pub(crate) struct AcmeTasks {
+    ordering: Owned<()>,
+    _following: Option<Owned<()>>,
+}
+
+impl Stop {
+    /// Resolves once it is requested.
+    async fn requested(&self) {
+        let mut stop = self.0.subscribe();
+        // The sender is in `self`.
+        let _ = stop.wait_for(|is_requested| *is_requested).await;
+    }
+}
+
+impl AcmeTasks {
+    /// Resolves when what proves a name was removed, after [`Acme::stop`].
+    pub(crate) async fn ended(self) {
+        if let Err(error) = self.ordering.await {
+            tracing::error!(%error, "the orders of certificates have ended");
+        }
+    }
 }
 
 impl Acme {
@@ -124,6 +155,7 @@ impl Acme {
             metrics,
             events,
             changed: Notify::new(),
+            stop: Stop(watch::Sender::new(false)),
         })))
     }
 
@@ -177,12 +209,17 @@ impl Acme {
     }
 
     /// Starts its tasks, which end when the result is dropped.
-    pub(crate) fn start(self: &Arc<Self>) -> Vec<Owned<()>> {
-        let mut tasks = vec![Owned::spawn("acme", keep(self.clone()))];
-        if self.store.etcd().is_some() {
-            tasks.push(Owned::spawn("acme-follow", follow(self.clone())));
+    pub(crate) fn start(self: &Arc<Self>) -> AcmeTasks {
+        let is_shared = self.store.etcd().is_some();
+        AcmeTasks {
+            ordering: Owned::spawn("acme", keep(self.clone())),
+            _following: is_shared.then(|| Owned::spawn("acme-follow", follow(self.clone()))),
         }
-        tasks
+    }
+
+    /// Orders nothing more, and gives up an order. What proves a name is still removed, see [`AcmeTasks::ended`].
+    pub(crate) fn stop(&self) {
+        self.stop.0.send_replace(true);
     }
 
     /// Takes over what is stored for a name.
@@ -223,10 +260,16 @@ impl Acme {
     async fn round(&self) -> SystemTime {
         let names = self.names.lock().all();
         for name in names {
+            if *self.stop.0.borrow() {
+                break;
+            }
             if self.names.lock().is_due(&name, SystemTime::now()) {
                 Box::pin(self.renew(&name)).await;
             } else if self.names.lock().wants_window(&name, SystemTime::now()) {
-                Box::pin(self.ask_window(&name)).await;
+                tokio::select! {
+                    () = Box::pin(self.ask_window(&name)) => {}
+                    () = self.stop.requested() => break,
+                }
             }
         }
         let next = self.names.lock().next(SystemTime::now());
@@ -247,8 +290,16 @@ impl Acme {
         let http = AcmeHttp::new(self.https.clone());
         let result = self.order(name, &http, &lock).await;
         lock.release().await;
-        if let Err(error) = result {
-            self.on_failure(name, &error, http.retry_at());
+        match result {
+            Ok(()) | Err(OrderError::Stopped) => {}
+            Err(error) => {
+                let retry_at = match error {
+                    // Another one would be no better.
+                    OrderError::OutOfTime(_) => Some(SystemTime::now() + schedule::LONGEST_PAUSE),
+                    _ => http.retry_at(),
+                };
+                self.on_failure(name, &error, retry_at);
+            }
         }
     }
 
@@ -271,6 +322,7 @@ impl Acme {
         }
         let settings = self.settings.load_full();
         let ordering = Orders {
+            stop: &self.stop,
             settings: &settings,
             store: &self.store,
             resolver: &self.resolver,
@@ -279,6 +331,7 @@ impl Acme {
         let account = tokio::select! {
             account = ordering.account() => account?,
             () = lock.lost() => return Err(OrderError::LockLost),
+            () = self.stop.requested() => return Err(OrderError::Stopped),
         };
         orders.push(now);
         self.store.put(Key::Orders(name), lines(&orders)).await?;
@@ -299,6 +352,12 @@ impl Acme {
         Stored::parse(&text).map_err(OrderError::Certificate)?;
         self.store.put(Key::Certificate(name), text.clone()).await?;
         self.take(name, &text);
+        let names = self.names.lock();
+        let validity = names.validity(name);
+        if let Some(validity) = validity.filter(|_| names.is_due(name, SystemTime::now())) {
+            return Err(OrderError::OutOfTime(validity));
+        }
+        drop(names);
         self.metrics.on_acme_order(true);
         let event = Event::new(EventKind::Certificate);
         self.events.report(event.detail(name.to_string()));
@@ -338,6 +397,7 @@ impl Acme {
         let settings = self.settings.load_full();
         let http = AcmeHttp::new(self.https.clone());
         let ordering = Orders {
+            stop: &self.stop,
             settings: &settings,
             store: &self.store,
             resolver: &self.resolver,
@@ -369,12 +429,14 @@ impl Acme {
     }
 }
 
-/// Orders and renews until it is dropped.
+/// Orders and renews until it is stopped.
 async fn keep(acme: Arc<Acme>) {
     loop {
         let next = acme.round().await;
         let wait = next.duration_since(SystemTime::now()).unwrap_or_default();
         tokio::select! {
+            biased;
+            () = acme.stop.requested() => return,
             () = sleep(wait) => {}
             () = acme.changed.notified() => {}
         }

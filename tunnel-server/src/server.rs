@@ -21,6 +21,7 @@ use std::{
     time::Duration,
 };
 
+use futures_util::future::join;
 use tokio::{
     runtime::Handle,
     time::{interval, timeout},
@@ -47,7 +48,7 @@ use self::{
     shard::{Shard, Sockets},
 };
 use crate::{
-    acme::Acme,
+    acme::{Acme, AcmeTasks},
     admin::{
         self,
         api::{Api, Reach},
@@ -331,7 +332,10 @@ impl Server {
         // After the listeners, which an ACME server connects to.
         let acme = parts.acme.as_ref().map(Acme::start);
         let ended = wait(&parts, &shutdown, &mut running, &kept).await;
-        drop((moving, acme));
+        drop(moving);
+        if let Some(acme) = &parts.acme {
+            acme.stop();
+        }
         drop(serving);
         let (failed, successor) = leave(&parts, ended).await;
         // Else connections would wait in them.
@@ -339,7 +343,7 @@ impl Server {
         // From here on not ready, so that load balancers look elsewhere while all is still served.
         if !matches!(failed, Some(RunError::ShardFailed(_))) {
             tokio::select! {
-                () = drain::drain(&parts, &mut running, successor) => {}
+                () = drain(&parts, &mut running, successor, acme) => {}
                 () = shutdown.forced() => {}
             }
         }
@@ -364,6 +368,26 @@ impl Server {
         tracing::info!("stopped");
         failed.map_or(Ok(()), Err)
     }
+}
+
+/// Drains, and removes meanwhile what proves names to an ACME server, within the grace period.
+async fn drain(
+    parts: &Parts,
+    running: &mut [Shard],
+    successor: Option<Successor>,
+    acme: Option<AcmeTasks>,
+) {
+    let grace = parts.config.load().settings.grace_period;
+    let removing = async {
+        if let Some(acme) = acme
+            && timeout(grace * 9 / 10, acme.ended()).await.is_err()
+        {
+            tracing::warn!(
+                "a record in DNS may be left, since --acme-dns-hook has not ended in the grace period"
+            );
+        }
+    };
+    join(drain::drain(parts, running, successor), removing).await;
 }
 
 fn start_shards(

@@ -195,6 +195,7 @@ async fn a_certificate_is_kept_before_its_proof_is_removed() {
         &state,
         "--acme-dns-hook",
         &setup.pebble.hook_of(&hook),
+        "--grace-period=1s",
     ];
     let mut server = setup.start(&flags).await;
     let trust = setup.pebble.client_config().await;
@@ -204,6 +205,30 @@ async fn a_certificate_is_kept_before_its_proof_is_removed() {
     let server = setup.start(&flags).await;
     let again = shown(server.public_address(), RUNTIME, &trust).await;
     assert_eq!((again, setup.pebble.orders()), (Some(first), 1));
+}
+
+/// While the server gives up the order that it has begun, or the clean-up runs already.
+#[tokio::test]
+async fn a_stop_leaves_no_proof_behind() {
+    for action in ["present", "cleanup"] {
+        let setup = Setup::new(LONG).await;
+        let folder = setup.directory.path().display();
+        let lines = fs::read_to_string(setup.pebble.hook()).unwrap();
+        let hook = format!(
+            "echo $1 >> {folder}/calls\n[ \"$1\" = {action} ] && sleep 1\n(\n{lines}\n)\necho $1 >> {folder}/ended"
+        );
+        let state = setup.state();
+        let hook = setup.pebble.hook_of(&hook);
+        let flags = ["--acme-dir", &state, "--acme-dns-hook", &hook];
+        let mut server = setup.start(&flags).await;
+        setup.pebble.open(&[server.public_address()]);
+        let read = |name: &str| fs::read_to_string(setup.directory.path().join(name)).ok();
+        let is_called = async || read("calls")?.contains(action).then_some(());
+        eventually(3 * SOON, action, is_called).await;
+        assert_eq!(server.program_mut().stop().await, Some(0));
+        let ended = read("ended").unwrap_or_default();
+        assert!(ended.ends_with("cleanup\n"), "{action}: {ended:?}");
+    }
 }
 
 #[tokio::test]

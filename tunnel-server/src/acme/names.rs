@@ -84,13 +84,19 @@ impl Name {
         }
     }
 
-    /// When an order is due.
-    fn due(&self) -> SystemTime {
+    /// When an order is due, as seen from `now`.
+    fn due(&self, now: SystemTime) -> SystemTime {
+        // Twice, since clocks are also set by little.
+        let is_of_clock = self.wait_until > now + schedule::LONGEST_WAIT * 2;
+        let wait_until = match is_of_clock {
+            true => SystemTime::UNIX_EPOCH,
+            false => self.wait_until,
+        };
         let stored = self.stored.as_ref();
         let renewal = stored.map_or(SystemTime::UNIX_EPOCH, |stored| {
             schedule::renewal(stored.validity, self.window, self.share)
         });
-        renewal.max(self.wait_until)
+        renewal.max(wait_until)
     }
 
     fn is_valid(&self, now: SystemTime) -> bool {
@@ -176,9 +182,15 @@ impl Names {
         true
     }
 
+    /// When the name's certificate is valid.
+    pub(super) fn validity(&self, name: &AcmeName) -> Option<Validity> {
+        let found = self.all.iter().find(|known| known.name == *name)?;
+        found.stored.as_ref().map(|stored| stored.validity)
+    }
+
     pub(super) fn is_due(&self, name: &AcmeName, now: SystemTime) -> bool {
         let found = self.all.iter().find(|known| known.name == *name);
-        found.is_some_and(|name| name.due() <= now)
+        found.is_some_and(|name| name.due(now) <= now)
     }
 
     /// Whether the ACME server is to be asked when to renew.
@@ -190,8 +202,8 @@ impl Names {
     /// When the next thing is to be done.
     pub(super) fn next(&self, now: SystemTime) -> SystemTime {
         let times = self.all.iter().map(|name| match name.stored.is_some() {
-            true => name.due().min(name.window_at),
-            false => name.due(),
+            true => name.due(now).min(name.window_at),
+            false => name.due(now),
         });
         times.min().map_or(now, |first| first.max(now))
     }
@@ -225,7 +237,8 @@ impl Names {
         known.failures = known.failures.saturating_add(1);
         known.problem = Some(problem.to_owned());
         let pause = schedule::pause(known.failures, share());
-        let until = retry_at.map_or(now + pause, |at| at.max(now + pause));
+        let (soonest, latest) = (now + pause, now + schedule::LONGEST_WAIT);
+        let until = retry_at.map_or(soonest, |at| at.clamp(soonest, latest));
         known.wait_until = until;
         until
     }
@@ -294,6 +307,20 @@ mod tests {
             names.on_failure(&name, "rate limited", Some(wanted)),
             wanted
         );
+    }
+
+    #[test]
+    fn a_wait_of_a_clock_that_was_ahead_is_none() {
+        let (mut names, name) = names();
+        let now = SystemTime::now();
+        names.wait(&name, now + 400 * DAY);
+        assert!(names.is_due(&name, now));
+        assert_eq!(names.next(now), now);
+        names.wait(&name, now + DAY);
+        assert!(!names.is_due(&name, now));
+        // Nor is what an ACME server says.
+        let until = names.on_failure(&name, "limited", Some(now + 400 * DAY));
+        assert!(until < now + 8 * DAY && !names.is_due(&name, now));
     }
 
     #[test]

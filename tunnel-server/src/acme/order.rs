@@ -12,9 +12,11 @@ use tokio::time::{sleep, timeout};
 use tunnel_proto::control::millis;
 
 use super::{
+    Stop,
     hook::{self, Action, HookError},
     http::AcmeHttp,
     resolver::{ChallengeError, Digest, Resolver},
+    schedule::Validity,
     store::{Key, Lock, Store, StoreError},
 };
 use crate::config::{AcmeChallenge, AcmeName, AcmeSettings};
@@ -58,10 +60,19 @@ pub(super) enum OrderError {
     LockLost,
     #[error("the ACME server has sent a certificate that cannot be used: {0}")]
     Certificate(String),
+    #[error(
+        "the certificate that was obtained is to be renewed already, by this machine's clock: it is valid from {} to {}: set the \
+         clock",
+        humantime::format_rfc3339_seconds(.0.not_before), humantime::format_rfc3339_seconds(.0.not_after)
+    )]
+    OutOfTime(Validity),
+    #[error("the server stops")]
+    Stopped,
 }
 
 /// What orders need.
 pub(super) struct Orders<'a> {
+    pub(super) stop: &'a Stop,
     pub(super) settings: &'a AcmeSettings,
     pub(super) store: &'a Store,
     pub(super) resolver: &'a Resolver,
@@ -138,6 +149,7 @@ impl Orders<'_> {
         tokio::select! {
             ended = timeout(ORDER_TIME, order) => ended.unwrap_or(Err(OrderError::TimedOut)),
             () = lock.lost() => Err(OrderError::LockLost),
+            () = self.stop.requested() => Err(OrderError::Stopped),
         }
     }
 
@@ -224,7 +236,7 @@ impl Orders<'_> {
         Ok(())
     }
 
-    /// Removes what was set up to prove a name. The lock is kept meanwhile.
+    /// Removes what was set up to prove a name, also when the server stops meanwhile. The lock is kept until then.
     pub(super) async fn remove(&self, proofs: Vec<Proof>, lock: &Lock) {
         let mut removal = pin!(async {
             for proof in proofs {

@@ -6,7 +6,11 @@ use std::time::{Duration, SystemTime};
 const FIRST_PAUSE: Duration = Duration::from_secs(60);
 
 /// Longest time until a failed order is tried again: some ten times before a certificate of six days expires.
-const LONGEST_PAUSE: Duration = Duration::from_secs(6 * 60 * 60);
+pub(super) const LONGEST_PAUSE: Duration = Duration::from_secs(6 * 60 * 60);
+
+/// Longest time for which nothing is ordered: the limits of public CAs are by the week. A longer one comes from a clock that
+/// was ahead.
+pub(super) const LONGEST_WAIT: Duration = Duration::from_secs(7 * 24 * 60 * 60);
 
 /// Most orders of one name in a time, failed ones included. Public CAs allow five failed proofs of a name in an hour.
 const ORDERS: [(usize, Duration); 2] = [
