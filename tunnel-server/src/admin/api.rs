@@ -27,7 +27,7 @@ use tunnel_http::tail::Tails;
 /// The prefix of all routes.
 pub use tunnel_ops::admin::API_ROOT as ROOT;
 pub use tunnel_ops::admin::AdminProblem;
-use tunnel_ops::admin::BearerGuard;
+use tunnel_ops::{admin::BearerGuard, timestamp::Timestamp};
 
 pub use self::query::PAGE_MAX;
 use self::query::{PathLabel, RuntimesQuery, Scope, ScopeOf, query_malformed};
@@ -38,7 +38,7 @@ use super::{
     refusal::{ApiError, path_unknown},
     usage::ReadLimits,
     view::{
-        self, ConfigView, OperationError, ReadCertificates, RevocationScope, RuntimeView,
+        self, ConfigView, Operated, OperationError, ReadCertificates, RevocationScope, RuntimeView,
         RuntimesPage, ServerView,
     },
 };
@@ -67,6 +67,9 @@ pub struct OperationView {
     pub label: String,
     /// The number of affected sessions; 0 if the runtime is offline.
     pub sessions: usize,
+    /// Of a revocation of all credentials: those that were issued before this moment are refused, a whole second.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub issued_before: Option<Timestamp>,
     /// The server nodes that did not answer, so that it may not be done there.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub unanswered: Vec<String>,
@@ -297,7 +300,7 @@ async fn disconnect(
     PathLabel(label): PathLabel,
     ScopeOf(scope): ScopeOf,
 ) -> Result<Json<OperationView>, ApiError> {
-    let own = view::disconnect(&api.registry, &label);
+    let own = view::disconnect(&api.registry, &label).map(Operated::from);
     api.operate("disconnect", label, scope, own, &Bytes::new())
         .await
 }
@@ -307,7 +310,7 @@ async fn drain(
     PathLabel(label): PathLabel,
     ScopeOf(scope): ScopeOf,
 ) -> Result<Json<OperationView>, ApiError> {
-    let own = view::drain(&api.registry, &label);
+    let own = view::drain(&api.registry, &label).map(Operated::from);
     api.operate("drain", label, scope, own, &Bytes::new()).await
 }
 
@@ -450,7 +453,7 @@ impl Api {
         operation: &'static str,
         label: String,
         scope: Scope,
-        own: Result<usize, OperationError>,
+        own: Result<Operated, OperationError>,
         content: &Bytes,
     ) -> Result<Json<OperationView>, ApiError> {
         let path = format!("/{operation}");
@@ -460,8 +463,16 @@ impl Api {
         if others.is_empty() || !matches!(own, Err(OperationError::RuntimeUnknown(_))) {
             own.as_ref().map_err(Clone::clone)?;
         }
-        let others = others.iter().map(|view| view.sessions);
-        let sessions = own.unwrap_or(0) + others.sum::<usize>();
+        let Operated {
+            sessions,
+            issued_before: own_before,
+        } = own.unwrap_or_default();
+        let sessions = others
+            .iter()
+            .fold(sessions, |sum, view| sum + view.sessions);
+        // The nodes were asked one after the other.
+        let issued_before = others.iter().map(|view| view.issued_before);
+        let issued_before = issued_before.fold(own_before, Option::max);
         tracing::info!(
             runtime = label,
             operation,
@@ -471,6 +482,7 @@ impl Api {
         Ok(Json(OperationView {
             label,
             sessions,
+            issued_before,
             unanswered: names(&answers),
         }))
     }

@@ -248,6 +248,24 @@ pub enum RevocationScope {
     Credential(String),
 }
 
+/// What an operation has done on this node.
+#[derive(Debug, Clone, Copy, Default)]
+pub(super) struct Operated {
+    /// The number of affected sessions.
+    pub(super) sessions: usize,
+    /// Credentials that were issued before this moment are refused from now on.
+    pub(super) issued_before: Option<Timestamp>,
+}
+
+impl From<usize> for Operated {
+    fn from(sessions: usize) -> Self {
+        Self {
+            sessions,
+            issued_before: None,
+        }
+    }
+}
+
 /// Why an operation failed.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum OperationError {
@@ -449,7 +467,7 @@ fn direct(registry: &Registry, label: &str, directive: Directive) -> Result<usiz
 }
 
 /// Revokes credentials of a runtime until the server is restarted, which ends the sessions that they authenticated.
-/// Returns how many sessions there are; a repeated call returns 0 once they have ended.
+/// Says how many sessions there are; a repeated call says 0 once they have ended.
 ///
 /// # Errors
 /// When there is no such runtime, or no such credential as far as that can be known.
@@ -458,7 +476,7 @@ pub(super) fn revoke(
     authenticator: &Authenticator,
     label: &str,
     scope: &RevocationScope,
-) -> Result<usize, OperationError> {
+) -> Result<Operated, OperationError> {
     let slot = known(registry, label)?;
     let entry = slot.entry();
     let (account, name) = (entry.account.clone(), entry.name.clone());
@@ -478,20 +496,32 @@ pub(super) fn revoke(
             id.clone(),
         ));
     }
-    let revocation = match scope {
-        // Credentials that are issued from now on stay valid: the operator means those in use.
-        RevocationScope::All => Revocation {
-            target: RevocationTarget::Runtime(account, name),
-            before: Some(SystemTime::now()),
-        },
-        RevocationScope::Credential(id) => Revocation {
-            target: RevocationTarget::CredentialOf(account, name, id.clone()),
-            before: None,
-        },
+    let (target, before) = match scope {
+        // Credentials that are issued from then on stay valid: the operator means those in use.
+        RevocationScope::All => (
+            RevocationTarget::Runtime(account, name),
+            Some(next_second(SystemTime::now())),
+        ),
+        RevocationScope::Credential(id) => (
+            RevocationTarget::CredentialOf(account, name, id.clone()),
+            None,
+        ),
     };
     // The sessions notice the change themselves, and report it.
-    authenticator.revoke(&revocation)?;
-    Ok(sessions)
+    authenticator.revoke(&Revocation { target, before })?;
+    Ok(Operated {
+        sessions,
+        issued_before: before.map(Timestamp::from),
+    })
+}
+
+/// The first whole second that is not before `now`: credentials say in whole seconds when they were issued.
+fn next_second(now: SystemTime) -> SystemTime {
+    let since = now
+        .duration_since(SystemTime::UNIX_EPOCH)
+        .unwrap_or_default();
+    let whole = since.as_secs() + u64::from(since.subsec_nanos() > 0);
+    SystemTime::UNIX_EPOCH + Duration::from_secs(whole)
 }
 
 /// Whether this is the credential's id; a certificate's serial number may be written in several ways.

@@ -163,9 +163,10 @@ async fn revoke(args: &RuntimesRevokeArgs) -> Result<(), Failure> {
     let body = serde_json::to_vec(&request).map_err(Failure::running)?;
     let done = operate(&args.target, "revoke", body.into()).await?;
     let (label, sessions) = (&done.label, count(done.sessions, "session"));
-    let credentials = match &args.which.id {
-        Some(id) => format!("credential {id}"),
-        None => "every credential issued before now".to_owned(),
+    let credentials = match (&args.which.id, done.issued_before) {
+        (Some(id), _) => format!("credential {id}"),
+        (None, Some(moment)) => format!("every credential issued before {moment}"),
+        (None, None) => "every credential issued before now".to_owned(),
     };
     print(&format!(
         "{label}: {credentials} revoked, {sessions} ended\n"

@@ -17,7 +17,7 @@ use testkit::{
         client::{FakeClient, dial, random_instance, session_request},
     },
 };
-use tunnel_ops::config_file::TomlFile;
+use tunnel_ops::{config_file::TomlFile, timestamp::Timestamp};
 use tunnel_proto::{close::CloseReason, control::Control, session::SessionEnd};
 use tunnel_server::{
     admin,
@@ -508,8 +508,16 @@ async fn a_revoked_client_is_cut_and_refused_again() {
     let (rig, _file) = guarded().await;
     let mut client = FakeClient::describing(&rig, PROD).await;
     let other = FakeClient::describing(&rig, DEV).await;
-    let answer = act(&rig, "/runtimes/acme-prod/revoke", ALL).await;
-    assert_eq!(json_of(&answer)["sessions"], 1);
+    let began = Timestamp::now();
+    let answer = json_of(&act(&rig, "/runtimes/acme-prod/revoke", ALL).await);
+    assert_eq!(answer["sessions"], 1);
+    // Credentials have whole seconds.
+    let before = answer["issued_before"].as_str().unwrap();
+    assert!(before.ends_with(".000Z"), "{before}");
+    assert!(
+        before.parse::<Timestamp>().unwrap() >= began,
+        "{before} {began}"
+    );
     client
         .control(|control| matches!(control, Control::Revoked { .. }))
         .await;

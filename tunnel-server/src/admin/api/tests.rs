@@ -344,9 +344,11 @@ fn responses_are_as_described() {
     let operation = OperationView {
         label: "acme-prod".into(),
         sessions: 2,
+        issued_before: Some(Timestamp::now()),
         unanswered: vec!["n2".into()],
     };
     let everywhere = OperationView {
+        issued_before: None,
         unanswered: Vec::new(),
         ..operation.clone()
     };
