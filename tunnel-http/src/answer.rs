@@ -114,14 +114,17 @@ pub fn switching_protocols(headers: &mut HeaderMap, is_http2: bool, has_key: boo
     StatusCode::SWITCHING_PROTOCOLS
 }
 
-/// A response of the program itself as bytes of HTTP/1.1, after which the connection closes.
+/// A response of the program itself as bytes of HTTP/1.1, after which the connection closes. The content is left out for a
+/// HEAD request.
 #[must_use]
-pub fn http1_message(answer: &OwnResponse, date: &str) -> BytesMut {
+pub fn http1_message(answer: &OwnResponse, is_head: bool, date: &str) -> BytesMut {
     let mut message = http1_head(answer.status, &answer.headers);
     let length = answer.content.len();
     let rest = format!("connection: close\r\ndate: {date}\r\ncontent-length: {length}\r\n\r\n");
     message.put_slice(rest.as_bytes());
-    message.put_slice(answer.content.as_bytes());
+    if !is_head {
+        message.put_slice(answer.content.as_bytes());
+    }
     message
 }
 

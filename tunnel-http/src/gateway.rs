@@ -321,8 +321,9 @@ impl<G: Gateway> Connection<G> {
             return;
         }
         let closed = async {
-            match self.guard.as_ref().and_then(GuardHandle::refusal) {
-                Some(refusal) => self.refuse(refusal, io).await,
+            let refused = self.guard.as_ref();
+            match refused.and_then(|guard| Some((guard.refusal()?, guard.refuses_head_request()))) {
+                Some((refusal, is_head)) => self.refuse(refusal, is_head, io).await,
                 None => close(io).await,
             }
         };
@@ -345,12 +346,17 @@ impl<G: Gateway> Connection<G> {
         sleep(time).await;
     }
 
-    /// Writes the answer to a request that the guard has refused.
-    async fn refuse<IO: AsyncWrite + AsyncRead + Unpin>(&self, refusal: Refusal, io: IO) {
+    /// Writes the answer to a request that the guard has refused, without its content to a HEAD request.
+    async fn refuse<IO: AsyncWrite + AsyncRead + Unpin>(
+        &self,
+        refusal: Refusal,
+        is_head: bool,
+        io: IO,
+    ) {
         let refused = Problem::new(G::HOP, refusal.reason(), refusal.detail());
         self.gateway.on_unread(self.client.address, &refused);
         let date = httpdate::fmt_http_date(SystemTime::now());
         let answer = ProblemAnswers::unread(&refused);
-        send_last(io, &http1_message(&answer, &date)).await;
+        send_last(io, &http1_message(&answer, is_head, &date)).await;
     }
 }

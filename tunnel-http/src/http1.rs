@@ -309,7 +309,8 @@ impl<IO> Guard<IO> {
                 ready!(self.poll_quiet(cx, false));
                 // In the middle of an answer there is no place for another one.
                 if !self.is_busy() {
-                    self.shared.refuse(refusal);
+                    let is_head_request = self.framing.is_head_request();
+                    self.shared.refuse(refusal, is_head_request);
                 }
             }
             Input::BrokenBody(violation) => {

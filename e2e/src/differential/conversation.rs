@@ -98,8 +98,8 @@ fn statuses(bytes: &[u8], messages: &[Message]) -> Answers {
         let length = length.and_then(|field| std::str::from_utf8(field.value).ok()?.parse().ok());
         let is_head = request.is_some_and(|request| request.method == "HEAD");
         let length = length.unwrap_or(0);
-        // What is refused may be a request with the method HEAD, whether its content follows or not.
-        let is_last = status >= 400 && (rest.is_empty() || rest.len() == length);
+        // The strict reader does not name the method of what is no request.
+        let is_last = request.is_none() && (rest.is_empty() || rest.len() == length);
         rest = match rest.get(length..) {
             _ if is_last => &[],
             _ if is_head => rest,

@@ -113,6 +113,14 @@ impl Framing {
         }
     }
 
+    /// Whether the head that is being read, or was refused, is that of a request with the method HEAD.
+    pub(super) const fn is_head_request(&self) -> bool {
+        match &self.state {
+            State::Head { head, .. } => head.is_head_request(),
+            _ => false,
+        }
+    }
+
     /// Scans `input`, which has all received bytes that are not passed on yet. The next call gets the remaining bytes again,
     /// followed by new ones; they are not scanned twice.
     pub fn scan(&mut self, input: &[u8]) -> Scan {

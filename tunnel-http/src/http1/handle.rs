@@ -87,6 +87,12 @@ impl GuardHandle {
         self.shared.state.lock().refusal
     }
 
+    /// Whether the answer to the refused request has no content, since its method is HEAD.
+    #[must_use]
+    pub fn refuses_head_request(&self) -> bool {
+        self.shared.state.lock().is_head_refused
+    }
+
     /// The rule that the body of the current request broke. The body fails with
     /// [`InvalidData`](std::io::ErrorKind::InvalidData).
     #[must_use]
@@ -214,6 +220,7 @@ pub(super) struct BegunWrite {
 #[derive(Default)]
 struct State {
     refusal: Option<Refusal>,
+    is_head_refused: bool,
     body_violation: Option<Violation>,
     upgrade: Upgrade,
     /// Whether bytes were written since the last complete flush.
@@ -258,8 +265,10 @@ impl Shared {
         }
     }
 
-    pub(super) fn refuse(&self, refusal: Refusal) {
-        self.state.lock().refusal = Some(refusal);
+    pub(super) fn refuse(&self, refusal: Refusal, is_head_request: bool) {
+        let mut state = self.state.lock();
+        state.refusal = Some(refusal);
+        state.is_head_refused = is_head_request;
     }
 
     pub(super) fn is_refused(&self) -> bool {

@@ -30,6 +30,8 @@ pub(super) enum Body {
 #[derive(Debug, Default)]
 pub(super) struct Head {
     has_request_line: bool,
+    /// The method is HEAD, so that no answer has content, nor a refusal.
+    is_head_request: bool,
     is_http11: bool,
     has_host: bool,
     length: Option<u64>,
@@ -47,6 +49,11 @@ impl Head {
         self.has_request_line
     }
 
+    /// Whether the method is HEAD, as far as the request line was among the lines.
+    pub(super) const fn is_head_request(&self) -> bool {
+        self.is_head_request
+    }
+
     /// Checks the next line, which is not the empty one at the end.
     pub(super) fn line(&mut self, line: &[u8], most_fields: usize) -> Result<(), Violation> {
         if self.has_request_line {
@@ -58,6 +65,7 @@ impl Head {
             self.field(name, value)
         } else {
             self.has_request_line = true;
+            self.is_head_request = line.starts_with(b"HEAD ");
             self.is_http11 = request_line(line)?;
             Ok(())
         }

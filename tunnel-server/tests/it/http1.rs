@@ -70,6 +70,25 @@ async fn all_refused(cases: impl IntoIterator<Item = (String, u16)>) {
     );
 }
 
+/// Else what follows the head is taken for the next answer.
+#[tokio::test]
+async fn a_refused_head_request_gets_no_content() {
+    let rig = Rig::start().await;
+    for refused in [
+        line("HEAD /#a HTTP/1.1"),
+        line("HEAD / HTTP/9.9"),
+        line("HEAD /a HTTP/1.1").replace("\r\n\r\n", "\r\nx y: z\r\n\r\n"),
+    ] {
+        let mut raw = rig.raw().await;
+        raw.send(refused.as_bytes()).await;
+        let head = raw.head().await.unwrap();
+        assert!((400..=505).contains(&head.status()), "{refused}");
+        assert_ne!(head.value("content-length"), Some("0"));
+        raw.finish().await;
+        assert_eq!(raw.closes().await, End::Clean, "{refused}");
+    }
+}
+
 #[tokio::test]
 async fn hosts_that_are_missing_repeated_or_none_are_refused() {
     let get = |lines: &str| format!("GET / HTTP/1.1\r\n{lines}\r\n");
