@@ -1,9 +1,10 @@
 //! Real origins, asked what they read of a forwarded request.
 //!
 //! An origin answers with the field `x-read`: method, target, and the content in hexadecimal. The programs are in
-//! `e2e/peers`. `E2E_ORIGINS` names more that are running already, as `name=address` with commas between.
+//! `e2e/peers`; nginx stands before one of them, and forwards what it reads. `E2E_ORIGINS` names more that are running
+//! already, as `name=address` with commas between: `e2e/run-differential` starts them.
 
-use std::{env, net::SocketAddr, process::Command, time::Duration};
+use std::{any::Any, env, net::SocketAddr, process::Command, time::Duration};
 
 use testkit::{
     differential::strict::Message,
@@ -11,7 +12,10 @@ use testkit::{
 };
 
 use super::Recorded;
-use crate::program::{Program, root};
+use crate::{
+    peers::nginx::Nginx,
+    program::{Program, root},
+};
 
 /// How long an origin may take to start; Go compiles its program first.
 const START: Duration = Duration::from_secs(120);
@@ -20,7 +24,8 @@ const START: Duration = Duration::from_secs(120);
 pub struct Origin {
     name: String,
     address: SocketAddr,
-    _program: Option<Program>,
+    /// What ends with it.
+    _running: Option<Box<dyn Any + Send + Sync>>,
 }
 
 /// What an origin made of the requests.
@@ -45,14 +50,27 @@ impl Origin {
         node.arg(peers.join("origin.js"));
         let mut go = Command::new("go");
         go.arg("run").arg(peers.join("origin/main.go"));
-        let mut origins = vec![Self::start("node", node).await, Self::start("go", go).await];
+        let mut python = Command::new("python3");
+        python.arg(peers.join("origin.py"));
+        let node = Self::start("node", node).await;
+        let nginx = Nginx::upstream(Some(node.address)).await;
+        let nginx = Self {
+            name: "nginx before node".to_owned(),
+            address: nginx.address(),
+            _running: Some(Box::new(nginx)),
+        };
+        let (go, python) = (
+            Self::start("go", go).await,
+            Self::start("http.server", python).await,
+        );
+        let mut origins = vec![node, nginx, go, python];
         let others = env::var("E2E_ORIGINS").unwrap_or_default();
         origins.extend(others.split(',').filter_map(|other| {
             let (name, address) = other.split_once('=')?;
             Some(Self {
                 name: name.to_owned(),
                 address: address.parse().unwrap(),
-                _program: None,
+                _running: None,
             })
         }));
         origins
@@ -65,7 +83,7 @@ impl Origin {
         Self {
             name: name.to_owned(),
             address: ([127, 0, 0, 1], port).into(),
-            _program: Some(program),
+            _running: Some(Box::new(program)),
         }
     }
 

@@ -49,7 +49,8 @@ async fn what_serve_forwards_is_what_it_was_asked() {
         host: "origin.test".to_owned(),
     };
     let forwarded = assert_same(&gateway, &recorder).await;
-    for origin in Origin::all().await {
+    let origins = Origin::all().await;
+    for origin in &origins {
         let opinion = origin.ask(&forwarded).await;
         let (same, refused) = (opinion.same, opinion.refused);
         eprintln!("{}: {same} read alike, {refused} refused", origin.name());
