@@ -47,6 +47,9 @@ struct Upload {
     /// Whether all was handed to `h2`, or the upstream wants no more.
     has_ended: bool,
     content: OutgoingBody,
+    /// Data of it for which the upstream has given no window yet. It is taken before there is any, since an end and trailers
+    /// need none.
+    piece: Bytes,
     /// Whether trailers may be sent.
     has_trailers: bool,
     /// Whether nothing is sent yet, since the upstream has not agreed to an upgrade.
@@ -77,6 +80,7 @@ impl Http2Exchange {
                         stream: (!is_whole).then_some(stream),
                         has_ended: is_whole,
                         content,
+                        piece: Bytes::new(),
                         has_trailers,
                         is_held: is_upgrade,
                     },
@@ -177,48 +181,43 @@ struct ContentFailed;
 impl Upload {
     /// Sends as much as the upstream takes. Ready when all was sent, or the upstream wants no more of it.
     fn poll(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), ContentFailed>> {
-        while !self.has_ended
-            && let Some(stream) = &mut self.stream
-        {
-            // One piece at a time is taken of the content, and only if there is room for some of it.
-            stream.reserve_capacity(1);
-            while stream.capacity() == 0 {
-                match ready!(stream.poll_capacity(cx)) {
-                    Some(Ok(_)) => {}
-                    // The stream is over; the response says why.
-                    Some(Err(_)) | None => {
-                        self.end();
-                        return Poll::Ready(Ok(()));
-                    }
-                }
-            }
+        while !self.has_ended {
+            let Some(stream) = &mut self.stream else {
+                break;
+            };
             // A reset comes also while the content is awaited.
-            if let Poll::Ready(Ok(_) | Err(_)) = stream.poll_reset(cx) {
+            if stream.poll_reset(cx).is_ready() {
                 self.end();
-                return Poll::Ready(Ok(()));
+                break;
             }
-            let sent = match ready!(Pin::new(&mut self.content).poll_frame(cx)) {
-                Some(Ok(frame)) => match frame.into_data() {
-                    Ok(data) if data.is_empty() => continue,
-                    Ok(data) => {
-                        let is_last = self.content.is_end_stream();
-                        stream.send_data(data, is_last).map(|()| is_last)
-                    }
-                    Err(frame) => {
-                        let trailers = frame.into_trailers().unwrap_or_default();
-                        if self.has_trailers {
-                            stream.send_trailers(trailers).map(|()| true)
-                        } else {
-                            stream.send_data(Bytes::new(), true).map(|()| true)
+            let sent = if self.piece.is_empty() {
+                match ready!(Pin::new(&mut self.content).poll_frame(cx)) {
+                    Some(Ok(frame)) => match frame.into_data() {
+                        Ok(data) => {
+                            self.piece = data;
+                            continue;
                         }
+                        Err(frame) if self.has_trailers => {
+                            stream.send_trailers(frame.into_trailers().unwrap_or_default())
+                        }
+                        Err(_) => stream.send_data(Bytes::new(), true),
+                    },
+                    None => stream.send_data(Bytes::new(), true),
+                    Some(Err(_)) => {
+                        stream.send_reset(Reason::CANCEL);
+                        self.has_ended = true;
+                        return Poll::Ready(Err(ContentFailed));
                     }
-                },
-                None => stream.send_data(Bytes::new(), true).map(|()| true),
-                Some(Err(_)) => {
-                    stream.send_reset(Reason::CANCEL);
-                    self.has_ended = true;
-                    return Poll::Ready(Err(ContentFailed));
                 }
+                .map(|()| true)
+            } else {
+                if ready!(poll_window(stream, cx)).is_err() {
+                    self.end();
+                    break;
+                }
+                let is_last = self.content.is_end_stream();
+                let piece = std::mem::take(&mut self.piece);
+                stream.send_data(piece, is_last).map(|()| is_last)
             };
             // An error means that the stream is over; the response says why.
             if sent.unwrap_or(true) {
@@ -232,6 +231,24 @@ impl Upload {
         self.has_ended = true;
         self.content.on_sent();
     }
+}
+
+/// The stream is over; its response says why.
+struct StreamOver;
+
+/// Ready when there is room for some data.
+fn poll_window(
+    stream: &mut SendStream<Bytes>,
+    cx: &mut Context<'_>,
+) -> Poll<Result<(), StreamOver>> {
+    stream.reserve_capacity(1);
+    while stream.capacity() == 0 {
+        match ready!(stream.poll_capacity(cx)) {
+            Some(Ok(_)) => {}
+            Some(Err(_)) | None => return Poll::Ready(Err(StreamOver)),
+        }
+    }
+    Poll::Ready(Ok(()))
 }
 
 /// The content of a response, and the sending of the request behind it.
