@@ -70,8 +70,16 @@ impl Upstream {
             let LinkKind::Http2(lease) = link.connection else {
                 return Err(upgrade::failed("the upstream does not speak HTTP/2").into());
             };
-            RoutedRequest::wait(&mut request.waited, lease.wait_for_settings()).await;
-            if !lease.settings().enable_connect_protocol {
+            if !lease.settings().has_arrived {
+                RoutedRequest::wait(&mut request.waited, lease.wait_for_settings()).await;
+                if lease.settings().has_arrived && repeats > 0 {
+                    // Only now it is known how many streams the connection has.
+                    repeats -= 1;
+                    continue;
+                }
+            }
+            // A lost connection takes no request; another one is made then.
+            if !lease.settings().enable_connect_protocol && !lease.is_left() {
                 let detail = "the upstream takes no upgrades over HTTP/2 (RFC 8441)";
                 return Err(upgrade::failed(detail).into());
             }

@@ -200,6 +200,11 @@ impl Lease {
         self.connection.notes.borrow().settings
     }
 
+    /// Whether the connection has ended, or takes no new exchange.
+    pub(in crate::upstream) fn is_left(&self) -> bool {
+        self.connection.is_left()
+    }
+
     /// Why the upstream has left the connection, if it has.
     pub(in crate::upstream) fn go_away(&self) -> Option<GoAway> {
         self.connection.notes.borrow().go_away.clone()

@@ -23,9 +23,10 @@ use crate::upstream::outgoing_body::OutgoingBody;
 
 /// An exchange up to the head of its response.
 pub(in crate::upstream) struct Http2Exchange {
-    lease: Lease,
     response: ResponseFuture,
     upload: Upload,
+    /// Dropped last: a stream that is given up is reset before its place is given back.
+    lease: Lease,
 }
 
 /// Why an exchange has no response.
