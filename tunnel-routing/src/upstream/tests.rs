@@ -5,6 +5,7 @@ mod limits;
 mod names;
 mod secure;
 mod several;
+mod simulation;
 mod uploads;
 
 use std::ops::Deref;

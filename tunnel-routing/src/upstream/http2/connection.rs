@@ -143,6 +143,12 @@ impl Http2Connection {
         self.places.lock().resets_over(Instant::now())
     }
 
+    /// Places that are taken.
+    #[cfg(test)]
+    pub(super) fn places_taken(&self) -> usize {
+        self.places.lock().taken(Instant::now())
+    }
+
     /// A lease, if there is room for one more exchange. Until its settings have come, a new connection has room for one.
     pub(super) fn lease(self: &Arc<Self>) -> Option<Lease> {
         let settings = self.notes.borrow().settings;

@@ -18,6 +18,17 @@ use crate::upstream::progress::Progress;
 /// three.
 const STRIKES: usize = 2;
 
+impl Http2 {
+    /// Places that are taken on all connections, and permits of exclusive ones.
+    pub(in crate::upstream) fn places_taken(&self) -> usize {
+        let mut connections = self.connections.lock();
+        let all = connections.all();
+        let places = all.iter().flat_map(|some| some.iter());
+        let taken: usize = places.map(|connection| connection.places_taken()).sum();
+        taken + EXCLUSIVE - self.exclusive.available_permits()
+    }
+}
+
 /// A shared connection, and a lease of it.
 async fn add(http2: &Http2, socket: Socket, peer: Option<IpAddr>) -> Lease {
     let added = http2.add(socket, peer, Sharing::Shared, "a test".to_owned());
