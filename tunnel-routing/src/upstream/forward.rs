@@ -195,7 +195,13 @@ impl Upstream {
         }
         let has_no_content = content.is_end_stream();
         let offer = self.offer(&request.head);
-        let link = match self.link(request, offer).await {
+        let mut linked = self.link(request, offer).await;
+        let new_offer = self.offer(&request.head);
+        if linked.is_err() && new_offer != offer {
+            // The upstream speaks other versions than before.
+            linked = self.link(request, new_offer).await;
+        }
+        let link = match linked {
             Ok(link) => link,
             Err(error) => return Err(request.unlinked(error, content)),
         };

@@ -7,7 +7,7 @@ use tokio::time::Instant;
 
 /// How long a stream that this end has reset keeps its place. Upstreams count the handlers that still run, and end the
 /// connection if there are too many.
-const RESET_HOLD: Duration = Duration::from_secs(5);
+pub(super) const RESET_HOLD: Duration = Duration::from_secs(5);
 
 /// Resets after which a connection takes no new exchange.
 pub(super) const RESETS: u32 = 100;

@@ -9,7 +9,8 @@ use tokio::net::{TcpListener, TcpStream, UnixStream};
 use tokio::time::sleep;
 use tunnel_ops::task::Owned;
 
-use super::connection::{CONNECTION_WINDOW, STREAM_WINDOW};
+use super::connection::{CONNECTION_WINDOW, STREAM_WINDOW, STREAMS};
+use super::places::{RESET_HOLD, RESETS};
 use super::*;
 use crate::upstream::outgoing_body::OutgoingBody;
 use crate::upstream::progress::Progress;
@@ -127,19 +128,70 @@ async fn a_sweep_keeps_what_is_used_and_one_to_spare() {
     assert_eq!(count(), 1);
 }
 
-#[tokio::test]
-async fn a_connection_has_no_more_streams_than_its_window_has_room_for() {
-    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+/// All leases that there are.
+fn take_all(http2: &Http2) -> Vec<Lease> {
+    std::iter::from_fn(|| http2.take()).collect()
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_connection_has_as_many_streams_as_its_upstream_allows_and_its_window_has_room_for() {
+    let (ours, mut theirs) = UnixStream::pair().unwrap();
     let http2 = Http2::default();
-    let stream = TcpStream::connect(listener.local_addr().unwrap()).await;
-    let socket = Socket::Plain(stream.unwrap());
-    let mut leases = vec![add(&http2, socket, None).await];
-    // An upstream that has not sent its settings allows as many as there may be.
-    while let Some(lease) = http2.take() {
-        leases.push(lease);
+    let first = add(&http2, Socket::Unix(ours), None).await;
+    assert!(http2.take().is_none(), "one until it says more");
+    drop(first);
+    let one = http2.take();
+    assert!(one.is_some() && http2.take().is_none());
+    // It says nothing: what servers are advised to allow at least.
+    sleep(Duration::from_secs(1)).await;
+    drop(one);
+    assert_eq!(take_all(&http2).len(), 100);
+    for (settings, expected) in [
+        (&b"\0\0\x06\x04\0\0\0\0\0\0\x03\0\0\0\x05"[..], 5),
+        (b"\0\0\x06\x04\0\0\0\0\0\0\x03\xff\xff\xff\xff", STREAMS),
+    ] {
+        theirs.write_all(settings).await.unwrap();
+        sleep(Duration::from_millis(1)).await;
+        let leases = take_all(&http2);
+        assert_eq!(leases.len(), expected);
+        assert!(leases.len() * STREAM_WINDOW as usize <= CONNECTION_WINDOW as usize);
     }
-    let windows = leases.len() * STREAM_WINDOW as usize;
-    assert!(windows <= CONNECTION_WINDOW as usize, "{}", leases.len());
+}
+
+/// Wears a connection out, by as many exchanges as it takes that are given up after they have begun.
+fn wear_out(lease: Lease) {
+    let connection = Arc::clone(lease.connection());
+    drop(lease);
+    for _ in 0..RESETS {
+        let mut lease = connection.leased();
+        lease.on_begin();
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn worn_out_connections_are_replaced_and_dials_wait_while_there_are_many() {
+    let http2 = Http2::default();
+    let mut theirs = Vec::new();
+    let mut connect = || {
+        let (ours, peer) = UnixStream::pair().unwrap();
+        theirs.push(peer);
+        Socket::Unix(ours)
+    };
+    let start = Instant::now();
+    for count in 1..=WORN_OUT {
+        http2.leave_worn_out().await;
+        assert_eq!(start.elapsed(), Duration::ZERO, "{count}");
+        let lease = add(&http2, connect(), None).await;
+        wear_out(lease);
+        assert!(http2.take().is_none(), "{count}");
+    }
+    http2.leave_worn_out().await;
+    assert_eq!(start.elapsed(), RESET_HOLD);
+    let name = "a test".to_owned();
+    let lease = http2.add(connect(), None, Sharing::Exclusive, name).await;
+    wear_out(lease.unwrap());
+    sleep(RESET_HOLD).await;
+    assert!(http2.take_exclusive().is_none());
 }
 
 #[tokio::test]

@@ -9,6 +9,7 @@ use hyper::service::service_fn;
 use hyper_util::rt::{TokioExecutor, TokioIo};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, UnixListener};
+use tokio::sync::oneshot;
 use tokio_rustls::TlsAcceptor;
 use tunnel_ops::tls_files::{ClientAuth, Identity, Roots, server_config};
 
@@ -227,4 +228,69 @@ async fn http2_goes_over_a_unix_socket_too() {
         "by streams",
         "on the same connection"
     );
+}
+
+/// An upstream that spoke HTTP/2 alone is replaced by one that speaks HTTP/1.1, and does not even answer which versions were
+/// offered to it.
+#[tokio::test]
+async fn http1_is_spoken_with_an_upstream_that_has_spoken_http2_alone_before() {
+    let Certificate { identity, roots } = certificate("localhost");
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let url = format!(
+        "https://localhost:{}",
+        listener.local_addr().unwrap().port()
+    );
+    let config = |alpn: &[&[u8]]| server_config(&identity, alpn, None).unwrap();
+    let (http2_alone, without) = (config(&[b"h2"]), config(&[]));
+    let (replace, mut replaced) = oneshot::channel::<oneshot::Sender<()>>();
+    let _upstream = Owned::spawn("upstream", async move {
+        let mut tasks = JoinSet::new();
+        let mut is_replaced = false;
+        loop {
+            let (stream, _) = tokio::select! {
+                accepted = listener.accept() => accepted.unwrap(),
+                done = &mut replaced, if !is_replaced => {
+                    is_replaced = true;
+                    tasks.shutdown().await;
+                    done.unwrap().send(()).unwrap();
+                    continue;
+                }
+            };
+            let config = if is_replaced { &without } else { &http2_alone };
+            let acceptor = TlsAcceptor::from(Arc::clone(config));
+            tasks.spawn(async move {
+                let Ok(stream) = acceptor.accept(stream).await else {
+                    return;
+                };
+                if is_replaced {
+                    return serve(stream, "by lines").await;
+                }
+                let service = service_fn(async |_: Request<Incoming>| {
+                    let content = Full::new(Bytes::from_static(b"by streams"));
+                    Ok::<_, std::convert::Infallible>(Response::new(content))
+                });
+                let builder = hyper::server::conn::http2::Builder::new(TokioExecutor::new());
+                let _ = builder
+                    .serve_connection(TokioIo::new(stream), service)
+                    .await;
+            });
+        }
+    });
+    let options = UpstreamOptions {
+        tls: Some(TlsOptions {
+            roots: Some(roots),
+            ..TlsOptions::default()
+        }),
+        ..options()
+    };
+    let route = Route::to(upstream(&url, &options));
+    for _ in 0..2 {
+        assert_eq!(route.fetch(get("/")).await, "by streams");
+    }
+    let (done, is_done) = oneshot::channel();
+    replace.send(done).unwrap();
+    is_done.await.unwrap();
+    for _ in 0..2 {
+        assert_eq!(route.fetch(get("/")).await, "by lines");
+    }
 }
