@@ -351,7 +351,18 @@ async fn echo(mut request: Request<Incoming>) -> Answer {
 }
 
 async fn check_echo(setup: &Setup) {
-    let (sender, request) = websocket();
+    check_echo_with(setup, HeaderMap::new()).await;
+}
+
+/// Fields for which an upstream might end a connection of many requests.
+fn hazardous() -> HeaderMap {
+    let cookie = HeaderValue::from_bytes(&[b'a'; 5_000]).unwrap();
+    HeaderMap::from_iter([(http::header::COOKIE, cookie)])
+}
+
+async fn check_echo_with(setup: &Setup, fields: HeaderMap) {
+    let (sender, mut request) = websocket();
+    request.headers_mut().extend(fields);
     let response = setup.session.ask(request).await.unwrap();
     assert_eq!(response.status(), StatusCode::OK);
     assert_eq!(response.headers()["sec-websocket-protocol"], "chat");
@@ -580,6 +591,12 @@ async fn https_upgrades_over_http1_until_http2_is_known_to_take_them() {
         before,
         "a stream of HTTP/2"
     );
+    check_echo_with(&setup, hazardous()).await;
+    assert_eq!(
+        upstream.connections.load(Ordering::SeqCst),
+        before + 1,
+        "a connection of its own"
+    );
 }
 
 #[tokio::test]
@@ -700,4 +717,10 @@ async fn a_websocket_is_opened_over_https_where_only_http2_is_spoken() {
     })
     .await;
     check_echo(&setup).await;
+    let connections = || upstream.connections.load(Ordering::SeqCst);
+    let before = connections();
+    check_echo_with(&setup, hazardous()).await;
+    check_echo_with(&setup, hazardous()).await;
+    // For each it is found anew that HTTP/1.1 is not spoken; the other two requests have a connection one after the other.
+    assert_eq!(connections(), before + 3);
 }
