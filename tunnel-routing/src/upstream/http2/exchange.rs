@@ -51,6 +51,8 @@ struct Upload {
     /// Data of it for which the upstream has given no window yet. It is taken before there is any, since an end and trailers
     /// need none.
     piece: Bytes,
+    /// Whether a piece was handed to `h2`.
+    has_begun: bool,
     /// Whether trailers may be sent.
     has_trailers: bool,
     /// Whether nothing is sent yet, since the upstream has not agreed to an upgrade.
@@ -82,6 +84,7 @@ impl Http2Exchange {
                         has_ended: is_whole,
                         content,
                         piece: Bytes::new(),
+                        has_begun: false,
                         has_trailers,
                         is_held: is_upgrade,
                     },
@@ -212,12 +215,15 @@ impl Upload {
                 }
                 .map(|()| true)
             } else {
-                if ready!(poll_window(stream, cx)).is_err() {
+                // `h2` gives no window before it has sent the head. So the first piece is handed to it at once, and goes
+                // with the head if the window allows.
+                if self.has_begun && ready!(poll_window(stream, cx)).is_err() {
                     self.end();
                     break;
                 }
                 let is_last = self.content.is_end_stream();
                 let piece = std::mem::take(&mut self.piece);
+                self.has_begun = true;
                 stream.send_data(piece, is_last).map(|()| is_last)
             };
             // An error means that the stream is over; the response says why.
