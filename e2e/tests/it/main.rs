@@ -23,6 +23,7 @@ mod grpc;
 mod handover;
 mod hostile;
 mod http;
+mod http2_upstreams;
 mod isolation;
 mod language;
 mod life;
