@@ -46,5 +46,6 @@ pub mod relay;
 pub mod served;
 pub mod server;
 pub mod stranger;
+pub mod sweep;
 pub mod system;
 pub mod upstream;

@@ -29,7 +29,7 @@ use crate::{
     deadline::{SOON, within},
     entry::Entry,
     http1::Head,
-    raw::{Duplex, RawClient, RawResponse},
+    raw::{Duplex, RawClient, RawConnection, RawResponse},
     secrets,
 };
 
@@ -91,6 +91,28 @@ impl Stranger {
     /// # Panics
     /// As [`Stranger::dial`].
     pub async fn dial_with(entry: &Entry, lines: &str) -> Result<Self, Refusal> {
+        let (head, connection) = Self::dial_raw(entry, lines).await?;
+        let (stream, rest) = connection.into_parts();
+        let socket =
+            WebSocketStream::from_partially_read(stream, rest.into(), Role::Client, None).await;
+        Ok(Self {
+            head,
+            socket,
+            buffer: BytesMut::new(),
+            streams: BTreeMap::new(),
+            controls: VecDeque::new(),
+            closed: None,
+        })
+    }
+
+    /// As [`Stranger::dial_with`], for a test that writes WebSocket by hand, too: the answer, and the connection behind it.
+    ///
+    /// # Errors
+    /// As [`Stranger::dial`].
+    ///
+    /// # Panics
+    /// As [`Stranger::dial`].
+    pub async fn dial_raw(entry: &Entry, lines: &str) -> Result<(Head, RawConnection), Refusal> {
         let mut client = RawClient::connect(entry).await;
         let key = generate_key();
         let lines = format!(
@@ -109,17 +131,7 @@ impl Stranger {
         let accept = derive_accept_key(key.as_bytes());
         assert_eq!(head.value("sec-websocket-accept"), Some(accept.as_str()));
         assert_eq!(head.value("sec-websocket-protocol"), Some("tunnel.v1"));
-        let (stream, rest) = client.into_connection().into_parts();
-        let socket =
-            WebSocketStream::from_partially_read(stream, rest.into(), Role::Client, None).await;
-        Ok(Self {
-            head,
-            socket,
-            buffer: BytesMut::new(),
-            streams: BTreeMap::new(),
-            controls: VecDeque::new(),
-            closed: None,
-        })
+        Ok((head, client.into_connection()))
     }
 
     /// The answer that opened the session.

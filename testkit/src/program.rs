@@ -200,6 +200,13 @@ impl Program {
         }
     }
 
+    /// Resident memory, of which the peak counts from now on.
+    pub fn forget_peak(&self) -> Memory {
+        // Resets VmHWM: `clear_refs` of proc(5).
+        fs::write(format!("/proc/{}/clear_refs", self.id()), "5").unwrap();
+        self.memory()
+    }
+
     /// How many files and sockets it has open.
     pub fn descriptors(&self) -> usize {
         fs::read_dir(format!("/proc/{}/fd", self.id()))

@@ -44,6 +44,7 @@ mod sidecar;
 mod storm;
 mod stranger;
 mod streaming;
+mod sweep;
 mod system;
 mod tail;
 mod takeover;

@@ -4,7 +4,8 @@ use std::collections::HashSet;
 
 use bytes::BytesMut;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
-use tunnel_proto::{handshake::InstanceSecret, session::Side};
+use tunnel_proto::handshake::InstanceSecret;
+pub use tunnel_proto::session::Side;
 
 use super::client::{ServerUnderTest, dial, random_instance, session_request};
 use crate::{
@@ -170,19 +171,25 @@ impl Wire {
     }
 
     async fn next_frame(&mut self) -> Frame {
-        loop {
-            if let Some(frame) = Frame::take(&mut self.muxed) {
-                return frame;
-            }
-            self.more_muxed().await;
-        }
+        let frame = self.try_frame().await;
+        frame.unwrap_or_else(|end| panic!("the session has ended: {end:?}"))
     }
 
-    async fn more_muxed(&mut self) {
-        match self.message().await {
-            Some(Message::Data(data)) => self.muxed.extend_from_slice(&data),
-            Some(Message::Other | Message::Pong | Message::Text) => {}
-            end => panic!("the session has ended: {end:?}"),
+    /// The next frame of the multiplexer.
+    ///
+    /// # Errors
+    /// The code by which the session ended, if the other end gave one.
+    pub async fn try_frame(&mut self) -> Result<Frame, Option<u16>> {
+        loop {
+            if let Some(frame) = Frame::take(&mut self.muxed) {
+                return Ok(frame);
+            }
+            match self.message().await {
+                Some(Message::Data(data)) => self.muxed.extend_from_slice(&data),
+                Some(Message::Other | Message::Pong | Message::Text) => {}
+                Some(Message::Close(code)) => return Err(Some(code)),
+                None => return Err(None),
+            }
         }
     }
 

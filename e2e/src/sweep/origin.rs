@@ -1,0 +1,263 @@
+//! The upstream of a sweep: honest to neighbours, and whatever a shape says to others.
+//!
+//! A neighbour is told by its content, a `POST` of one byte: `n` for a small answer, `d` for a download that goes on until
+//! the cell is over. Over HTTP/1.1 the last letter of the path says the same.
+
+use std::{
+    collections::HashMap,
+    net::SocketAddr,
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering},
+    },
+    time::Duration,
+};
+
+use testkit::http2::{Frame, PREFACE};
+use tokio::{
+    io::AsyncReadExt,
+    net::{TcpListener, TcpSocket, TcpStream},
+    sync::watch,
+    task::JoinSet,
+    time::sleep,
+};
+use tunnel_ops::task::Owned;
+
+use super::{
+    Deed, Protocol,
+    peer::{Peer, Reads},
+};
+
+/// A piece of a neighbour's download, and the time between two.
+const PIECE: [u8; 512] = [b'd'; 512];
+const BETWEEN_PIECES: Duration = Duration::from_millis(20);
+
+/// The receive buffer of the upstream's connections: what is not read waits in the programs and not in the kernel.
+const BUFFER: u32 = 8 * 1024;
+
+/// The longest head that is read.
+const HEAD: usize = 512 * 1024;
+
+/// A hostile request at the upstream.
+pub struct Exchange {
+    /// Its connection.
+    pub peer: Arc<Peer>,
+    /// Its stream, 0 where the protocol has none.
+    pub stream: u32,
+}
+
+/// How an upstream treats hostile requests.
+#[derive(Clone)]
+pub struct Manner {
+    /// What it does with each.
+    pub answer: Deed<Exchange>,
+    /// What it reads over HTTP/2.
+    pub reads: Reads,
+    /// The window of each stream of HTTP/2.
+    pub window: u32,
+}
+
+/// A running upstream.
+pub struct Origin {
+    address: SocketAddr,
+    received: Arc<AtomicU64>,
+    over: watch::Sender<bool>,
+    _accepting: Owned<()>,
+}
+
+struct Shared {
+    manner: Manner,
+    received: Arc<AtomicU64>,
+    over: watch::Receiver<bool>,
+}
+
+impl Origin {
+    /// Starts one.
+    ///
+    /// # Panics
+    /// When nothing can be bound.
+    pub async fn start(manner: Manner) -> Self {
+        let socket = TcpSocket::new_v4().unwrap();
+        socket.set_recv_buffer_size(BUFFER).unwrap();
+        socket.bind(([127, 0, 0, 1], 0).into()).unwrap();
+        let listener: TcpListener = socket.listen(4_096).unwrap();
+        let address = listener.local_addr().unwrap();
+        let (over, is_over) = watch::channel(false);
+        let received = Arc::<AtomicU64>::default();
+        let shared = Arc::new(Shared {
+            manner,
+            received: Arc::clone(&received),
+            over: is_over,
+        });
+        let accepting = Owned::spawn("origin", async move {
+            let mut connections = JoinSet::new();
+            loop {
+                // Out of descriptors: some come back.
+                let Ok((socket, _)) = listener.accept().await else {
+                    sleep(BETWEEN_PIECES).await;
+                    continue;
+                };
+                let _ = socket.set_nodelay(true);
+                connections.spawn(serve(socket, Arc::clone(&shared)));
+                while connections.try_join_next().is_some() {}
+            }
+        });
+        Self {
+            address,
+            received,
+            over,
+            _accepting: accepting,
+        }
+    }
+
+    /// Where it listens.
+    pub fn address(&self) -> SocketAddr {
+        self.address
+    }
+
+    /// Bytes of hostile requests that have come.
+    pub fn received(&self) -> u64 {
+        self.received.load(Ordering::Relaxed)
+    }
+
+    /// Ends the neighbours' downloads in order.
+    pub fn finish(&self) {
+        self.over.send_replace(true);
+    }
+}
+
+async fn serve(mut socket: TcpStream, shared: Arc<Shared>) {
+    let mut read = Vec::new();
+    loop {
+        let end = loop {
+            let end = read.windows(4).position(|end| end == b"\r\n\r\n");
+            if let Some(end) = end {
+                break end + 4;
+            }
+            let mut buffer = [0; 16 * 1024];
+            match socket.read(&mut buffer).await {
+                Ok(length @ 1..) if read.len() < HEAD => read.extend_from_slice(&buffer[..length]),
+                _ => return,
+            }
+        };
+        if read.starts_with(&PREFACE.as_bytes()[..end.min(PREFACE.len())]) {
+            while read.len() < PREFACE.len() {
+                let Ok(byte) = socket.read_u8().await else {
+                    return;
+                };
+                read.push(byte);
+            }
+            let rest = read.split_off(PREFACE.len());
+            return serve_http2(socket, rest, &shared).await;
+        }
+        let head = String::from_utf8_lossy(&read[..end]).to_lowercase();
+        let target = head.split(' ').nth(1).unwrap_or_default();
+        let (kind, protocol) = match target.chars().next_back() {
+            Some(kind @ ('n' | 'd')) => (kind, Protocol::Http1),
+            _ if head.contains("\r\nupgrade: websocket") => ('x', Protocol::WebSocket),
+            _ => ('x', Protocol::Http1),
+        };
+        if kind == 'x' {
+            shared
+                .received
+                .fetch_add(read.len() as u64, Ordering::Relaxed);
+            let peer = Peer::http1_server(socket, protocol);
+            return (shared.manner.answer)(Exchange { peer, stream: 0 }).await;
+        }
+        // The content of one byte.
+        if read.len() == end {
+            let Ok(byte) = socket.read_u8().await else {
+                return;
+            };
+            read.push(byte);
+        }
+        read.drain(..=end);
+        let next = neighbour_http1(socket, kind, shared.over.clone()).await;
+        let Some(same) = next else { return };
+        socket = same;
+    }
+}
+
+async fn neighbour_http1(
+    mut socket: TcpStream,
+    kind: char,
+    mut over: watch::Receiver<bool>,
+) -> Option<TcpStream> {
+    use tokio::io::AsyncWriteExt;
+    if kind == 'n' {
+        let answer = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok";
+        return socket.write_all(answer).await.ok().map(|()| socket);
+    }
+    let head = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n";
+    socket.write_all(head).await.ok()?;
+    let piece = [b"200\r\n", &PIECE[..], b"\r\n"].concat();
+    while !*over.borrow() {
+        socket.write_all(&piece).await.ok()?;
+        tokio::select! {
+            () = sleep(BETWEEN_PIECES) => {}
+            _ = over.changed() => {}
+        }
+    }
+    socket.write_all(b"0\r\n\r\n").await.ok()?;
+    Some(socket)
+}
+
+async fn serve_http2(socket: TcpStream, rest: Vec<u8>, shared: &Arc<Shared>) {
+    let Manner {
+        answer,
+        reads,
+        window,
+    } = shared.manner.clone();
+    // An upstream that reads nothing at all would not see the neighbours' requests.
+    let reads = if reads == Reads::Nothing {
+        Reads::Frames
+    } else {
+        reads
+    };
+    let (peer, mut events) = Peer::http2_server(socket, rest, (reads, window)).await;
+    let mut tasks = JoinSet::new();
+    let mut heads = HashMap::new();
+    while let Some(event) = events.recv().await {
+        while tasks.try_join_next().is_some() {}
+        let stream = event.stream;
+        let peer = Arc::clone(&peer);
+        let head = heads.get(&stream).copied();
+        match (head, event.first) {
+            (None, None) if !event.is_last => {
+                heads.insert(stream, event.length);
+            }
+            (Some(_), Some(kind @ (b'n' | b'd'))) => {
+                heads.remove(&stream);
+                tasks.spawn(neighbour_http2(peer, stream, kind, shared.over.clone()));
+            }
+            // Hostile requests with content are answered by their head alone, or by their first content.
+            (head, _) => {
+                let length = (event.length + head.unwrap_or(0)) as u64;
+                shared.received.fetch_add(length, Ordering::Relaxed);
+                let is_first = head.is_some_and(|head| head > 0) || event.first.is_none();
+                if is_first && (event.is_last || head.is_some()) {
+                    heads.insert(stream, 0);
+                    tasks.spawn(answer(Exchange { peer, stream }));
+                }
+            }
+        }
+    }
+}
+
+async fn neighbour_http2(peer: Arc<Peer>, stream: u32, kind: u8, mut over: watch::Receiver<bool>) {
+    peer.answer(stream, &[], false).await;
+    if kind == b'n' {
+        peer.pieces(stream, b"ok", 1).await;
+    }
+    while kind == b'd' && !*over.borrow() {
+        if !peer.pieces(stream, &PIECE, 1).await {
+            return;
+        }
+        tokio::select! {
+            () = sleep(BETWEEN_PIECES) => {}
+            _ = over.changed() => {}
+        }
+    }
+    peer.frame(Frame::DATA, Frame::END_STREAM, stream, b"")
+        .await;
+}

@@ -1,0 +1,609 @@
+//! A raw connection of HTTP/1.1, HTTP/2 or WebSocket, from either end, that keeps the rules of flow control and no others.
+//!
+//! What is written is exactly what a shape says; nothing of the answers is kept.
+
+use std::{
+    collections::HashMap,
+    sync::{
+        Arc,
+        atomic::{AtomicU32, AtomicU64, Ordering},
+    },
+};
+
+use parking_lot::Mutex;
+use testkit::http2::{Frame, PREFACE};
+use tokio::{
+    io::{AsyncReadExt, AsyncWriteExt},
+    net::{
+        TcpStream,
+        tcp::{OwnedReadHalf, OwnedWriteHalf},
+    },
+    sync::{Notify, mpsc},
+};
+use tunnel_ops::task::Owned;
+
+use super::Protocol;
+
+/// Bytes of a window that HTTP/2 begins with.
+const INITIAL_WINDOW: i64 = 65_535;
+
+/// The largest window of HTTP/2.
+pub const LARGEST_WINDOW: u32 = (1 << 31) - 1;
+
+/// How much is written at once where pieces are small.
+const BATCH: usize = 64;
+
+/// Field lines of a head.
+pub type Fields<'a> = &'a [(&'a str, &'a str)];
+
+/// What an end of a connection reads.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Reads {
+    /// Everything, and gives windows back.
+    All,
+    /// Frames, without giving windows back.
+    Frames,
+    /// Nothing.
+    Nothing,
+}
+
+/// What the other end of HTTP/2 sent on a stream.
+#[derive(Clone, Copy, Debug)]
+pub struct Received {
+    /// The stream.
+    pub stream: u32,
+    /// The first byte of content; `None` for a head, or for empty content.
+    pub first: Option<u8>,
+    /// Length of the frame.
+    pub length: usize,
+    /// Whether it ends the message.
+    pub is_last: bool,
+}
+
+/// One end of a connection.
+pub struct Peer {
+    protocol: Protocol,
+    authority: String,
+    is_server: bool,
+    writer: tokio::sync::Mutex<OwnedWriteHalf>,
+    reader: Mutex<Option<OwnedReadHalf>>,
+    reading: Mutex<Option<Owned<()>>>,
+    /// What was read before this had the connection.
+    behind: Mutex<Vec<u8>>,
+    windows: Mutex<Windows>,
+    changed: Notify,
+    next_stream: AtomicU32,
+    written: Arc<AtomicU64>,
+}
+
+#[derive(Default)]
+struct Windows {
+    connection: i64,
+    initial: i64,
+    streams: HashMap<u32, i64>,
+    is_over: bool,
+}
+
+impl Peer {
+    fn new(
+        socket: TcpStream,
+        protocol: Protocol,
+        authority: &str,
+        written: Option<Arc<AtomicU64>>,
+    ) -> Arc<Self> {
+        let (reader, writer) = socket.into_split();
+        Arc::new(Self {
+            protocol,
+            authority: authority.to_owned(),
+            is_server: written.is_none(),
+            writer: writer.into(),
+            reader: Some(reader).into(),
+            reading: None.into(),
+            behind: Mutex::default(),
+            windows: Windows {
+                connection: INITIAL_WINDOW,
+                initial: INITIAL_WINDOW,
+                ..Windows::default()
+            }
+            .into(),
+            changed: Notify::new(),
+            next_stream: 1.into(),
+            written: written.unwrap_or_default(),
+        })
+    }
+
+    /// A platform client's end. Over HTTP/2 each stream has this window, and the connection one without end. What it writes is
+    /// added to `written`.
+    pub async fn client(
+        socket: TcpStream,
+        protocol: Protocol,
+        authority: &str,
+        (reads, window): (Reads, u32),
+        written: Arc<AtomicU64>,
+    ) -> Arc<Self> {
+        let peer = Self::new(socket, protocol, authority, Some(written));
+        if protocol.is_http2() {
+            let settings = [&[0, 4], &window.to_be_bytes()[..]].concat();
+            let more = LARGEST_WINDOW - INITIAL_WINDOW as u32;
+            let start = [
+                PREFACE.as_bytes(),
+                &Frame::new(Frame::SETTINGS, 0, 0, &settings).bytes(),
+                &Frame::new(Frame::WINDOW_UPDATE, 0, 0, &more.to_be_bytes()).bytes(),
+            ];
+            peer.send(start.concat()).await;
+        }
+        if protocol != Protocol::WebSocket {
+            peer.read(reads, None);
+        }
+        peer
+    }
+
+    /// An upstream's end of HTTP/2, of which the preface is read, and `rest` behind it. Each stream of the other end has this window.
+    pub async fn http2_server(
+        socket: TcpStream,
+        rest: Vec<u8>,
+        (reads, window): (Reads, u32),
+    ) -> (Arc<Self>, mpsc::Receiver<Received>) {
+        let peer = Self::new(socket, Protocol::Http2, "", None);
+        let settings = [&[0, 3, 0, 0, 3, 232, 0, 4], &window.to_be_bytes()[..]].concat();
+        let more = LARGEST_WINDOW - INITIAL_WINDOW as u32;
+        peer.send(Frame::new(Frame::SETTINGS, 0, 0, &settings).bytes())
+            .await;
+        peer.send(Frame::new(Frame::WINDOW_UPDATE, 0, 0, &more.to_be_bytes()).bytes())
+            .await;
+        let (received, events) = mpsc::channel(1_024);
+        *peer.behind.lock() = rest;
+        peer.read(reads, Some(received));
+        (peer, events)
+    }
+
+    /// An upstream's end of HTTP/1.1 or WebSocket, of which the request's head is read.
+    pub fn http1_server(socket: TcpStream, protocol: Protocol) -> Arc<Self> {
+        Self::new(socket, protocol, "", None)
+    }
+
+    /// The protocol.
+    pub fn protocol(&self) -> Protocol {
+        self.protocol
+    }
+
+    /// `Host` of the requests.
+    pub fn authority(&self) -> &str {
+        &self.authority
+    }
+
+    /// Whether this is a server's end.
+    pub fn is_server(&self) -> bool {
+        self.is_server
+    }
+
+    /// Whether the other end is known to have gone.
+    pub fn is_over(&self) -> bool {
+        self.windows.lock().is_over
+    }
+
+    /// The open streams of HTTP/2.
+    pub fn streams(&self) -> Vec<u32> {
+        self.windows.lock().streams.keys().copied().collect()
+    }
+
+    /// Begins to read.
+    pub fn read(self: &Arc<Self>, reads: Reads, received: Option<mpsc::Sender<Received>>) {
+        let reader = self.reader.lock().take();
+        let (Some(reader), true) = (reader, reads != Reads::Nothing) else {
+            return;
+        };
+        // It ends with the connection, which the peer's own end would otherwise wait for.
+        let peer = Arc::downgrade(self);
+        let is_http2 = self.protocol.is_http2();
+        let behind = std::mem::take(&mut *self.behind.lock());
+        let reading = Owned::spawn("peer", async move {
+            if is_http2 {
+                read_frames((reader, behind), reads, &peer, received).await;
+            } else {
+                discard(reader).await;
+            }
+            if let Some(peer) = peer.upgrade() {
+                peer.windows.lock().is_over = true;
+                peer.changed.notify_waiters();
+            }
+        });
+        *self.reading.lock() = Some(reading);
+    }
+
+    /// Reads one byte of a connection that is not read otherwise; `false` at its end.
+    pub async fn read_byte(&self) -> bool {
+        let reader = self.reader.lock().take();
+        let Some(mut reader) = reader else {
+            return false;
+        };
+        let is_more = reader.read_u8().await.is_ok();
+        *self.reader.lock() = Some(reader);
+        is_more
+    }
+
+    /// Writes bytes; `false` when the connection is over.
+    pub async fn send(&self, bytes: impl AsRef<[u8]>) -> bool {
+        let bytes = bytes.as_ref();
+        let sent = self.writer.lock().await.write_all(bytes).await.is_ok();
+        if !sent {
+            self.windows.lock().is_over = true;
+            self.changed.notify_waiters();
+        }
+        let length = if sent { bytes.len() as u64 } else { 0 };
+        self.written.fetch_add(length, Ordering::Relaxed);
+        sent
+    }
+
+    /// Writes a frame of HTTP/2; `false` when the connection is over.
+    pub async fn frame(&self, kind: u8, flags: u8, stream: u32, payload: &[u8]) -> bool {
+        self.send(Frame::new(kind, flags, stream, payload).bytes())
+            .await
+    }
+
+    /// Asks for `/a/x`, and returns the stream, which is 0 where the protocol has none.
+    ///
+    /// Without `is_last` content follows: over HTTP/1.1 in chunks, unless the fields have a length. A WebSocket is open
+    /// when this returns.
+    pub async fn ask(self: &Arc<Self>, method: &str, fields: Fields<'_>, is_last: bool) -> u32 {
+        match self.protocol {
+            Protocol::Http1 | Protocol::WebSocket => {
+                self.send(self.text_head(method, fields, is_last)).await;
+                if self.protocol == Protocol::WebSocket {
+                    self.wait_head().await;
+                }
+                0
+            }
+            Protocol::Http2 | Protocol::Grpc => {
+                let block = self.block(method, fields);
+                self.ask_block(&block, is_last).await
+            }
+        }
+    }
+
+    /// Asks by a field block as it stands.
+    pub async fn ask_block(&self, block: &[u8], is_last: bool) -> u32 {
+        let stream = self.next();
+        self.send(head_frames(stream, block, is_last)).await;
+        stream
+    }
+
+    /// A stream that nothing was sent on.
+    pub fn next(&self) -> u32 {
+        let stream = self.next_stream.fetch_add(2, Ordering::Relaxed);
+        let mut windows = self.windows.lock();
+        let initial = windows.initial;
+        windows.streams.insert(stream, initial);
+        stream
+    }
+
+    /// The field block of a request for `/a/x`.
+    pub fn block(&self, method: &str, fields: Fields<'_>) -> Vec<u8> {
+        let mut block = Vec::new();
+        let method = if self.protocol == Protocol::Grpc {
+            "POST"
+        } else {
+            method
+        };
+        for (name, value) in [
+            (":method", method),
+            (":scheme", "http"),
+            (":path", "/a/x"),
+            (":authority", &self.authority),
+        ] {
+            literal(&mut block, name, value);
+        }
+        if self.protocol == Protocol::Grpc {
+            literal(&mut block, "content-type", "application/grpc");
+            literal(&mut block, "te", "trailers");
+        }
+        for (name, value) in fields {
+            literal(&mut block, name, value);
+        }
+        block
+    }
+
+    /// The head of a request for `/a/x` over HTTP/1.1, or of a WebSocket.
+    pub fn text_head(&self, method: &str, fields: Fields<'_>, is_last: bool) -> Vec<u8> {
+        let mut head = format!("{method} /a/x HTTP/1.1\r\nHost: {}\r\n", self.authority);
+        if self.protocol == Protocol::WebSocket {
+            head += "Connection: Upgrade\r\nUpgrade: websocket\r\nSec-WebSocket-Version: 13\r\n\
+                     Sec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\n";
+        } else if !is_last && fields.iter().all(|(name, _)| *name != "content-length") {
+            head += "Transfer-Encoding: chunked\r\n";
+        }
+        for (name, value) in fields {
+            head += &format!("{name}: {value}\r\n");
+        }
+        head += "\r\n";
+        head.into_bytes()
+    }
+
+    /// Answers 200 (101 for a WebSocket) on a stream. Without `is_last` content follows.
+    pub async fn answer(&self, stream: u32, fields: Fields<'_>, is_last: bool) -> bool {
+        match self.protocol {
+            Protocol::Http2 | Protocol::Grpc => {
+                // `:status: 200` of the static table (RFC 7541 appendix A).
+                let mut block = vec![0x88];
+                for (name, value) in fields {
+                    literal(&mut block, name, value);
+                }
+                self.send(head_frames(stream, &block, is_last)).await
+            }
+            Protocol::Http1 | Protocol::WebSocket => {
+                let mut head = match self.protocol {
+                    Protocol::WebSocket => {
+                        "HTTP/1.1 101 Switching Protocols\r\nConnection: Upgrade\r\n\
+                         Upgrade: websocket\r\nSec-WebSocket-Accept: \
+                         s3pPLMBiTxaQ9kYGzzhZRbK+xOo=\r\n"
+                    }
+                    _ if is_last => "HTTP/1.1 200 OK\r\nContent-Length: 0\r\n",
+                    _ => "HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n",
+                }
+                .to_owned();
+                for (name, value) in fields {
+                    head += &format!("{name}: {value}\r\n");
+                }
+                head += "\r\n";
+                self.send(head).await
+            }
+        }
+    }
+
+    /// Sends content in pieces, each a chunk, a frame or a message, as far as windows go. Ends early with the stream.
+    pub async fn pieces(&self, stream: u32, piece: &[u8], count: usize) -> bool {
+        let one = self.piece(stream, piece);
+        let mut left = count;
+        while left > 0 {
+            let room = if self.protocol.is_http2() && !piece.is_empty() {
+                match self.room(stream, piece.len()).await {
+                    Some(room) => room / piece.len(),
+                    None => return false,
+                }
+            } else {
+                left
+            };
+            let batch = left.min(room).min(BATCH.max(16_384 / one.len()));
+            self.take_room(stream, batch * piece.len());
+            if !self.send(one.repeat(batch)).await {
+                return false;
+            }
+            left -= batch;
+        }
+        true
+    }
+
+    /// A chunk, a frame of data or a message.
+    fn piece(&self, stream: u32, piece: &[u8]) -> Vec<u8> {
+        match self.protocol {
+            Protocol::Http2 | Protocol::Grpc => Frame::new(Frame::DATA, 0, stream, piece).bytes(),
+            Protocol::Http1 => {
+                let size = format!("{:x}\r\n", piece.len());
+                [size.as_bytes(), piece, b"\r\n"].concat()
+            }
+            Protocol::WebSocket => message(0x82, piece, !self.is_server),
+        }
+    }
+
+    /// Waits until the windows have room for so many bytes on a stream; how much they have. `None` when it is over.
+    pub async fn room(&self, stream: u32, least: usize) -> Option<usize> {
+        loop {
+            let changed = self.changed.notified();
+            {
+                let windows = self.windows.lock();
+                if windows.is_over {
+                    return None;
+                }
+                let room = windows.connection.min(*windows.streams.get(&stream)?);
+                if let Ok(room) = usize::try_from(room)
+                    && room >= least
+                {
+                    return Some(room);
+                }
+            }
+            changed.await;
+        }
+    }
+
+    fn take_room(&self, stream: u32, bytes: usize) {
+        let mut windows = self.windows.lock();
+        windows.connection -= bytes as i64;
+        if let Some(window) = windows.streams.get_mut(&stream) {
+            *window -= bytes as i64;
+        }
+    }
+
+    /// Reads the head of an answer, byte by byte, and nothing behind it.
+    async fn wait_head(&self) {
+        let reader = self.reader.lock().take();
+        let Some(mut reader) = reader else { return };
+        let mut head = Vec::new();
+        while !head.ends_with(b"\r\n\r\n") {
+            match reader.read_u8().await {
+                Ok(byte) => head.push(byte),
+                Err(_) => return,
+            }
+        }
+        *self.reader.lock() = Some(reader);
+    }
+}
+
+async fn discard(mut reader: OwnedReadHalf) {
+    let mut buffer = vec![0; 64 * 1024];
+    while reader
+        .read(&mut buffer)
+        .await
+        .is_ok_and(|length| length > 0)
+    {}
+}
+
+/// Reads frames until the connection is over or nobody has the peer.
+async fn read_frames(
+    (mut reader, behind): (OwnedReadHalf, Vec<u8>),
+    reads: Reads,
+    peer: &std::sync::Weak<Peer>,
+    received: Option<mpsc::Sender<Received>>,
+) {
+    let mut buffer = bytes::BytesMut::from(&behind[..]);
+    loop {
+        while let Some(frame) = take_frame(&mut buffer) {
+            let Some(peer) = peer.upgrade() else { return };
+            let reply = peer.on_frame(&frame, reads);
+            if !reply.is_empty() && !peer.send(reply).await {
+                return;
+            }
+            drop(peer);
+            let carries = matches!(frame.kind, Frame::HEADERS | Frame::DATA);
+            if let (Some(received), true) = (&received, carries) {
+                let is_data = frame.kind == Frame::DATA;
+                let event = Received {
+                    stream: frame.stream,
+                    first: frame.payload.first().copied().filter(|_| is_data),
+                    length: frame.payload.len() + 9,
+                    is_last: frame.flags & Frame::END_STREAM != 0,
+                };
+                if received.send(event).await.is_err() {
+                    return;
+                }
+            }
+        }
+        let read = reader.read_buf(&mut buffer).await;
+        if !read.is_ok_and(|length| length > 0) {
+            return;
+        }
+    }
+}
+
+impl Peer {
+    /// Keeps the windows, and returns what is to be replied.
+    fn on_frame(&self, frame: &Frame, reads: Reads) -> Vec<u8> {
+        let number = |bytes: Option<&[u8]>| {
+            let bytes = bytes.and_then(|bytes| bytes.first_chunk::<4>());
+            i64::from(bytes.map_or(0, |bytes| u32::from_be_bytes(*bytes)))
+        };
+        let mut reply = Vec::new();
+        let mut windows = self.windows.lock();
+        match frame.kind {
+            Frame::SETTINGS if frame.flags & Frame::ACK == 0 => {
+                for setting in frame.payload.chunks_exact(6) {
+                    if setting[1] == 4 {
+                        let initial = number(setting.get(2..));
+                        let more = initial - windows.initial;
+                        windows.initial = initial;
+                        windows
+                            .streams
+                            .values_mut()
+                            .for_each(|window| *window += more);
+                    }
+                }
+                reply = Frame::new(Frame::SETTINGS, Frame::ACK, 0, &[]).bytes();
+            }
+            Frame::PING if frame.flags & Frame::ACK == 0 => {
+                reply = Frame::new(Frame::PING, Frame::ACK, 0, &frame.payload).bytes();
+            }
+            Frame::WINDOW_UPDATE if frame.stream == 0 => {
+                windows.connection += number(Some(&frame.payload));
+            }
+            Frame::WINDOW_UPDATE => {
+                if let Some(window) = windows.streams.get_mut(&frame.stream) {
+                    *window += number(Some(&frame.payload));
+                }
+            }
+            Frame::HEADERS if self.is_server => {
+                let initial = windows.initial;
+                windows.streams.insert(frame.stream, initial);
+            }
+            Frame::RST_STREAM => drop(windows.streams.remove(&frame.stream)),
+            Frame::DATA if reads == Reads::All && !frame.payload.is_empty() => {
+                let length = u32::try_from(frame.payload.len()).unwrap_or_default();
+                for stream in [0, frame.stream] {
+                    let update = Frame::new(Frame::WINDOW_UPDATE, 0, stream, &length.to_be_bytes());
+                    reply.extend(update.bytes());
+                }
+            }
+            _ => return reply,
+        }
+        drop(windows);
+        self.changed.notify_waiters();
+        reply
+    }
+}
+
+fn take_frame(buffer: &mut bytes::BytesMut) -> Option<Frame> {
+    let head = *buffer.first_chunk::<9>()?;
+    let length = u32::from_be_bytes([0, head[0], head[1], head[2]]) as usize;
+    if buffer.len() < 9 + length {
+        return None;
+    }
+    let frame = buffer.split_to(9 + length);
+    let stream = u32::from_be_bytes([head[5] & 0x7f, head[6], head[7], head[8]]);
+    Some(Frame::new(head[3], head[4], stream, &frame[9..]))
+}
+
+/// A head in as many frames as it needs.
+pub fn head_frames(stream: u32, block: &[u8], is_last: bool) -> Vec<u8> {
+    let end = if is_last { Frame::END_STREAM } else { 0 };
+    let count = block.len().div_ceil(16_384).max(1);
+    let mut frames = Vec::new();
+    for number in 0..count {
+        let piece = block.chunks(16_384).nth(number).unwrap_or_default();
+        let (kind, mut flags) = if number == 0 {
+            (Frame::HEADERS, end)
+        } else {
+            (Frame::CONTINUATION, 0)
+        };
+        if number + 1 == count {
+            flags |= Frame::END_HEADERS;
+        }
+        frames.extend(Frame::new(kind, flags, stream, piece).bytes());
+    }
+    frames
+}
+
+/// A field as a literal that enters no table (RFC 7541 section 6.2.2), without Huffman coding.
+pub fn literal(block: &mut Vec<u8>, name: &str, value: &str) {
+    literal_by(0, block, name, value);
+}
+
+/// A field that enters the dynamic table (RFC 7541 section 6.2.1): `0xbe` repeats the last one.
+pub fn indexed(block: &mut Vec<u8>, name: &str, value: &str) {
+    literal_by(0x40, block, name, value);
+}
+
+fn literal_by(kind: u8, block: &mut Vec<u8>, name: &str, value: &str) {
+    block.push(kind);
+    for text in [name, value] {
+        // An integer with a prefix of seven bits (RFC 7541 section 5.1).
+        match text.len() {
+            short @ ..127 => block.push(short as u8),
+            long => {
+                block.push(127);
+                let mut rest = long - 127;
+                while rest >= 128 {
+                    block.push((rest % 128 + 128) as u8);
+                    rest /= 128;
+                }
+                block.push(rest as u8);
+            }
+        }
+        block.extend(text.as_bytes());
+    }
+}
+
+/// A frame of WebSocket (RFC 6455 section 5.2). A mask of zeros changes nothing.
+pub fn message(first: u8, payload: &[u8], is_masked: bool) -> Vec<u8> {
+    let mask = if is_masked { 0x80 } else { 0 };
+    let mut frame = vec![first];
+    match payload.len() {
+        short @ ..126 => frame.push(mask | short as u8),
+        long => {
+            frame.push(mask | 126);
+            frame.extend((long as u16).to_be_bytes());
+        }
+    }
+    if is_masked {
+        frame.extend([0; 4]);
+    }
+    frame.extend_from_slice(payload);
+    frame
+}
