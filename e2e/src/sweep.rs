@@ -8,14 +8,16 @@
 //! ```
 //!
 //! A [`Shape`] is one item of [`shapes::SHAPES`]. It says for a [`Place`] and a [`Protocol`] what the hostile peers do, as an
-//! [`Attack`], or that there is no such thing. [`cell::measure`] runs it against programs of their own with default settings,
-//! beside neighbours, and [`table`] shows what came of it.
+//! [`Attack`], or that there is no such thing. A [`stand::Stand`] has programs with default settings, neighbours and upstreams;
+//! [`cell::Cell`] runs an attack there, and [`table`] shows what came of it.
 
 pub mod cell;
+mod hostile;
 pub mod neighbour;
 pub mod origin;
 pub mod peer;
 pub mod shapes;
+pub mod stand;
 pub mod table;
 pub mod tunnel_end;
 
@@ -170,11 +172,7 @@ impl Attack {
     pub fn new() -> Self {
         Self {
             callers: None,
-            upstream: Manner {
-                answer: deed(hold),
-                reads: Reads::Frames,
-                window: peer::LARGEST_WINDOW,
-            },
+            upstream: Manner::default(),
             tunnel_end: None,
             stage: Stage::Plain,
         }

@@ -5,12 +5,12 @@ use std::{
         Arc,
         atomic::{AtomicBool, Ordering},
     },
-    thread,
     time::Duration,
 };
 
 use parking_lot::Mutex;
 use tokio::{
+    runtime::Handle,
     task::JoinSet,
     time::{Instant, MissedTickBehavior, interval, sleep_until, timeout},
 };
@@ -20,11 +20,23 @@ use crate::{entry::Entry, http1::End, raw::RawClient};
 /// The longest that a neighbour waits for an answer.
 const PATIENCE: Duration = Duration::from_secs(10);
 
+/// What the hostile peers do meanwhile.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Phase {
+    /// Nothing.
+    #[default]
+    Quiet,
+    /// As much as they can. Times are not kept: programs, hostile peers and neighbours share few processors.
+    Flood,
+    /// As much as a line carries.
+    Beside,
+}
+
 /// What neighbours are to do and have seen.
 #[derive(Default)]
-pub struct Watch {
-    /// Whether the hostile peer is there.
-    pub is_hostile: AtomicBool,
+struct Watch {
+    /// Since when which one is.
+    phase: Mutex<(Phase, Option<Instant>)>,
     is_over: AtomicBool,
     seen: Mutex<Seen>,
 }
@@ -32,18 +44,18 @@ pub struct Watch {
 /// What neighbours saw.
 #[derive(Clone, Debug, Default)]
 pub struct Seen {
-    /// The times of small requests without the hostile peer, and with it.
+    /// The times of small requests without hostile peers.
     pub quiet: Vec<Duration>,
-    /// As `quiet`, with it.
-    pub hostile: Vec<Duration>,
+    /// The times of those beside hostile peers.
+    pub beside: Vec<Duration>,
     /// What failed.
     pub errors: Vec<String>,
 }
 
-/// Running neighbours, on a thread of their own: what the hostile peers cost this program is not what they measure.
+/// Running neighbours.
 pub struct Neighbours {
     watch: Arc<Watch>,
-    thread: Option<thread::JoinHandle<()>>,
+    tasks: JoinSet<()>,
 }
 
 /// The time that 99 of a hundred stay below.
@@ -56,54 +68,41 @@ pub fn p99(times: &[Duration]) -> Option<Duration> {
 }
 
 impl Neighbours {
-    /// Starts one at each of these entries, with the first part of its paths, that sends so many requests a second.
-    ///
-    /// # Panics
-    /// When there is no thread for them.
-    pub fn start(at: Vec<(&'static str, Entry, &'static str)>, per_second: u32) -> Self {
+    /// Starts one at each of these entries, with the first part of its paths, that sends so many requests a second. They run
+    /// on the runtime `honest`: what the hostile peers cost this program is not what they measure.
+    pub fn start(
+        at: Vec<(&'static str, Entry, &'static str)>,
+        per_second: u32,
+        honest: &Handle,
+    ) -> Self {
         let watch = Arc::<Watch>::default();
-        let shared = Arc::clone(&watch);
-        let run = move || {
-            let runtime = tokio::runtime::Builder::new_current_thread()
-                .enable_all()
-                .build();
-            runtime.unwrap().block_on(async move {
-                let mut tasks = JoinSet::new();
-                for (name, entry, path) in at {
-                    tasks.spawn(ask(
-                        name,
-                        entry.clone(),
-                        path,
-                        per_second,
-                        Arc::clone(&shared),
-                    ));
-                    tasks.spawn(download(name, entry, path, Arc::clone(&shared)));
-                }
-                tasks.join_all().await;
-            });
-        };
-        let thread = thread::Builder::new()
-            .name("neighbours".to_owned())
-            .spawn(run)
-            .unwrap();
-        Self {
-            watch,
-            thread: Some(thread),
+        let mut tasks = JoinSet::new();
+        for (name, entry, path) in at {
+            let shared = Arc::clone(&watch);
+            tasks.spawn_on(ask(name, entry.clone(), path, per_second, shared), honest);
+            let shared = Arc::clone(&watch);
+            tasks.spawn_on(download(name, entry, path, shared), honest);
         }
+        Self { watch, tasks }
     }
 
-    /// Says whether the hostile peer is there.
-    pub fn set_hostile(&self, is_hostile: bool) {
-        self.watch.is_hostile.store(is_hostile, Ordering::Relaxed);
+    /// Says what the hostile peers do from now on.
+    pub fn set(&self, phase: Phase) {
+        *self.watch.phase.lock() = (phase, Some(Instant::now()));
+    }
+
+    /// What failed since the last call.
+    pub fn take_errors(&self) -> Vec<String> {
+        std::mem::take(&mut self.watch.seen.lock().errors)
     }
 
     /// Ends them; the downloads have to be ended by then, or are soon.
     pub async fn finish(mut self) -> Seen {
         self.watch.is_over.store(true, Ordering::Relaxed);
-        let thread = self.thread.take();
-        let joined = tokio::task::spawn_blocking(move || thread.map(thread::JoinHandle::join));
-        if let Ok(Some(Err(_))) | Err(_) = joined.await {
-            self.watch.fail("neighbours", "they panicked");
+        while let Some(joined) = self.tasks.join_next().await {
+            if let Err(panic) = joined {
+                self.watch.fail("neighbours", &panic.to_string());
+            }
         }
         self.watch.seen.lock().clone()
     }
@@ -126,17 +125,19 @@ async fn ask(name: &str, entry: Entry, path: &str, per_second: u32, watch: Arc<W
     let mut client = None;
     while !watch.is_over() {
         let due = ticks.tick().await;
-        let is_hostile = watch.is_hostile.load(Ordering::Relaxed);
+        // What was due in an earlier phase belongs to none.
+        let (phase, since) = *watch.phase.lock();
+        let is_late = since.is_some_and(|since| due < since);
         let answered = timeout(PATIENCE, small(&mut client, &entry, path)).await;
         match answered {
             Ok(Ok(())) => {
                 let mut seen = watch.seen.lock();
-                let times = if is_hostile {
-                    &mut seen.hostile
-                } else {
-                    &mut seen.quiet
-                };
-                times.push(due.elapsed());
+                match phase {
+                    _ if is_late => {}
+                    Phase::Quiet => seen.quiet.push(due.elapsed()),
+                    Phase::Flood => {}
+                    Phase::Beside => seen.beside.push(due.elapsed()),
+                }
             }
             Ok(Err(error)) => {
                 watch.fail(name, &error);

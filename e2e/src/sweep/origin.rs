@@ -13,19 +13,20 @@ use std::{
     time::Duration,
 };
 
+use parking_lot::Mutex;
 use testkit::http2::{Frame, PREFACE};
 use tokio::{
     io::AsyncReadExt,
     net::{TcpListener, TcpSocket, TcpStream},
-    sync::watch,
+    runtime::Handle,
+    sync::{oneshot, watch},
     task::JoinSet,
     time::sleep,
 };
-use tunnel_ops::task::Owned;
 
 use super::{
-    Deed, Protocol,
-    peer::{Peer, Reads},
+    Deed, Protocol, hold,
+    peer::{LARGEST_WINDOW, Line, Peer, Reads, head_frames},
 };
 
 /// A piece of a neighbour's download, and the time between two.
@@ -57,54 +58,53 @@ pub struct Manner {
     pub window: u32,
 }
 
+impl Default for Manner {
+    /// Takes requests, and never answers.
+    fn default() -> Self {
+        Self {
+            answer: super::deed(hold),
+            reads: Reads::Frames,
+            window: LARGEST_WINDOW,
+        }
+    }
+}
+
 /// A running upstream.
 pub struct Origin {
     address: SocketAddr,
-    received: Arc<AtomicU64>,
+    shared: Arc<Shared>,
     over: watch::Sender<bool>,
-    _accepting: Owned<()>,
+    _accepting: JoinSet<()>,
 }
 
 struct Shared {
-    manner: Manner,
-    received: Arc<AtomicU64>,
+    manner: Mutex<Manner>,
+    hostile: Handle,
+    line: Arc<Line>,
+    received: AtomicU64,
     over: watch::Receiver<bool>,
 }
 
 impl Origin {
-    /// Starts one.
+    /// Starts one on the runtime `honest`. What hostile requests get is made on the runtime of the caller.
     ///
     /// # Panics
     /// When nothing can be bound.
-    pub async fn start(manner: Manner) -> Self {
-        let socket = TcpSocket::new_v4().unwrap();
-        socket.set_recv_buffer_size(BUFFER).unwrap();
-        socket.bind(([127, 0, 0, 1], 0).into()).unwrap();
-        let listener: TcpListener = socket.listen(4_096).unwrap();
-        let address = listener.local_addr().unwrap();
+    pub async fn start(line: Arc<Line>, honest: &Handle) -> Self {
         let (over, is_over) = watch::channel(false);
-        let received = Arc::<AtomicU64>::default();
         let shared = Arc::new(Shared {
-            manner,
-            received: Arc::clone(&received),
+            manner: Mutex::default(),
+            hostile: Handle::current(),
+            line,
+            received: AtomicU64::default(),
             over: is_over,
         });
-        let accepting = Owned::spawn("origin", async move {
-            let mut connections = JoinSet::new();
-            loop {
-                // Out of descriptors: some come back.
-                let Ok((socket, _)) = listener.accept().await else {
-                    sleep(BETWEEN_PIECES).await;
-                    continue;
-                };
-                let _ = socket.set_nodelay(true);
-                connections.spawn(serve(socket, Arc::clone(&shared)));
-                while connections.try_join_next().is_some() {}
-            }
-        });
+        let (bound, address) = oneshot::channel();
+        let mut accepting = JoinSet::new();
+        accepting.spawn_on(accept(Arc::clone(&shared), bound), honest);
         Self {
-            address,
-            received,
+            address: address.await.unwrap(),
+            shared,
             over,
             _accepting: accepting,
         }
@@ -117,12 +117,36 @@ impl Origin {
 
     /// Bytes of hostile requests that have come.
     pub fn received(&self) -> u64 {
-        self.received.load(Ordering::Relaxed)
+        self.shared.received.load(Ordering::Relaxed)
+    }
+
+    /// Treats hostile requests like this from now on, on new connections of HTTP/2 also by its windows.
+    pub fn set(&self, manner: Manner) {
+        *self.shared.manner.lock() = manner;
     }
 
     /// Ends the neighbours' downloads in order.
     pub fn finish(&self) {
         self.over.send_replace(true);
+    }
+}
+
+async fn accept(shared: Arc<Shared>, bound: oneshot::Sender<SocketAddr>) {
+    let socket = TcpSocket::new_v4().unwrap();
+    socket.set_recv_buffer_size(BUFFER).unwrap();
+    socket.bind(([127, 0, 0, 1], 0).into()).unwrap();
+    let listener: TcpListener = socket.listen(4_096).unwrap();
+    let _ = bound.send(listener.local_addr().unwrap());
+    let mut connections = JoinSet::new();
+    loop {
+        // Out of descriptors: some come back.
+        let Ok((socket, _)) = listener.accept().await else {
+            sleep(BETWEEN_PIECES).await;
+            continue;
+        };
+        let _ = socket.set_nodelay(true);
+        connections.spawn(serve(socket, Arc::clone(&shared)));
+        while connections.try_join_next().is_some() {}
     }
 }
 
@@ -161,8 +185,12 @@ async fn serve(mut socket: TcpStream, shared: Arc<Shared>) {
             shared
                 .received
                 .fetch_add(read.len() as u64, Ordering::Relaxed);
-            let peer = Peer::http1_server(socket, protocol);
-            return (shared.manner.answer)(Exchange { peer, stream: 0 }).await;
+            let peer = Peer::http1_server(socket, protocol, Arc::clone(&shared.line));
+            let answer = Arc::clone(&shared.manner.lock().answer);
+            let mut task = JoinSet::new();
+            task.spawn_on(answer(Exchange { peer, stream: 0 }), &shared.hostile);
+            task.join_next().await;
+            return;
         }
         // The content of one byte.
         if read.len() == end {
@@ -203,18 +231,15 @@ async fn neighbour_http1(
 }
 
 async fn serve_http2(socket: TcpStream, rest: Vec<u8>, shared: &Arc<Shared>) {
-    let Manner {
-        answer,
-        reads,
-        window,
-    } = shared.manner.clone();
+    let Manner { reads, window, .. } = shared.manner.lock().clone();
     // An upstream that reads nothing at all would not see the neighbours' requests.
     let reads = if reads == Reads::Nothing {
         Reads::Frames
     } else {
         reads
     };
-    let (peer, mut events) = Peer::http2_server(socket, rest, (reads, window)).await;
+    let line = Arc::clone(&shared.line);
+    let (peer, mut events) = Peer::http2_server(socket, rest, (reads, window), line).await;
     let mut tasks = JoinSet::new();
     let mut heads = HashMap::new();
     while let Some(event) = events.recv().await {
@@ -234,10 +259,10 @@ async fn serve_http2(socket: TcpStream, rest: Vec<u8>, shared: &Arc<Shared>) {
             (head, _) => {
                 let length = (event.length + head.unwrap_or(0)) as u64;
                 shared.received.fetch_add(length, Ordering::Relaxed);
-                let is_first = head.is_some_and(|head| head > 0) || event.first.is_none();
-                if is_first && (event.is_last || head.is_some()) {
+                if head != Some(0) {
                     heads.insert(stream, 0);
-                    tasks.spawn(answer(Exchange { peer, stream }));
+                    let answer = Arc::clone(&shared.manner.lock().answer);
+                    tasks.spawn_on(answer(Exchange { peer, stream }), &shared.hostile);
                 }
             }
         }
@@ -245,12 +270,13 @@ async fn serve_http2(socket: TcpStream, rest: Vec<u8>, shared: &Arc<Shared>) {
 }
 
 async fn neighbour_http2(peer: Arc<Peer>, stream: u32, kind: u8, mut over: watch::Receiver<bool>) {
-    peer.answer(stream, &[], false).await;
+    // `:status: 200` of the static table (RFC 7541 appendix A).
+    peer.write(&head_frames(stream, &[0x88], false)).await;
     if kind == b'n' {
-        peer.pieces(stream, b"ok", 1).await;
+        peer.write_piece(stream, b"ok").await;
     }
     while kind == b'd' && !*over.borrow() {
-        if !peer.pieces(stream, &PIECE, 1).await {
+        if !peer.write_piece(stream, &PIECE).await {
             return;
         }
         tokio::select! {
@@ -258,6 +284,6 @@ async fn neighbour_http2(peer: Arc<Peer>, stream: u32, kind: u8, mut over: watch
             _ = over.changed() => {}
         }
     }
-    peer.frame(Frame::DATA, Frame::END_STREAM, stream, b"")
-        .await;
+    let last = Frame::new(Frame::DATA, Frame::END_STREAM, stream, b"");
+    peer.write(&last.bytes()).await;
 }

@@ -6,8 +6,9 @@ use std::{
     collections::HashMap,
     sync::{
         Arc,
-        atomic::{AtomicU32, AtomicU64, Ordering},
+        atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering},
     },
+    time::Duration,
 };
 
 use parking_lot::Mutex;
@@ -19,6 +20,7 @@ use tokio::{
         tcp::{OwnedReadHalf, OwnedWriteHalf},
     },
     sync::{Notify, mpsc},
+    time::{Instant, sleep_until},
 };
 use tunnel_ops::task::Owned;
 
@@ -60,9 +62,55 @@ pub struct Received {
     pub is_last: bool,
 }
 
+/// What all hostile peers of a cell send on: a line of their own, as long as it is slow.
+#[derive(Default)]
+pub struct Line {
+    is_slow: AtomicBool,
+    /// When what was sent has left.
+    free: Mutex<Option<Instant>>,
+    sent: AtomicU64,
+}
+
+impl Line {
+    /// Bytes in a second: 100 Mbit/s.
+    const BYTES: u64 = 12_500_000;
+
+    /// What each piece costs beside its bytes, so that there are at most 50,000 in a second.
+    const PIECE: u64 = Self::BYTES / 50_000;
+
+    /// Says whether the line is slow, or without limits.
+    pub fn set_slow(&self, is_slow: bool) {
+        self.is_slow.store(is_slow, Ordering::Relaxed);
+        *self.free.lock() = None;
+    }
+
+    /// Bytes that platform clients have sent.
+    pub fn sent(&self) -> u64 {
+        self.sent.load(Ordering::Relaxed)
+    }
+
+    /// Waits until so many pieces with so many bytes may be sent.
+    pub async fn take(&self, pieces: usize, bytes: usize) {
+        if !self.is_slow.load(Ordering::Relaxed) {
+            return;
+        }
+        let cost = bytes as u64 + pieces as u64 * Self::PIECE;
+        let time = Duration::from_nanos(cost * 1_000_000_000 / Self::BYTES);
+        let start = {
+            let mut free = self.free.lock();
+            let now = Instant::now();
+            let start = free.map_or(now, |free| free.max(now));
+            *free = Some(start + time);
+            start
+        };
+        sleep_until(start).await;
+    }
+}
+
 /// One end of a connection.
 pub struct Peer {
     protocol: Protocol,
+    path: String,
     authority: String,
     is_server: bool,
     writer: tokio::sync::Mutex<OwnedWriteHalf>,
@@ -73,7 +121,7 @@ pub struct Peer {
     windows: Mutex<Windows>,
     changed: Notify,
     next_stream: AtomicU32,
-    written: Arc<AtomicU64>,
+    line: Arc<Line>,
 }
 
 #[derive(Default)]
@@ -88,14 +136,16 @@ impl Peer {
     fn new(
         socket: TcpStream,
         protocol: Protocol,
-        authority: &str,
-        written: Option<Arc<AtomicU64>>,
+        (authority, path): (&str, &str),
+        is_server: bool,
+        line: Arc<Line>,
     ) -> Arc<Self> {
         let (reader, writer) = socket.into_split();
         Arc::new(Self {
             protocol,
+            path: path.to_owned(),
             authority: authority.to_owned(),
-            is_server: written.is_none(),
+            is_server,
             writer: writer.into(),
             reader: Some(reader).into(),
             reading: None.into(),
@@ -108,20 +158,19 @@ impl Peer {
             .into(),
             changed: Notify::new(),
             next_stream: 1.into(),
-            written: written.unwrap_or_default(),
+            line,
         })
     }
 
-    /// A platform client's end. Over HTTP/2 each stream has this window, and the connection one without end. What it writes is
-    /// added to `written`.
+    /// A platform client's end, which asks this authority for this path. Over HTTP/2 each stream has this window, and the connection one without end.
     pub async fn client(
         socket: TcpStream,
         protocol: Protocol,
-        authority: &str,
+        (authority, path): (&str, &str),
         (reads, window): (Reads, u32),
-        written: Arc<AtomicU64>,
+        line: Arc<Line>,
     ) -> Arc<Self> {
-        let peer = Self::new(socket, protocol, authority, Some(written));
+        let peer = Self::new(socket, protocol, (authority, path), false, line);
         if protocol.is_http2() {
             let settings = [&[0, 4], &window.to_be_bytes()[..]].concat();
             let more = LARGEST_WINDOW - INITIAL_WINDOW as u32;
@@ -143,8 +192,9 @@ impl Peer {
         socket: TcpStream,
         rest: Vec<u8>,
         (reads, window): (Reads, u32),
+        line: Arc<Line>,
     ) -> (Arc<Self>, mpsc::Receiver<Received>) {
-        let peer = Self::new(socket, Protocol::Http2, "", None);
+        let peer = Self::new(socket, Protocol::Http2, ("", ""), true, line);
         let settings = [&[0, 3, 0, 0, 3, 232, 0, 4], &window.to_be_bytes()[..]].concat();
         let more = LARGEST_WINDOW - INITIAL_WINDOW as u32;
         peer.send(Frame::new(Frame::SETTINGS, 0, 0, &settings).bytes())
@@ -158,8 +208,8 @@ impl Peer {
     }
 
     /// An upstream's end of HTTP/1.1 or WebSocket, of which the request's head is read.
-    pub fn http1_server(socket: TcpStream, protocol: Protocol) -> Arc<Self> {
-        Self::new(socket, protocol, "", None)
+    pub fn http1_server(socket: TcpStream, protocol: Protocol, line: Arc<Line>) -> Arc<Self> {
+        Self::new(socket, protocol, ("", ""), true, line)
     }
 
     /// The protocol.
@@ -224,15 +274,37 @@ impl Peer {
 
     /// Writes bytes; `false` when the connection is over.
     pub async fn send(&self, bytes: impl AsRef<[u8]>) -> bool {
-        let bytes = bytes.as_ref();
-        let sent = self.writer.lock().await.write_all(bytes).await.is_ok();
-        if !sent {
+        self.send_pieces(1, bytes.as_ref()).await
+    }
+
+    /// Writes so many frames, chunks or messages; `false` when the connection is over.
+    pub async fn send_pieces(&self, count: usize, bytes: &[u8]) -> bool {
+        self.line.take(count, bytes.len()).await;
+        let is_sent = self.write(bytes).await;
+        if is_sent && !self.is_server {
+            let length = bytes.len() as u64;
+            self.line.sent.fetch_add(length, Ordering::Relaxed);
+        }
+        is_sent
+    }
+
+    /// Writes a piece of content past the line, once windows have room for it; `false` when the connection is over.
+    pub async fn write_piece(&self, stream: u32, piece: &[u8]) -> bool {
+        if self.room(stream, piece.len()).await.is_none() {
+            return false;
+        }
+        self.take_room(stream, piece.len());
+        self.write(&self.piece(stream, piece)).await
+    }
+
+    /// Writes bytes past the line, as those who are honest do; `false` when the connection is over.
+    pub async fn write(&self, bytes: &[u8]) -> bool {
+        let is_sent = self.writer.lock().await.write_all(bytes).await.is_ok();
+        if !is_sent {
             self.windows.lock().is_over = true;
             self.changed.notify_waiters();
         }
-        let length = if sent { bytes.len() as u64 } else { 0 };
-        self.written.fetch_add(length, Ordering::Relaxed);
-        sent
+        is_sent
     }
 
     /// Writes a frame of HTTP/2; `false` when the connection is over.
@@ -241,7 +313,7 @@ impl Peer {
             .await
     }
 
-    /// Asks for `/a/x`, and returns the stream, which is 0 where the protocol has none.
+    /// Asks for the hostile path, and returns the stream, which is 0 where the protocol has none.
     ///
     /// Without `is_last` content follows: over HTTP/1.1 in chunks, unless the fields have a length. A WebSocket is open
     /// when this returns.
@@ -277,7 +349,7 @@ impl Peer {
         stream
     }
 
-    /// The field block of a request for `/a/x`.
+    /// The field block of a request for the hostile path.
     pub fn block(&self, method: &str, fields: Fields<'_>) -> Vec<u8> {
         let mut block = Vec::new();
         let method = if self.protocol == Protocol::Grpc {
@@ -288,7 +360,7 @@ impl Peer {
         for (name, value) in [
             (":method", method),
             (":scheme", "http"),
-            (":path", "/a/x"),
+            (":path", &self.path),
             (":authority", &self.authority),
         ] {
             literal(&mut block, name, value);
@@ -303,10 +375,15 @@ impl Peer {
         block
     }
 
-    /// The head of a request for `/a/x` over HTTP/1.1, or of a WebSocket.
+    /// The head of a request for the hostile path over HTTP/1.1, or of a WebSocket.
     pub fn text_head(&self, method: &str, fields: Fields<'_>, is_last: bool) -> Vec<u8> {
-        let mut head = format!("{method} /a/x HTTP/1.1\r\nHost: {}\r\n", self.authority);
-        if self.protocol == Protocol::WebSocket {
+        let is_websocket = self.protocol == Protocol::WebSocket;
+        let method = if is_websocket { "GET" } else { method };
+        let mut head = format!(
+            "{method} {} HTTP/1.1\r\nHost: {}\r\n",
+            self.path, self.authority
+        );
+        if is_websocket {
             head += "Connection: Upgrade\r\nUpgrade: websocket\r\nSec-WebSocket-Version: 13\r\n\
                      Sec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\n";
         } else if !is_last && fields.iter().all(|(name, _)| *name != "content-length") {
@@ -365,7 +442,7 @@ impl Peer {
             };
             let batch = left.min(room).min(BATCH.max(16_384 / one.len()));
             self.take_room(stream, batch * piece.len());
-            if !self.send(one.repeat(batch)).await {
+            if !self.send_pieces(batch, &one.repeat(batch)).await {
                 return false;
             }
             left -= batch;
@@ -449,7 +526,7 @@ async fn read_frames(
         while let Some(frame) = take_frame(&mut buffer) {
             let Some(peer) = peer.upgrade() else { return };
             let reply = peer.on_frame(&frame, reads);
-            if !reply.is_empty() && !peer.send(reply).await {
+            if !reply.is_empty() && !peer.write(&reply).await {
                 return;
             }
             drop(peer);

@@ -16,7 +16,7 @@ use super::{
     Attack, Place, Protocol, Shape,
     origin::Exchange,
     peer::{Fields, LARGEST_WINDOW, Peer, Reads},
-    tunnel_end::{self, TunnelEnd},
+    tunnel_end::TunnelEnd,
 };
 
 /// All shapes.
@@ -207,19 +207,21 @@ async fn speak(mut end: TunnelEnd, message: &[u8], frame: usize, count: usize) {
 }
 
 /// A tunnel's end that speaks in one way: content behind a head with these fields.
-fn by_message(
-    attack: Attack,
-    place: Place,
-    fields: Fields<'_>,
-    content: &[u8],
-    frame: usize,
-) -> Attack {
-    let is_server = place == Place::TunnelServer;
-    let message = [&tunnel_end::head(is_server, 200, fields)[..], content].concat();
-    let message = Arc::new(message);
+fn by_message(attack: Attack, fields: Fields<'_>, content: &[u8], frame: usize) -> Attack {
+    let fields = fields
+        .iter()
+        .map(|(name, value)| ((*name).to_owned(), (*value).to_owned()));
+    let said = Arc::new((fields.collect::<Vec<_>>(), content.to_vec()));
     attack.by_tunnel_end(move |end| {
-        let message = Arc::clone(&message);
-        async move { speak(end, &message, frame, 300).await }
+        let said = Arc::clone(&said);
+        async move {
+            let (fields, content) = &*said;
+            let fields = fields
+                .iter()
+                .map(|(name, value)| (name.as_str(), value.as_str()));
+            let head = end.head(&fields.collect::<Vec<_>>());
+            speak(end, &[&head[..], content].concat(), frame, 300).await;
+        }
     })
 }
 

@@ -2,7 +2,7 @@
 
 use std::{fmt, time::Duration};
 
-use super::{Place, Protocol, cell::Outcome, neighbour::p99};
+use super::{Place, Protocol, cell::Outcome, neighbour::p99, stand::Grown};
 
 const MIB: u64 = 1024 * 1024;
 
@@ -27,14 +27,14 @@ pub struct Row {
     pub outcome: Option<Outcome>,
 }
 
-impl Outcome {
-    /// The larger of both programs' growth, as a share of what is documented.
-    pub fn share_of_bound(&self, place: Place) -> f64 {
-        let client = if place == Place::Serve { SERVE } else { CLIENT };
-        let share = |grown: Option<u64>, bound: u64| grown.unwrap_or(0) as f64 / bound as f64;
-        share(self.server, SERVER).max(share(self.client, client))
-    }
+/// The larger of both programs' growth, as a share of what is documented.
+pub fn share_of_bound(grown: Grown, place: Place) -> f64 {
+    let client = if place == Place::Serve { SERVE } else { CLIENT };
+    let share = |grown: Option<u64>, bound: u64| grown.unwrap_or(0) as f64 / bound as f64;
+    share(grown.server, SERVER).max(share(grown.client, client))
+}
 
+impl Outcome {
     /// How often the upstream received a byte for each one that was sent, where both are counted.
     pub fn amplification(&self) -> Option<f64> {
         (self.sent > 0 && self.received > 0).then(|| self.received as f64 / self.sent as f64)
@@ -43,7 +43,7 @@ impl Outcome {
     /// The neighbours' p99 beside the hostile peer, against that without.
     pub fn slowing(&self) -> Option<f64> {
         let quiet = p99(&self.seen.quiet)?;
-        Some(p99(&self.seen.hostile)?.as_secs_f64() / quiet.as_secs_f64())
+        Some(p99(&self.seen.beside)?.as_secs_f64() / quiet.as_secs_f64())
     }
 }
 
@@ -72,13 +72,13 @@ impl fmt::Display for Row {
             let time = p99(times).map(|time| time.as_secs_f64() * 1_000.0);
             number(time, 1)
         };
-        let (server, client) = (mib(outcome.server), mib(outcome.client));
-        let share = outcome.share_of_bound(self.place);
+        let (server, client) = (mib(outcome.grown.server), mib(outcome.grown.client));
+        let share = share_of_bound(outcome.grown, self.place);
         let amplification = number(outcome.amplification(), 1);
         let errors = outcome.seen.errors.len();
         let (quiet, beside) = (
             milliseconds(&outcome.seen.quiet),
-            milliseconds(&outcome.seen.hostile),
+            milliseconds(&outcome.seen.beside),
         );
         let slowing = number(outcome.slowing(), 1);
         write!(

@@ -1,6 +1,6 @@
 //! A hostile end of a tunnel: a client with a good token, or a server that a client was told to dial.
 
-use std::{collections::BTreeMap, time::Duration};
+use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
 use testkit::{
     bhttp::{field, number, string},
@@ -8,6 +8,8 @@ use testkit::{
     yamux::{ACK, DATA, Frame, PING, RST, SYN, WINDOW},
 };
 use tokio::time::timeout;
+
+use super::peer::Line;
 
 /// Bytes that a stream may carry before its window grows.
 const INITIAL_WINDOW: usize = 256 * 1024;
@@ -24,7 +26,10 @@ const LOOK: Duration = Duration::from_millis(1);
 /// One end of a session.
 pub struct TunnelEnd {
     wire: Wire,
+    line: Arc<Line>,
     is_server: bool,
+    /// The path that is asked for.
+    path: String,
     next: u32,
     /// Open streams, and what the other end's requests have begun with: none, where one was asked for already.
     streams: BTreeMap<u32, Option<usize>>,
@@ -35,22 +40,24 @@ pub struct TunnelEnd {
 
 impl TunnelEnd {
     /// A client's end behind the 101.
-    pub async fn client(mut wire: Wire) -> Self {
+    pub async fn client(mut wire: Wire, line: Arc<Line>) -> Self {
         let hello = r#"{"type":"hello","version":"stranger"}"#;
         wire.frame(TEXT, hello.as_bytes()).await;
-        Self::new(wire, false)
+        Self::new(wire, false, line, "")
     }
 
-    /// A server's end behind the 101.
-    pub async fn server(mut wire: Wire) -> Self {
+    /// A server's end behind the 101, which asks for this path.
+    pub async fn server(mut wire: Wire, line: Arc<Line>, path: &str) -> Self {
         let welcome = r#"{"type":"welcome","runtime":"a-b","session":"1","version":"stranger"}"#;
         wire.frame(TEXT, welcome.as_bytes()).await;
-        Self::new(wire, true)
+        Self::new(wire, true, line, path)
     }
 
-    fn new(wire: Wire, is_server: bool) -> Self {
+    fn new(wire: Wire, is_server: bool, line: Arc<Line>, path: &str) -> Self {
         Self {
             wire,
+            line,
+            path: path.to_owned(),
             is_server,
             next: 1,
             streams: BTreeMap::new(),
@@ -141,14 +148,17 @@ impl TunnelEnd {
     /// Sends a message on a stream, in frames of this length, as far as its first window goes.
     pub async fn write(&mut self, stream: u32, message: &[u8], frame: usize) {
         let mut joined = Vec::with_capacity(MESSAGE);
+        let mut count = 0;
         for piece in message[..message.len().min(INITIAL_WINDOW - 1)].chunks(frame) {
             joined.extend_from_slice(&Frame::data(0, stream, piece).bytes());
+            count += 1;
             if joined.len() > MESSAGE - FRAME - 64 {
-                self.send(&joined).await;
+                self.send_pieces(count, &joined).await;
                 joined.clear();
+                count = 0;
             }
         }
-        self.send(&joined).await;
+        self.send_pieces(count, &joined).await;
     }
 
     /// Resets a stream.
@@ -157,35 +167,41 @@ impl TunnelEnd {
         self.send(&Frame::bare(DATA, RST, stream, 0).bytes()).await;
     }
 
-    /// Sends bytes of the multiplexer.
+    /// Sends a frame of the multiplexer.
     pub async fn send(&mut self, bytes: &[u8]) {
+        self.send_pieces(1, bytes).await;
+    }
+
+    /// Sends so many frames of the multiplexer.
+    pub async fn send_pieces(&mut self, count: usize, bytes: &[u8]) {
+        self.line.take(count, bytes.len()).await;
         self.wire.frame(BINARY, bytes).await;
+    }
+
+    /// The head of a request or, from a client's end, of an answer, up to where content begins.
+    pub fn head(&self, fields: &[(&str, &str)]) -> Vec<u8> {
+        let mut head = Vec::new();
+        if self.is_server {
+            head.push(2);
+            for part in ["POST", "http", "a.test", &self.path] {
+                head.extend(string(part.as_bytes()));
+            }
+            head.extend(field(b":content", b"unknown"));
+        } else {
+            head.push(3);
+            head.extend(number(200));
+        }
+        for (name, value) in fields {
+            head.extend(field(name.as_bytes(), value.as_bytes()));
+        }
+        head.push(0);
+        head
     }
 
     /// Sends a frame of WebSocket.
     pub async fn websocket(&mut self, first: u8, payload: &[u8]) {
         self.wire.frame(first, payload).await;
     }
-}
-
-/// The head of a request or, from a client's end, of an answer with this status, up to where content begins.
-pub fn head(is_request: bool, status: u64, fields: &[(&str, &str)]) -> Vec<u8> {
-    let mut head = Vec::new();
-    if is_request {
-        head.push(2);
-        for part in ["POST", "http", "a.test", "/a/x"] {
-            head.extend(string(part.as_bytes()));
-        }
-        head.extend(field(b":content", b"unknown"));
-    } else {
-        head.push(3);
-        head.extend(number(status));
-    }
-    for (name, value) in fields {
-        head.extend(field(name.as_bytes(), value.as_bytes()));
-    }
-    head.push(0);
-    head
 }
 
 /// Content of so many bytes in chunks of this length.

@@ -5,25 +5,88 @@
 use std::{env, fmt::Write, fs, time::Duration};
 
 use e2e::sweep::{
-    Place, Protocol,
-    cell::{Plan, measure},
+    Place, Protocol, Stage,
+    cell::{Cell, Plan},
+    neighbour::p99,
     shapes::SHAPES,
-    table::{HEAD, Row},
+    stand::Stand,
+    table::{HEAD, Row, share_of_bound},
 };
+
+/// The longest p99 of neighbours, with programs built for debugging on a busy machine.
+const P99: Duration = Duration::from_secs(2);
 
 /// Names a file for the table.
 const TABLE: &str = "E2E_SWEEP_TABLE";
 
-/// A part of the rows' names: only these are run.
+/// Parts of the rows' names, with semicolons between: only these are run.
 const ONLY: &str = "E2E_SWEEP_ONLY";
 
+/// Runs every second cell of a place, one after the other beside the same programs.
+async fn half(place: Place) {
+    let plan = Plan {
+        rounds: 1,
+        quiet: Duration::ZERO,
+        flood: Duration::from_millis(300),
+        beside: Duration::from_millis(300),
+        per_second: 20,
+    };
+    let stand = Stand::start(place, Stage::Plain, plan.per_second).await;
+    let rest = stand.rest();
+    for (number, shape) in SHAPES.iter().enumerate() {
+        for (other, protocol) in Protocol::ALL.into_iter().enumerate() {
+            let cell = Cell::new(shape, place, protocol);
+            let cell = cell.filter(|cell| cell.attack().stage == Stage::Plain);
+            let Some(cell) = cell.filter(|_| (number + other) % 2 == 0) else {
+                continue;
+            };
+            cell.run(&stand, plan).await;
+            let errors = stand.neighbours().take_errors();
+            assert!(errors.is_empty(), "beside {}: {errors:?}", cell.name());
+            let grown = stand.grown(rest);
+            let share = share_of_bound(grown, place);
+            assert!(share <= 2.0, "{}: {grown:?}", cell.name());
+        }
+    }
+    let seen = stand.finish().await;
+    assert!(seen.errors.is_empty(), "{:?}", seen.errors);
+    let slowest = p99(&seen.beside).unwrap();
+    assert!(slowest < P99, "{slowest:?}");
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-#[ignore = "takes an hour: e2e/run-sweep"]
+async fn platform_clients_at_the_public_listener() {
+    half(Place::Public).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn platform_clients_at_serve() {
+    half(Place::Serve).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn upstreams() {
+    half(Place::Upstream).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn tunnel_clients() {
+    half(Place::TunnelClient).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn tunnel_servers() {
+    half(Place::TunnelServer).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+#[ignore = "takes half an hour: e2e/run-sweep"]
 async fn whole() {
     let plan = Plan {
-        rounds: 2,
+        rounds: 1,
         quiet: Duration::from_millis(1_500),
-        hostile: Duration::from_millis(2_500),
+        flood: Duration::from_millis(2_500),
+        beside: Duration::from_millis(2_500),
         per_second: 100,
     };
     let only = env::var(ONLY).unwrap_or_default();
@@ -35,13 +98,13 @@ async fn whole() {
                 if !only.split(';').any(|only| name.contains(only)) {
                     continue;
                 }
-                let outcome = measure(shape, place, protocol, plan).await;
+                let outcome = match Cell::new(shape, place, protocol) {
+                    Some(cell) => Some(Box::pin(cell.measure(place, plan)).await),
+                    None => None,
+                };
                 if let Some(outcome) = &outcome {
-                    let errors = &outcome.seen.errors;
-                    errors
-                        .iter()
-                        .take(5)
-                        .for_each(|error| eprintln!("  {error}"));
+                    let errors = outcome.seen.errors.iter().take(5);
+                    errors.for_each(|error| eprintln!("  {error}"));
                 }
                 let row = Row {
                     shape: shape.name,

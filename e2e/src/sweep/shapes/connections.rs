@@ -6,7 +6,7 @@ use testkit::http2::Frame;
 use tokio::time::sleep;
 
 use super::{asked_again, once};
-use crate::sweep::{Attack, Place, Protocol, Stage, origin::Exchange, tunnel_end::head};
+use crate::sweep::{Attack, Place, Protocol, Stage, origin::Exchange};
 
 /// The time between two bytes of a slow handshake.
 const DRIP: Duration = Duration::from_millis(200);
@@ -50,7 +50,7 @@ pub(super) fn cancels(place: Place, protocol: Protocol) -> Option<Attack> {
                 asked_again(PAUSE)
             };
             attack.by_tunnel_end(|mut end| async move {
-                let request = head(true, 0, &[]);
+                let request = end.head(&[]);
                 while !end.is_over() {
                     let stream = if end.is_server() {
                         end.look().await;

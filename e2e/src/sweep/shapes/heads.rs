@@ -4,7 +4,7 @@ use std::{sync::Arc, time::Duration};
 
 use tokio::time::sleep;
 
-use super::{answer_with, asked, before, by_message, connections, is_http};
+use super::{answer_with, asked, before, by_message, connections};
 use crate::sweep::{
     Attack, Place, Protocol,
     origin::Exchange,
@@ -65,7 +65,7 @@ pub(super) fn large_heads(place: Place, protocol: Protocol) -> Option<Attack> {
         }),
         Place::TunnelClient | Place::TunnelServer => {
             let fields = vec![("x-a", value.as_str()); 30];
-            by_message(before(place, protocol), place, &fields, &[0, 0], 16 * 1024)
+            by_message(before(place, protocol), &fields, &[0, 0], 16 * 1024)
         }
     })
 }
@@ -115,20 +115,12 @@ pub(super) fn many_fields(place: Place, protocol: Protocol) -> Option<Attack> {
                 }
             })
         }
-        Place::TunnelClient => by_message(
-            before(place, protocol),
-            place,
-            &fields(990),
-            &[0, 0],
-            16 * 1024,
-        ),
-        Place::TunnelServer => by_message(
-            before(place, protocol),
-            place,
-            &fields(990),
-            &[0, 0],
-            16 * 1024,
-        ),
+        Place::TunnelClient => {
+            by_message(before(place, protocol), &fields(990), &[0, 0], 16 * 1024)
+        }
+        Place::TunnelServer => {
+            by_message(before(place, protocol), &fields(990), &[0, 0], 16 * 1024)
+        }
     })
 }
 
@@ -179,7 +171,6 @@ pub(super) fn trailers(place: Place, protocol: Protocol) -> Option<Attack> {
             let content = [&b"\x03abc\0"[..], &lines, b"\0"].concat();
             by_message(
                 before(place, protocol),
-                place,
                 &[("trailer", "x-t")],
                 &content,
                 16 * 1024,
@@ -234,11 +225,11 @@ pub(super) fn options_and_ranges(place: Place, protocol: Protocol) -> Option<Att
         }
         Place::TunnelClient => {
             let fields = [("vary", &*options), ("accept-ranges", &*ranges)];
-            by_message(before(place, protocol), place, &fields, &[0, 0], 16 * 1024)
+            by_message(before(place, protocol), &fields, &[0, 0], 16 * 1024)
         }
         Place::TunnelServer => {
             let fields = [("range", &*ranges), ("accept", &*ranges)];
-            by_message(before(place, protocol), place, &fields, &[0, 0], 16 * 1024)
+            by_message(before(place, protocol), &fields, &[0, 0], 16 * 1024)
         }
     })
 }
@@ -272,12 +263,11 @@ pub(super) fn cookies(place: Place, protocol: Protocol) -> Option<Attack> {
         }),
         Place::TunnelClient => {
             let fields = vec![("set-cookie", "c=123456; Path=/"); 900];
-            by_message(before(place, protocol), place, &fields, &[0, 0], 16 * 1024)
+            by_message(before(place, protocol), &fields, &[0, 0], 16 * 1024)
         }
-        Place::TunnelServer if is_http(place) => return None,
         Place::TunnelServer => {
             let fields = vec![("cookie", "c=123456; d=1"); 900];
-            by_message(before(place, protocol), place, &fields, &[0, 0], 16 * 1024)
+            by_message(before(place, protocol), &fields, &[0, 0], 16 * 1024)
         }
     })
 }
