@@ -11,7 +11,7 @@ use super::{
 };
 
 /// Until those of a hostile phase are gone.
-const SETTLE: Duration = Duration::from_millis(300);
+const SETTLE: Duration = Duration::from_millis(100);
 
 /// How long each phase is.
 #[derive(Clone, Copy, Debug)]
@@ -71,7 +71,8 @@ impl Cell {
     /// Runs it on a stand of its own.
     pub async fn measure(&self, place: Place, plan: Plan) -> Outcome {
         let stand = Stand::start(place, self.attack.stage, plan.per_second).await;
-        sleep(plan.quiet).await;
+        // Connections are opened, and caches filled.
+        sleep(SETTLE).await;
         let rest = stand.rest();
         for _ in 0..plan.rounds {
             self.run(&stand, plan).await;
@@ -85,17 +86,17 @@ impl Cell {
         }
     }
 
-    /// Runs all phases once.
+    /// Runs all phases once, the flood last: programs need a while to recover.
     pub async fn run(&self, stand: &Stand, plan: Plan) {
-        for (phase, time) in [(Phase::Flood, plan.flood), (Phase::Beside, plan.beside)] {
+        for (phase, time) in [(Phase::Beside, plan.beside), (Phase::Flood, plan.flood)] {
+            stand.set(Phase::Quiet);
+            sleep(plan.quiet).await;
             stand.set(phase);
             let hostile = stand.hostile(&self.attack, self.protocol);
             sleep(time).await;
             drop(hostile);
             stand.set(Phase::Flood);
             sleep(SETTLE).await;
-            stand.set(Phase::Quiet);
-            sleep(plan.quiet).await;
         }
     }
 }

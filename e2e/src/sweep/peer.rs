@@ -396,7 +396,7 @@ impl Peer {
         head.into_bytes()
     }
 
-    /// Answers 200 (101 for a WebSocket) on a stream. Without `is_last` content follows.
+    /// Answers 200 (101 for a WebSocket) on a stream, which over HTTP/1.1 is its connection's last answer. Without `is_last` content follows.
     pub async fn answer(&self, stream: u32, fields: Fields<'_>, is_last: bool) -> bool {
         match self.protocol {
             Protocol::Http2 | Protocol::Grpc => {
@@ -414,8 +414,8 @@ impl Peer {
                          Upgrade: websocket\r\nSec-WebSocket-Accept: \
                          s3pPLMBiTxaQ9kYGzzhZRbK+xOo=\r\n"
                     }
-                    _ if is_last => "HTTP/1.1 200 OK\r\nContent-Length: 0\r\n",
-                    _ => "HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n",
+                    _ if is_last => "HTTP/1.1 200 OK\r\nConnection: close\r\nContent-Length: 0\r\n",
+                    _ => "HTTP/1.1 200 OK\r\nConnection: close\r\nTransfer-Encoding: chunked\r\n",
                 }
                 .to_owned();
                 for (name, value) in fields {

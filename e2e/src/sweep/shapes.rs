@@ -106,11 +106,13 @@ pub const SHAPES: [Shape; 20] = [
 /// Open exchanges of each hostile connection of HTTP/2.
 const STREAMS: usize = 100;
 
-/// Hostile connections, each with as many exchanges as the protocol can have.
-fn connections(protocol: Protocol) -> usize {
+/// Hostile connections. `serve` has no shares of addresses: those that are left from a phase, and those of the next one,
+/// leave some of its 1,024 exchanges free.
+fn connections(place: Place, protocol: Protocol) -> usize {
     match protocol {
         Protocol::Http1 => 300,
         Protocol::WebSocket => 100,
+        Protocol::Http2 | Protocol::Grpc if place == Place::Serve => 3,
         Protocol::Http2 | Protocol::Grpc => 8,
     }
 }
@@ -135,9 +137,9 @@ fn once(protocol: Protocol) -> bool {
 }
 
 /// Those who ask for what a hostile upstream or tunnel client answers, and read nothing of it.
-fn asked(protocol: Protocol) -> Attack {
+fn asked(place: Place, protocol: Protocol) -> Attack {
     Attack::new()
-        .by_callers(connections(protocol).min(200), ask_all)
+        .by_callers(connections(place, protocol).min(200), ask_all)
         .that_read(Reads::Nothing, LARGEST_WINDOW)
 }
 
@@ -186,10 +188,6 @@ async fn answer_in(exchange: Exchange, length: usize, total: usize) {
 /// Answers with these fields and nothing else.
 async fn answer_with(exchange: Exchange, fields: Fields<'_>) {
     exchange.peer.answer(exchange.stream, fields, true).await;
-    if !exchange.peer.protocol().is_http2() {
-        // The connection stays, so that the next request finds it.
-        std::future::pending().await
-    }
 }
 
 /// Answers each request with a message, or asks by it `count` times: in frames of the multiplexer of this length.
@@ -230,6 +228,6 @@ fn before(place: Place, protocol: Protocol) -> Attack {
     if place == Place::TunnelServer {
         Attack::new()
     } else {
-        asked(protocol)
+        asked(place, protocol)
     }
 }

@@ -1,4 +1,4 @@
-//! The sweep as a table of Markdown.
+//! The sweep as a table of Markdown: a row for each shape at each place, a column for each protocol.
 
 use std::{fmt, time::Duration};
 
@@ -15,17 +15,8 @@ pub const CLIENT: u64 = 240 * MIB;
 /// The most that `serve` holds, by the same page.
 pub const SERVE: u64 = 464 * MIB;
 
-/// What came of a shape over a protocol at a place.
-pub struct Row {
-    /// The name of the shape.
-    pub shape: &'static str,
-    /// Where the hostile peer is.
-    pub place: Place,
-    /// What it speaks.
-    pub protocol: Protocol,
-    /// What came of it; `None` where the shape is nothing there.
-    pub outcome: Option<Outcome>,
-}
+/// Amplification that is worth a word.
+const AMPLIFIED: f64 = 1.5;
 
 /// The larger of both programs' growth, as a share of what is documented.
 pub fn share_of_bound(grown: Grown, place: Place) -> f64 {
@@ -35,7 +26,7 @@ pub fn share_of_bound(grown: Grown, place: Place) -> f64 {
 }
 
 impl Outcome {
-    /// How often the upstream received a byte for each one that was sent, where both are counted.
+    /// How many bytes the upstream received for each one that platform clients sent, where both are counted.
     pub fn amplification(&self) -> Option<f64> {
         (self.sent > 0 && self.received > 0).then(|| self.received as f64 / self.sent as f64)
     }
@@ -47,43 +38,62 @@ impl Outcome {
     }
 }
 
-/// The columns' names.
-pub const HEAD: &str = "\
-| shape | place | protocol | server +MiB | client +MiB | of the bound | out / in | errors | p99 ms, quiet | p99 ms, beside | × |
-|---|---|---|---|---|---|---|---|---|---|---|
-";
-
-impl fmt::Display for Row {
+impl fmt::Display for Outcome {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let (place, protocol) = (self.place.name(), self.protocol.name());
-        write!(f, "| {} | {place} | {protocol} |", self.shape)?;
-        let Some(outcome) = &self.outcome else {
-            return write!(f, " - | - | - | - | - | - | - | - |");
-        };
-        let mib = |bytes: Option<u64>| match bytes {
-            Some(bytes) => format!("{:.0}", bytes as f64 / MIB as f64),
-            None => "-".to_owned(),
-        };
-        let number = |number: Option<f64>, digits: usize| match number {
-            Some(number) => format!("{number:.digits$}"),
-            None => "-".to_owned(),
-        };
-        let milliseconds = |times: &[Duration]| {
-            let time = p99(times).map(|time| time.as_secs_f64() * 1_000.0);
-            number(time, 1)
-        };
-        let (server, client) = (mib(outcome.grown.server), mib(outcome.grown.client));
-        let share = share_of_bound(outcome.grown, self.place);
-        let amplification = number(outcome.amplification(), 1);
-        let errors = outcome.seen.errors.len();
+        let mib = |bytes: u64| bytes as f64 / MIB as f64;
+        match (self.grown.server, self.grown.client) {
+            (Some(server), Some(client)) => {
+                write!(f, "{:.0} + {:.0} MiB", mib(server), mib(client))?;
+            }
+            (one, other) => {
+                let only = one.or(other).unwrap_or_default();
+                write!(f, "{:.0} MiB", mib(only))?;
+            }
+        }
+        let milliseconds =
+            |times: &[Duration]| p99(times).map_or(f64::NAN, |time| time.as_secs_f64() * 1_000.0);
         let (quiet, beside) = (
-            milliseconds(&outcome.seen.quiet),
-            milliseconds(&outcome.seen.beside),
+            milliseconds(&self.seen.quiet),
+            milliseconds(&self.seen.beside),
         );
-        let slowing = number(outcome.slowing(), 1);
-        write!(
-            f,
-            " {server} | {client} | {share:.2} | {amplification} | {errors} | {quiet} | {beside} | {slowing} |"
-        )
+        write!(f, ", {quiet:.1} → {beside:.1} ms")?;
+        if let Some(amplification) = self.amplification().filter(|more| *more >= AMPLIFIED) {
+            write!(f, ", {amplification:.1} out")?;
+        }
+        match self.seen.errors.len() {
+            0 => Ok(()),
+            errors => write!(f, ", **{errors} errors**"),
+        }
+    }
+}
+
+/// The rows that are there.
+#[derive(Default)]
+pub struct Table {
+    rows: Vec<(&'static str, Place, [Option<Outcome>; 4])>,
+}
+
+impl Table {
+    /// Adds what came of a shape at a place, for each of [`Protocol::ALL`].
+    pub fn add(&mut self, shape: &'static str, place: Place, outcomes: [Option<Outcome>; 4]) {
+        self.rows.push((shape, place, outcomes));
+    }
+}
+
+impl fmt::Display for Table {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let names = Protocol::ALL.map(Protocol::name).join(" | ");
+        writeln!(f, "| shape | place | {names} |\n|---|---|---|---|---|---|")?;
+        for (shape, place, outcomes) in &self.rows {
+            write!(f, "| {shape} | {} |", place.name())?;
+            for outcome in outcomes {
+                match outcome {
+                    Some(outcome) => write!(f, " {outcome} |")?,
+                    None => write!(f, " - |")?,
+                }
+            }
+            writeln!(f)?;
+        }
+        Ok(())
     }
 }

@@ -2,7 +2,7 @@
 //!
 //! `e2e/run-sweep` runs all of it, and writes the table of `docs/sweep.md`.
 
-use std::{env, fmt::Write, fs, time::Duration};
+use std::{env, fs, time::Duration};
 
 use e2e::sweep::{
     Place, Protocol, Stage,
@@ -10,7 +10,7 @@ use e2e::sweep::{
     neighbour::p99,
     shapes::SHAPES,
     stand::Stand,
-    table::{HEAD, Row, share_of_bound},
+    table::{Table, share_of_bound},
 };
 
 /// The longest p99 of neighbours, with programs built for debugging on a busy machine.
@@ -27,8 +27,8 @@ async fn half(place: Place) {
     let plan = Plan {
         rounds: 1,
         quiet: Duration::ZERO,
-        flood: Duration::from_millis(300),
-        beside: Duration::from_millis(300),
+        flood: Duration::from_millis(200),
+        beside: Duration::from_millis(200),
         per_second: 20,
     };
     let stand = Stand::start(place, Stage::Plain, plan.per_second).await;
@@ -85,38 +85,32 @@ async fn whole() {
     let plan = Plan {
         rounds: 1,
         quiet: Duration::from_millis(1_500),
-        flood: Duration::from_millis(2_500),
-        beside: Duration::from_millis(2_500),
+        flood: Duration::from_secs(2),
+        beside: Duration::from_secs(2),
         per_second: 100,
     };
     let only = env::var(ONLY).unwrap_or_default();
-    let mut table = HEAD.to_owned();
+    let mut table = Table::default();
     for shape in &SHAPES {
         for place in Place::ALL {
-            for protocol in Protocol::ALL {
+            let mut outcomes = [const { None }; 4];
+            for (protocol, outcome) in Protocol::ALL.into_iter().zip(&mut outcomes) {
                 let name = format!("{}, {}, {}", shape.name, place.name(), protocol.name());
-                if !only.split(';').any(|only| name.contains(only)) {
+                let is_chosen = only.split(';').any(|only| name.contains(only));
+                let cell = Cell::new(shape, place, protocol);
+                let Some(cell) = cell.filter(|_| is_chosen) else {
                     continue;
-                }
-                let outcome = match Cell::new(shape, place, protocol) {
-                    Some(cell) => Some(Box::pin(cell.measure(place, plan)).await),
-                    None => None,
                 };
-                if let Some(outcome) = &outcome {
-                    let errors = outcome.seen.errors.iter().take(5);
-                    errors.for_each(|error| eprintln!("  {error}"));
-                }
-                let row = Row {
-                    shape: shape.name,
-                    place,
-                    protocol,
-                    outcome,
-                };
-                eprintln!("{row}");
-                writeln!(table, "{row}").unwrap();
-                if let Ok(file) = env::var(TABLE) {
-                    fs::write(file, &table).unwrap();
-                }
+                let measured = Box::pin(cell.measure(place, plan)).await;
+                let share = share_of_bound(measured.grown, place);
+                eprintln!("{name}: {measured}; {share:.2} of the bound");
+                let errors = measured.seen.errors.iter().take(5);
+                errors.for_each(|error| eprintln!("    {error}"));
+                *outcome = Some(measured);
+            }
+            table.add(shape.name, place, outcomes);
+            if let Ok(file) = env::var(TABLE) {
+                fs::write(file, table.to_string()).unwrap();
             }
         }
     }

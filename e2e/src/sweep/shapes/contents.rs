@@ -26,11 +26,13 @@ pub(super) fn small_frames(place: Place, protocol: Protocol) -> Option<Attack> {
     Some(match place {
         _ if is_http(place) && protocol == Protocol::Http1 => return None,
         Place::Public | Place::Serve => {
-            Attack::new().by_callers(connections(protocol).min(50), |peer| async move {
+            Attack::new().by_callers(connections(place, protocol).min(50), |peer| async move {
                 upload_all(peer, &[], 1, CONTENT).await;
             })
         }
-        Place::Upstream => asked(protocol).answered(|exchange| answer_in(exchange, 1, CONTENT)),
+        Place::Upstream => {
+            asked(place, protocol).answered(|exchange| answer_in(exchange, 1, CONTENT))
+        }
         Place::TunnelClient | Place::TunnelServer => by_message(
             before(place, protocol),
             &[],
@@ -55,7 +57,7 @@ pub(super) fn empty_frames(place: Place, protocol: Protocol) -> Option<Attack> {
             })
             .again(),
         Place::Upstream if is_websocket => {
-            asked(protocol).answered(|Exchange { peer, stream }| async move {
+            asked(place, protocol).answered(|Exchange { peer, stream }| async move {
                 peer.answer(stream, &[], false).await;
                 peer.pieces(stream, b"", 100_000).await;
                 std::future::pending().await
@@ -91,11 +93,13 @@ pub(super) fn tiny_chunks(place: Place, protocol: Protocol) -> Option<Attack> {
     Some(match place {
         _ if is_http(place) && protocol != Protocol::Http1 => return None,
         Place::Public | Place::Serve => {
-            Attack::new().by_callers(connections(protocol), |peer| async move {
+            Attack::new().by_callers(connections(place, protocol), |peer| async move {
                 upload_all(peer, &[], 1, CONTENT).await;
             })
         }
-        Place::Upstream => asked(protocol).answered(|exchange| answer_in(exchange, 1, CONTENT)),
+        Place::Upstream => {
+            asked(place, protocol).answered(|exchange| answer_in(exchange, 1, CONTENT))
+        }
         Place::TunnelClient | Place::TunnelServer => {
             by_message(before(place, protocol), &[], &chunks(1, CONTENT / 2), FRAME)
         }
@@ -105,13 +109,15 @@ pub(super) fn tiny_chunks(place: Place, protocol: Protocol) -> Option<Attack> {
 /// Nothing is read of contents, whatever the windows say.
 pub(super) fn slow_readers(place: Place, protocol: Protocol) -> Option<Attack> {
     Some(match place {
-        Place::Public | Place::Serve => asked_all(protocol)
+        Place::Public | Place::Serve => asked_all(place, protocol)
             .that_read(Reads::Nothing, LARGEST_WINDOW)
             .answered(|exchange| answer_in(exchange, FRAME, usize::MAX)),
-        Place::Upstream => Attack::new().by_callers(connections(protocol), |peer| async move {
-            upload_all(peer, &[], FRAME, 1 << 20).await;
-        }),
-        Place::TunnelClient => uploads(protocol).by_tunnel_end(|mut end| async move {
+        Place::Upstream => {
+            Attack::new().by_callers(connections(place, protocol), |peer| async move {
+                upload_all(peer, &[], FRAME, 1 << 20).await;
+            })
+        }
+        Place::TunnelClient => uploads(place, protocol).by_tunnel_end(|mut end| async move {
             end.gives = false;
             while !end.is_over() {
                 end.look().await;
@@ -131,19 +137,20 @@ pub(super) fn one_byte_windows(place: Place, protocol: Protocol) -> Option<Attac
     let is_http2 = protocol.is_http2();
     Some(match place {
         Place::Public | Place::Serve => {
-            let callers = Attack::new().by_callers(connections(protocol), |peer| async move {
-                ask_all(peer.clone()).await;
-                while !peer.is_over() {
-                    sleep(PAUSE).await;
-                    for stream in peer.streams() {
-                        let one = 1_u32.to_be_bytes();
-                        peer.frame(Frame::WINDOW_UPDATE, 0, stream, &one).await;
+            let callers =
+                Attack::new().by_callers(connections(place, protocol), |peer| async move {
+                    ask_all(peer.clone()).await;
+                    while !peer.is_over() {
+                        sleep(PAUSE).await;
+                        for stream in peer.streams() {
+                            let one = 1_u32.to_be_bytes();
+                            peer.frame(Frame::WINDOW_UPDATE, 0, stream, &one).await;
+                        }
+                        if !peer.protocol().is_http2() && !peer.read_byte().await {
+                            return;
+                        }
                     }
-                    if !peer.protocol().is_http2() && !peer.read_byte().await {
-                        return;
-                    }
-                }
-            });
+                });
             let reads = if is_http2 {
                 Reads::Frames
             } else {
@@ -154,29 +161,30 @@ pub(super) fn one_byte_windows(place: Place, protocol: Protocol) -> Option<Attac
                 .answered(|exchange| answer_in(exchange, FRAME, usize::MAX))
         }
         Place::Upstream => {
-            let mut attack = uploads(protocol).answered(|Exchange { peer, stream }| async move {
-                if peer.protocol() == Protocol::WebSocket {
-                    peer.answer(stream, &[], false).await;
-                }
-                loop {
-                    sleep(PAUSE).await;
-                    let one = 1_u32.to_be_bytes();
-                    let goes_on = match peer.protocol().is_http2() {
-                        true => peer.frame(Frame::WINDOW_UPDATE, 0, stream, &one).await,
-                        false => peer.read_byte().await,
-                    };
-                    if !goes_on || peer.is_over() {
-                        return;
+            let mut attack =
+                uploads(place, protocol).answered(|Exchange { peer, stream }| async move {
+                    if peer.protocol() == Protocol::WebSocket {
+                        peer.answer(stream, &[], false).await;
                     }
-                }
-            });
+                    loop {
+                        sleep(PAUSE).await;
+                        let one = 1_u32.to_be_bytes();
+                        let goes_on = match peer.protocol().is_http2() {
+                            true => peer.frame(Frame::WINDOW_UPDATE, 0, stream, &one).await,
+                            false => peer.read_byte().await,
+                        };
+                        if !goes_on || peer.is_over() {
+                            return;
+                        }
+                    }
+                });
             // Neighbours send one byte.
             attack.upstream.window = 1;
             attack
         }
         Place::TunnelClient | Place::TunnelServer => {
             let attack = match place {
-                Place::TunnelClient => uploads(protocol),
+                Place::TunnelClient => uploads(place, protocol),
                 _ => downloads(protocol),
             };
             attack.by_tunnel_end(|mut end| async move {
@@ -204,7 +212,7 @@ pub(super) fn half_open(place: Place, protocol: Protocol) -> Option<Attack> {
     const LENGTH: [(&str, &str); 1] = [("content-length", "1000000")];
     Some(match place {
         Place::Public | Place::Serve => {
-            Attack::new().by_callers(connections(protocol), |peer| async move {
+            Attack::new().by_callers(connections(place, protocol), |peer| async move {
                 let is_websocket = peer.protocol() == Protocol::WebSocket;
                 let fields = if is_websocket { &[][..] } else { &LENGTH };
                 let part = [b'x'; 100];
@@ -222,7 +230,9 @@ pub(super) fn half_open(place: Place, protocol: Protocol) -> Option<Attack> {
                 }
             })
         }
-        Place::Upstream => asked(protocol).answered(|exchange| answer_in(exchange, 100, 100)),
+        Place::Upstream => {
+            asked(place, protocol).answered(|exchange| answer_in(exchange, 100, 100))
+        }
         Place::TunnelClient | Place::TunnelServer => {
             let fields = if place == Place::TunnelClient {
                 &LENGTH[..]
@@ -245,11 +255,11 @@ pub(super) fn early_answers(place: Place, protocol: Protocol) -> Option<Attack> 
     };
     Some(match place {
         Place::Public | Place::Serve | Place::Upstream => Attack::new()
-            .by_callers(connections(protocol), |peer| async move {
+            .by_callers(connections(place, protocol), |peer| async move {
                 upload_all(peer, &[], FRAME, 1 << 20).await;
             })
             .answered(early),
-        Place::TunnelClient => by_message(uploads(protocol), &[], &[0, 0], FRAME),
+        Place::TunnelClient => by_message(uploads(place, protocol), &[], &[0, 0], FRAME),
         Place::TunnelServer => {
             let content = chunks(FRAME, 192 * 1024);
             by_message(Attack::new(), &[], &content, FRAME).answered(early)
@@ -258,15 +268,15 @@ pub(super) fn early_answers(place: Place, protocol: Protocol) -> Option<Attack> 
 }
 
 /// Platform clients that send a content of 1 MiB in each exchange.
-fn uploads(protocol: Protocol) -> Attack {
-    Attack::new().by_callers(connections(protocol), |peer| async move {
+fn uploads(place: Place, protocol: Protocol) -> Attack {
+    Attack::new().by_callers(connections(place, protocol), |peer| async move {
         upload_all(peer, &[], FRAME, 1 << 20).await;
     })
 }
 
 /// Platform clients with as many requests as their connections can have.
-fn asked_all(protocol: Protocol) -> Attack {
-    Attack::new().by_callers(connections(protocol), ask_all)
+fn asked_all(place: Place, protocol: Protocol) -> Attack {
+    Attack::new().by_callers(connections(place, protocol), ask_all)
 }
 
 /// An upstream that answers without end.

@@ -5,9 +5,12 @@ use testkit::{http2::Frame, yamux};
 use super::{Attack, Place, Protocol, asked, before, is_http, once};
 use crate::sweep::{
     origin::Exchange,
-    peer::{Peer, message},
+    peer::{Peer, literal, message},
     shapes::connections,
 };
+
+/// The most frames in which HTTP/2 libraries take a head of usual size, beside the first.
+const FRAMES: usize = 8;
 
 /// How many are written at once.
 const BATCH: usize = 200;
@@ -53,31 +56,35 @@ pub(super) fn priority(place: Place, protocol: Protocol) -> Option<Attack> {
     })
 }
 
-/// A head in many frames: from a platform client without end, from an upstream a hundred of one byte at a time.
+/// A head in many frames: from a platform client without end, from an upstream as many as it may.
 pub(super) fn continuation(place: Place, protocol: Protocol) -> Option<Attack> {
     if !protocol.is_http2() || !is_http(place) {
         return None;
     }
     Some(match place {
-        Place::Upstream => asked(protocol).answered(|Exchange { peer, stream }| async move {
-            let mut frames = Frame::new(Frame::HEADERS, Frame::END_STREAM, stream, &[0x88]).bytes();
-            let mut block = Vec::new();
-            crate::sweep::peer::literal(&mut block, "x-long", &"v".repeat(90));
-            for (number, byte) in block.iter().enumerate() {
-                let is_last = number + 1 == block.len();
-                let flags = if is_last { Frame::END_HEADERS } else { 0 };
-                frames.extend(Frame::new(Frame::CONTINUATION, flags, stream, &[*byte]).bytes());
-            }
-            peer.send(frames).await;
-        }),
+        Place::Upstream => {
+            asked(place, protocol).answered(|Exchange { peer, stream }| async move {
+                let mut frames =
+                    Frame::new(Frame::HEADERS, Frame::END_STREAM, stream, &[0x88]).bytes();
+                let mut block = Vec::new();
+                literal(&mut block, "x-long", &"v".repeat(64));
+                let pieces: Vec<_> = block.chunks(block.len().div_ceil(FRAMES)).collect();
+                for (number, piece) in pieces.iter().enumerate() {
+                    let is_last = number + 1 == pieces.len();
+                    let flags = if is_last { Frame::END_HEADERS } else { 0 };
+                    frames.extend(Frame::new(Frame::CONTINUATION, flags, stream, piece).bytes());
+                }
+                peer.send(frames).await;
+            })
+        }
         _ => Attack::new()
-            .by_callers(connections(protocol), |peer| async move {
+            .by_callers(connections(place, protocol), |peer| async move {
                 let stream = peer.next();
                 let block = peer.block("GET", &[]);
                 peer.frame(Frame::HEADERS, Frame::END_STREAM, stream, &block)
                     .await;
                 let mut field = Vec::new();
-                crate::sweep::peer::literal(&mut field, "x-a", "v");
+                literal(&mut field, "x-a", "v");
                 let more = Frame::new(Frame::CONTINUATION, 0, stream, &field).bytes();
                 while peer.send_pieces(BATCH, &more.repeat(BATCH)).await && !peer.is_over() {}
             })
@@ -96,17 +103,19 @@ fn flood(place: Place, protocol: Protocol, frame: fn(&Peer) -> Vec<u8>) -> Optio
         }
     };
     Some(match place {
-        Place::Upstream => asked(protocol).answered(move |Exchange { peer, stream }| async move {
-            if peer.protocol() == Protocol::WebSocket {
-                peer.answer(stream, &[], false).await;
-                send(&peer).await;
-            } else if stream == 1 || stream % 100 == 1 {
-                // One of the connection's exchanges does it, and slowly: what is too fast is an end of the connection.
-                while peer.send(frame(&peer)).await && !peer.is_over() {
-                    tokio::time::sleep(std::time::Duration::from_millis(5)).await;
+        Place::Upstream => {
+            asked(place, protocol).answered(move |Exchange { peer, stream }| async move {
+                if peer.protocol() == Protocol::WebSocket {
+                    peer.answer(stream, &[], false).await;
+                    send(&peer).await;
+                } else if stream == 1 || stream % 100 == 1 {
+                    // One of the connection's exchanges does it, and slowly: what is too fast is an end of the connection.
+                    while peer.send(frame(&peer)).await && !peer.is_over() {
+                        tokio::time::sleep(std::time::Duration::from_millis(5)).await;
+                    }
                 }
-            }
-        }),
+            })
+        }
         _ => Attack::new()
             .by_callers(8, move |peer| async move {
                 peer.ask("GET", &[], true).await;

@@ -26,9 +26,8 @@ pub(super) fn large_heads(place: Place, protocol: Protocol) -> Option<Attack> {
     Some(match place {
         Place::Public | Place::Serve => {
             let connections = match protocol {
-                Protocol::Http1 => 800,
-                Protocol::WebSocket => 100,
-                Protocol::Http2 | Protocol::Grpc => 8,
+                Protocol::Http1 if place == Place::Public => 800,
+                _ => connections(place, protocol),
             };
             Attack::new().by_callers(connections, move |peer| {
                 let fields: Vec<_> = (0..count).map(|_| ("x-a", value.clone())).collect();
@@ -50,7 +49,7 @@ pub(super) fn large_heads(place: Place, protocol: Protocol) -> Option<Attack> {
             })
         }
         Place::Upstream if protocol == Protocol::WebSocket => return None,
-        Place::Upstream => asked(protocol).answered(move |Exchange { peer, stream }| {
+        Place::Upstream => asked(place, protocol).answered(move |Exchange { peer, stream }| {
             let value = value.clone();
             async move {
                 if peer.protocol().is_http2() {
@@ -90,7 +89,7 @@ pub(super) fn many_fields(place: Place, protocol: Protocol) -> Option<Attack> {
     Some(match place {
         Place::Public | Place::Serve => {
             let names = Arc::clone(&names);
-            Attack::new().by_callers(connections(protocol), move |peer| {
+            Attack::new().by_callers(connections(place, protocol), move |peer| {
                 let names = Arc::clone(&names);
                 async move {
                     let fields: Vec<_> = names[..90]
@@ -106,7 +105,7 @@ pub(super) fn many_fields(place: Place, protocol: Protocol) -> Option<Attack> {
         Place::Upstream if protocol == Protocol::WebSocket => return None,
         Place::Upstream => {
             let names = Arc::clone(&names);
-            asked(protocol).answered(move |exchange| {
+            asked(place, protocol).answered(move |exchange| {
                 let names = Arc::clone(&names);
                 async move {
                     let fields: Vec<_> =
@@ -146,7 +145,7 @@ pub(super) fn trailers(place: Place, protocol: Protocol) -> Option<Attack> {
             })
             .again()
             .answered(|exchange| async move { answer_with(exchange, &[]).await }),
-        Place::Upstream => asked(protocol).answered(move |Exchange { peer, stream }| {
+        Place::Upstream => asked(place, protocol).answered(move |Exchange { peer, stream }| {
             let value = value.clone();
             async move {
                 peer.answer(stream, &[("trailer", "x-t")], false).await;
@@ -245,7 +244,7 @@ async fn ask_several(peer: &Arc<Peer>, fields: &[(&str, &str)], count: usize) {
 pub(super) fn cookies(place: Place, protocol: Protocol) -> Option<Attack> {
     Some(match place {
         Place::Public | Place::Serve => {
-            Attack::new().by_callers(connections(protocol), |peer| async move {
+            Attack::new().by_callers(connections(place, protocol), |peer| async move {
                 let long = "c=".to_owned() + &"1".repeat(50_000);
                 let fields = if peer.protocol().is_http2() {
                     vec![("cookie", "c=123456"); 3_000]
@@ -258,7 +257,7 @@ pub(super) fn cookies(place: Place, protocol: Protocol) -> Option<Attack> {
             })
         }
         Place::Upstream if protocol == Protocol::WebSocket => return None,
-        Place::Upstream => asked(protocol).answered(|exchange| async move {
+        Place::Upstream => asked(place, protocol).answered(|exchange| async move {
             answer_with(exchange, &vec![("set-cookie", "c=123456; Path=/"); 400]).await;
         }),
         Place::TunnelClient => {
