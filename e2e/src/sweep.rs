@@ -11,6 +11,7 @@
 //! [`Attack`], or that there is no such thing. A [`stand::Stand`] has programs with default settings, neighbours and upstreams;
 //! [`cell::Cell`] runs an attack there, and [`table`] shows what came of it.
 
+pub mod bounds;
 pub mod cell;
 mod hostile;
 pub mod neighbour;
@@ -24,7 +25,7 @@ pub mod tunnel_end;
 use std::{pin::Pin, sync::Arc};
 
 use self::{
-    origin::{Exchange, Manner},
+    origin::Exchange,
     peer::{Peer, Reads},
     tunnel_end::TunnelEnd,
 };
@@ -160,7 +161,7 @@ pub struct Attack {
     /// Platform clients.
     pub callers: Option<Callers>,
     /// The upstream.
-    pub upstream: Manner,
+    pub upstream: Deed<Exchange>,
     /// The hostile end of a tunnel.
     pub tunnel_end: Option<Deed<TunnelEnd>>,
     /// What the programs are started for.
@@ -172,7 +173,7 @@ impl Attack {
     pub fn new() -> Self {
         Self {
             callers: None,
-            upstream: Manner::default(),
+            upstream: deed(hold),
             tunnel_end: None,
             stage: Stage::Plain,
         }
@@ -223,7 +224,7 @@ impl Attack {
     where
         F: Future<Output = ()> + Send + 'static,
     {
-        self.upstream.answer = deed(by);
+        self.upstream = deed(by);
         self
     }
 

@@ -88,15 +88,21 @@ impl Cell {
 
     /// Runs all phases once, the flood last: programs need a while to recover.
     pub async fn run(&self, stand: &Stand, plan: Plan) {
+        let mut hostile = None;
         for (phase, time) in [(Phase::Beside, plan.beside), (Phase::Flood, plan.flood)] {
-            stand.set(Phase::Quiet);
-            sleep(plan.quiet).await;
+            // A client does not come back to a hostile server that has lost its session.
+            if hostile.take_if(|_| !stand.keeps_session()).is_some() || phase == Phase::Beside {
+                stand.set(Phase::Flood);
+                sleep(SETTLE).await;
+                stand.set(Phase::Quiet);
+                sleep(plan.quiet).await;
+            }
             stand.set(phase);
-            let hostile = stand.hostile(&self.attack, self.protocol);
+            hostile.get_or_insert_with(|| stand.hostile(&self.attack, self.protocol));
             sleep(time).await;
-            drop(hostile);
-            stand.set(Phase::Flood);
-            sleep(SETTLE).await;
         }
+        drop(hostile);
+        stand.set(Phase::Flood);
+        sleep(SETTLE).await;
     }
 }

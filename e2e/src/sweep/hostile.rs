@@ -6,13 +6,9 @@ use std::{
     time::Duration,
 };
 
-use testkit::tunnel::{
-    server::FakeServer,
-    wire::{Side, Wire},
-};
+use testkit::tunnel::wire::{Side, Wire};
 use tokio::{
     net::{TcpSocket, TcpStream},
-    sync::Mutex,
     time::sleep,
 };
 
@@ -100,20 +96,5 @@ pub(super) async fn dial(entry: Entry, login: String, line: Arc<Line>, deed: Dee
 pub(super) async fn dial_wrongly(entry: Entry, login: String) {
     loop {
         drop(Stranger::dial_raw(&entry, &login).await);
-    }
-}
-
-/// A hostile tunnel server, for one session after the other.
-pub(super) async fn serve_tunnel(
-    fake: Arc<Mutex<FakeServer>>,
-    path: &'static str,
-    line: Arc<Line>,
-    deed: Deed<TunnelEnd>,
-) {
-    let mut fake = fake.lock().await;
-    loop {
-        let stream = fake.accept_bytes().await;
-        let wire = Wire::new(stream, &[], Side::Server);
-        deed(TunnelEnd::server(wire, Arc::clone(&line), path).await).await;
     }
 }

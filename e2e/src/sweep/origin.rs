@@ -26,7 +26,7 @@ use tokio::{
 
 use super::{
     Deed, Protocol, hold,
-    peer::{LARGEST_WINDOW, Line, Peer, Reads, head_frames},
+    peer::{Line, Peer, head_frames},
 };
 
 /// A piece of a neighbour's download, and the time between two.
@@ -47,28 +47,6 @@ pub struct Exchange {
     pub stream: u32,
 }
 
-/// How an upstream treats hostile requests.
-#[derive(Clone)]
-pub struct Manner {
-    /// What it does with each.
-    pub answer: Deed<Exchange>,
-    /// What it reads over HTTP/2.
-    pub reads: Reads,
-    /// The window of each stream of HTTP/2.
-    pub window: u32,
-}
-
-impl Default for Manner {
-    /// Takes requests, and never answers.
-    fn default() -> Self {
-        Self {
-            answer: super::deed(hold),
-            reads: Reads::Frames,
-            window: LARGEST_WINDOW,
-        }
-    }
-}
-
 /// A running upstream.
 pub struct Origin {
     address: SocketAddr,
@@ -78,7 +56,7 @@ pub struct Origin {
 }
 
 struct Shared {
-    manner: Mutex<Manner>,
+    answer: Mutex<Deed<Exchange>>,
     hostile: Handle,
     line: Arc<Line>,
     received: AtomicU64,
@@ -93,7 +71,7 @@ impl Origin {
     pub async fn start(line: Arc<Line>, honest: &Handle) -> Self {
         let (over, is_over) = watch::channel(false);
         let shared = Arc::new(Shared {
-            manner: Mutex::default(),
+            answer: Mutex::new(super::deed(hold)),
             hostile: Handle::current(),
             line,
             received: AtomicU64::default(),
@@ -120,9 +98,9 @@ impl Origin {
         self.shared.received.load(Ordering::Relaxed)
     }
 
-    /// Treats hostile requests like this from now on, on new connections of HTTP/2 also by its windows.
-    pub fn set(&self, manner: Manner) {
-        *self.shared.manner.lock() = manner;
+    /// Does this with hostile requests from now on.
+    pub fn set(&self, answer: Deed<Exchange>) {
+        *self.shared.answer.lock() = answer;
     }
 
     /// Ends the neighbours' downloads in order.
@@ -186,7 +164,7 @@ async fn serve(mut socket: TcpStream, shared: Arc<Shared>) {
                 .received
                 .fetch_add(read.len() as u64, Ordering::Relaxed);
             let peer = Peer::http1_server(socket, protocol, Arc::clone(&shared.line));
-            let answer = Arc::clone(&shared.manner.lock().answer);
+            let answer = Arc::clone(&shared.answer.lock());
             let mut task = JoinSet::new();
             task.spawn_on(answer(Exchange { peer, stream: 0 }), &shared.hostile);
             task.join_next().await;
@@ -231,15 +209,8 @@ async fn neighbour_http1(
 }
 
 async fn serve_http2(socket: TcpStream, rest: Vec<u8>, shared: &Arc<Shared>) {
-    let Manner { reads, window, .. } = shared.manner.lock().clone();
-    // An upstream that reads nothing at all would not see the neighbours' requests.
-    let reads = if reads == Reads::Nothing {
-        Reads::Frames
-    } else {
-        reads
-    };
     let line = Arc::clone(&shared.line);
-    let (peer, mut events) = Peer::http2_server(socket, rest, (reads, window), line).await;
+    let (peer, mut events) = Peer::http2_server(socket, rest, line).await;
     let mut tasks = JoinSet::new();
     let mut heads = HashMap::new();
     while let Some(event) = events.recv().await {
@@ -261,7 +232,7 @@ async fn serve_http2(socket: TcpStream, rest: Vec<u8>, shared: &Arc<Shared>) {
                 shared.received.fetch_add(length, Ordering::Relaxed);
                 if head != Some(0) {
                     heads.insert(stream, 0);
-                    let answer = Arc::clone(&shared.manner.lock().answer);
+                    let answer = Arc::clone(&shared.answer.lock());
                     tasks.spawn_on(answer(Exchange { peer, stream }), &shared.hostile);
                 }
             }

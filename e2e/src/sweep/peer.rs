@@ -187,23 +187,24 @@ impl Peer {
         peer
     }
 
-    /// An upstream's end of HTTP/2, of which the preface is read, and `rest` behind it. Each stream of the other end has this window.
+    /// An upstream's end of HTTP/2, of which the preface is read, and `rest` behind it. It gives no stream more than the first
+    /// window, and the connection one without end.
     pub async fn http2_server(
         socket: TcpStream,
         rest: Vec<u8>,
-        (reads, window): (Reads, u32),
         line: Arc<Line>,
     ) -> (Arc<Self>, mpsc::Receiver<Received>) {
         let peer = Self::new(socket, Protocol::Http2, ("", ""), true, line);
-        let settings = [&[0, 3, 0, 0, 3, 232, 0, 4], &window.to_be_bytes()[..]].concat();
+        let streams = [0, 3, 0, 0, 3, 232];
         let more = LARGEST_WINDOW - INITIAL_WINDOW as u32;
-        peer.send(Frame::new(Frame::SETTINGS, 0, 0, &settings).bytes())
-            .await;
-        peer.send(Frame::new(Frame::WINDOW_UPDATE, 0, 0, &more.to_be_bytes()).bytes())
-            .await;
+        let start = [
+            Frame::new(Frame::SETTINGS, 0, 0, &streams).bytes(),
+            Frame::new(Frame::WINDOW_UPDATE, 0, 0, &more.to_be_bytes()).bytes(),
+        ];
+        peer.write(&start.concat()).await;
         let (received, events) = mpsc::channel(1_024);
         *peer.behind.lock() = rest;
-        peer.read(reads, Some(received));
+        peer.read(Reads::Frames, Some(received));
         (peer, events)
     }
 

@@ -160,14 +160,14 @@ fn asked_again(pause: Duration) -> Attack {
 }
 
 /// Asks as often as a connection can have exchanges.
-async fn ask_all(peer: Arc<Peer>) {
+pub(super) async fn ask_all(peer: Arc<Peer>) {
     for _ in 0..streams(&peer) {
         peer.ask("GET", &[], true).await;
     }
 }
 
 /// Asks with content that the upstream does not read, in pieces of this length and so many bytes in all.
-async fn upload_all(peer: Arc<Peer>, fields: Fields<'_>, length: usize, total: usize) {
+pub(super) async fn upload_all(peer: Arc<Peer>, fields: Fields<'_>, length: usize, total: usize) {
     let piece = vec![b'm'; length];
     let one = async || {
         let stream = peer.ask("POST", fields, false).await;
@@ -177,7 +177,7 @@ async fn upload_all(peer: Arc<Peer>, fields: Fields<'_>, length: usize, total: u
 }
 
 /// Answers in pieces of this length, so many bytes in all, and then rests.
-async fn answer_in(exchange: Exchange, length: usize, total: usize) {
+pub(super) async fn answer_in(exchange: Exchange, length: usize, total: usize) {
     let Exchange { peer, stream } = exchange;
     let piece = vec![b'm'; length];
     peer.answer(stream, &[], false).await;
@@ -218,7 +218,7 @@ fn by_message(attack: Attack, fields: Fields<'_>, content: &[u8], frame: usize) 
                 .iter()
                 .map(|(name, value)| (name.as_str(), value.as_str()));
             let head = end.head(&fields.collect::<Vec<_>>());
-            speak(end, &[&head[..], content].concat(), frame, 300).await;
+            speak(end, &[&head[..], content].concat(), frame, 1_000).await;
         }
     })
 }

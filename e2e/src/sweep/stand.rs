@@ -2,19 +2,23 @@
 
 use std::sync::Arc;
 
-use testkit::tunnel::server::{FakeServer, refusal};
+use parking_lot::Mutex;
+use testkit::tunnel::{
+    server::{FakeServer, refusal},
+    wire::{Side, TEXT, Wire},
+};
 use tokio::{
     runtime::{Builder, Handle, Runtime},
-    sync::Mutex,
     task::JoinSet,
 };
 
 use super::{
     Attack, Place, Protocol, Stage,
-    hostile::{ADDRESSES, Caller, dial, dial_wrongly, serve_tunnel},
+    hostile::{ADDRESSES, Caller, dial, dial_wrongly},
     neighbour::{Neighbours, Phase, Seen},
     origin::Origin,
     peer::Line,
+    tunnel_end::TunnelEnd,
 };
 use crate::{
     entry::Entry,
@@ -28,6 +32,9 @@ use crate::{
 const APP: &str = "demo-app";
 const OTHER: &str = "demo-other";
 
+/// How the hostile server welcomes the client.
+const WELCOME: &str = r#"{"type":"welcome","runtime":"a-b","session":"1","version":"stranger"}"#;
+
 /// A running stand.
 pub struct Stand {
     place: Place,
@@ -37,7 +44,8 @@ pub struct Stand {
     origins: [Origin; 3],
     neighbours: Neighbours,
     line: Arc<Line>,
-    fake: Option<Arc<Mutex<FakeServer>>>,
+    /// The hostile server, and its end of the client's session until that is used.
+    fake: Option<(FakeServer, Mutex<Option<Wire>>)>,
     /// `Authorization` and instance of the hostile tunnel client.
     login: String,
     _honest: Honest,
@@ -63,7 +71,9 @@ impl Honest {
 impl Drop for Honest {
     fn drop(&mut self) {
         // What is left ends with it, but a runtime may not be waited for within another.
-        self.0.take().map(Runtime::shutdown_background);
+        if let Some(runtime) = self.0.take() {
+            runtime.shutdown_background();
+        }
     }
 }
 
@@ -80,7 +90,7 @@ pub struct Rest {
 }
 
 /// By how many bytes the programs have grown.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Grown {
     /// The server.
     pub server: Option<u64>,
@@ -99,7 +109,7 @@ impl Stand {
         let origin = || Origin::start(Arc::clone(&line), honest.handle());
         let origins = [origin().await, origin().await, origin().await];
         let routes = routes(stage, &origins);
-        let (mut fake, mut login) = (None, String::new());
+        let (mut fake, mut session, mut login) = (None, None, String::new());
         let programs = if place == Place::Serve {
             Programs::Serve(Served::start(&routes, &[]).await)
         } else {
@@ -115,6 +125,11 @@ impl Stand {
             } else {
                 system.start_client(APP).await;
             }
+            if let Some(fake) = fake.as_mut().filter(|_| stage == Stage::Plain) {
+                let mut wire = Wire::new(fake.accept_bytes().await, &[], Side::Server);
+                wire.frame(TEXT, WELCOME.as_bytes()).await;
+                session = Some(wire);
+            }
             system.start_client(OTHER).await;
             Programs::Tunnel(system)
         };
@@ -125,7 +140,7 @@ impl Stand {
             programs,
             origins,
             line,
-            fake: fake.map(|fake| Arc::new(Mutex::new(fake))),
+            fake: fake.map(|fake| (fake, Mutex::new(session))),
             login,
             _honest: honest,
         }
@@ -168,6 +183,11 @@ impl Stand {
         self.neighbours.set(phase);
     }
 
+    /// Whether the hostile peer is one that is dialled, once.
+    pub fn keeps_session(&self) -> bool {
+        self.fake.is_some()
+    }
+
     /// The neighbours.
     pub fn neighbours(&self) -> &Neighbours {
         &self.neighbours
@@ -181,7 +201,7 @@ impl Stand {
 
     /// The hostile peers, until this is dropped.
     pub fn hostile(&self, attack: &Attack, protocol: Protocol) -> JoinSet<()> {
-        self.origins[0].set(attack.upstream.clone());
+        self.origins[0].set(Arc::clone(&attack.upstream));
         let mut tasks = JoinSet::new();
         let (entry, path) = (self.programs.entry(), self.path(protocol));
         let callers = attack.callers.iter();
@@ -212,13 +232,15 @@ impl Stand {
         }
         if let Some(deed) = attack.tunnel_end.clone() {
             let line = Arc::clone(&self.line);
-            match &self.fake {
-                Some(fake) => tasks.spawn(serve_tunnel(Arc::clone(fake), path, line, deed)),
+            let session = self.fake.as_ref().map(|(_, session)| session.lock().take());
+            match session {
+                Some(Some(wire)) => drop(tasks.spawn(deed(TunnelEnd::server(wire, line, path)))),
+                Some(None) => {}
                 None => {
                     let (entry, login) = (self.programs.tunnel_entry(), self.login.clone());
-                    tasks.spawn(dial(entry, login, line, deed))
+                    tasks.spawn(dial(entry, login, line, deed));
                 }
-            };
+            }
         }
         tasks
     }

@@ -46,10 +46,8 @@ impl TunnelEnd {
         Self::new(wire, false, line, "")
     }
 
-    /// A server's end behind the 101, which asks for this path.
-    pub async fn server(mut wire: Wire, line: Arc<Line>, path: &str) -> Self {
-        let welcome = r#"{"type":"welcome","runtime":"a-b","session":"1","version":"stranger"}"#;
-        wire.frame(TEXT, welcome.as_bytes()).await;
+    /// A server's end behind the welcome, which asks for this path.
+    pub fn server(wire: Wire, line: Arc<Line>, path: &str) -> Self {
         Self::new(wire, true, line, path)
     }
 

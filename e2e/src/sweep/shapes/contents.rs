@@ -1,6 +1,6 @@
 //! Shapes of contents: how they are cut, how they are read, and where they end.
 
-use std::time::Duration;
+use std::{sync::Arc, time::Duration};
 
 use testkit::http2::Frame;
 use tokio::time::sleep;
@@ -11,8 +11,8 @@ use super::{
 use crate::sweep::{
     Attack, Place, Protocol,
     origin::Exchange,
-    peer::{LARGEST_WINDOW, Reads},
-    tunnel_end::chunks,
+    peer::{LARGEST_WINDOW, Peer, Reads},
+    tunnel_end::{TunnelEnd, chunks},
 };
 
 /// Bytes of a content that is cut into small pieces: more than windows let through.
@@ -123,7 +123,7 @@ pub(super) fn slow_readers(place: Place, protocol: Protocol) -> Option<Attack> {
                 end.look().await;
             }
         }),
-        Place::TunnelServer => downloads(protocol).by_tunnel_end(|mut end| async move {
+        Place::TunnelServer => downloads().by_tunnel_end(|mut end| async move {
             end.gives = false;
             let request = [&end.head(&[])[..], &[0, 0]].concat();
             speak(end, &request, FRAME, 1_000).await;
@@ -133,78 +133,79 @@ pub(super) fn slow_readers(place: Place, protocol: Protocol) -> Option<Attack> {
 
 /// Windows grow by a byte at a time; where there are none, a byte at a time is read.
 pub(super) fn one_byte_windows(place: Place, protocol: Protocol) -> Option<Attack> {
-    const PAUSE: Duration = Duration::from_millis(50);
-    let is_http2 = protocol.is_http2();
     Some(match place {
         Place::Public | Place::Serve => {
-            let callers =
-                Attack::new().by_callers(connections(place, protocol), |peer| async move {
-                    ask_all(peer.clone()).await;
-                    while !peer.is_over() {
-                        sleep(PAUSE).await;
-                        for stream in peer.streams() {
-                            let one = 1_u32.to_be_bytes();
-                            peer.frame(Frame::WINDOW_UPDATE, 0, stream, &one).await;
-                        }
-                        if !peer.protocol().is_http2() && !peer.read_byte().await {
-                            return;
-                        }
-                    }
-                });
-            let reads = if is_http2 {
-                Reads::Frames
-            } else {
-                Reads::Nothing
+            let callers = Attack::new().by_callers(connections(place, protocol), take_bytes);
+            let reads = match protocol.is_http2() {
+                true => Reads::Frames,
+                false => Reads::Nothing,
             };
             callers
                 .that_read(reads, 1)
                 .answered(|exchange| answer_in(exchange, FRAME, usize::MAX))
         }
-        Place::Upstream => {
-            let mut attack =
-                uploads(place, protocol).answered(|Exchange { peer, stream }| async move {
-                    if peer.protocol() == Protocol::WebSocket {
-                        peer.answer(stream, &[], false).await;
-                    }
-                    loop {
-                        sleep(PAUSE).await;
-                        let one = 1_u32.to_be_bytes();
-                        let goes_on = match peer.protocol().is_http2() {
-                            true => peer.frame(Frame::WINDOW_UPDATE, 0, stream, &one).await,
-                            false => peer.read_byte().await,
-                        };
-                        if !goes_on || peer.is_over() {
-                            return;
-                        }
-                    }
-                });
-            // Neighbours send one byte.
-            attack.upstream.window = 1;
-            attack
-        }
-        Place::TunnelClient | Place::TunnelServer => {
-            let attack = match place {
-                Place::TunnelClient => uploads(place, protocol),
-                _ => downloads(protocol),
-            };
-            attack.by_tunnel_end(|mut end| async move {
-                end.gives = false;
-                let request = [&end.head(&[])[..], &[0, 0]].concat();
-                for _ in 0..if end.is_server() { 300 } else { 0 } {
-                    end.open(&request, FRAME).await;
-                    end.look().await;
-                }
-                while !end.is_over() {
-                    for stream in end.streams() {
-                        end.look().await;
-                        end.give(stream, 1).await;
-                    }
-                    end.look().await;
-                    sleep(PAUSE).await;
-                }
-            })
-        }
+        Place::Upstream => uploads(place, protocol).answered(read_bytes),
+        Place::TunnelClient => uploads(place, protocol).by_tunnel_end(give_bytes),
+        Place::TunnelServer => downloads().by_tunnel_end(give_bytes),
     })
+}
+
+/// The time between two bytes.
+const PAUSE: Duration = Duration::from_millis(50);
+
+/// A platform client asks, and takes a byte of each answer at a time.
+async fn take_bytes(peer: Arc<Peer>) {
+    ask_all(Arc::clone(&peer)).await;
+    while !peer.is_over() {
+        sleep(PAUSE).await;
+        for stream in peer.streams() {
+            let one = 1_u32.to_be_bytes();
+            peer.frame(Frame::WINDOW_UPDATE, 0, stream, &one).await;
+        }
+        if !peer.protocol().is_http2() && !peer.read_byte().await {
+            return;
+        }
+    }
+}
+
+/// An upstream takes a byte of a request at a time.
+async fn read_bytes(Exchange { peer, stream }: Exchange) {
+    let is_http2 = peer.protocol().is_http2();
+    if is_http2 {
+        let window = [0, 4, 0, 0, 0, 1];
+        peer.frame(Frame::SETTINGS, 0, 0, &window).await;
+    } else if peer.protocol() == Protocol::WebSocket {
+        peer.answer(stream, &[], false).await;
+    }
+    let one = 1_u32.to_be_bytes();
+    while !peer.is_over() {
+        sleep(PAUSE).await;
+        let goes_on = match is_http2 {
+            true => peer.frame(Frame::WINDOW_UPDATE, 0, stream, &one).await,
+            false => peer.read_byte().await,
+        };
+        if !goes_on {
+            return;
+        }
+    }
+}
+
+/// The end of a tunnel gives a byte of window at a time; that of a server asks first.
+async fn give_bytes(mut end: TunnelEnd) {
+    end.gives = false;
+    let request = [&end.head(&[])[..], &[0, 0]].concat();
+    for _ in 0..if end.is_server() { 300 } else { 0 } {
+        end.open(&request, FRAME).await;
+        end.look().await;
+    }
+    while !end.is_over() {
+        for stream in end.streams() {
+            end.look().await;
+            end.give(stream, 1).await;
+        }
+        end.look().await;
+        sleep(PAUSE).await;
+    }
 }
 
 /// A part of a content, and then nothing.
@@ -280,6 +281,6 @@ fn asked_all(place: Place, protocol: Protocol) -> Attack {
 }
 
 /// An upstream that answers without end.
-fn downloads(_: Protocol) -> Attack {
+fn downloads() -> Attack {
     Attack::new().answered(|exchange| answer_in(exchange, FRAME, usize::MAX))
 }
