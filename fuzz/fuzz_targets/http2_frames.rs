@@ -1,5 +1,5 @@
 //! Any bytes of an HTTP/2 peer: no panic, and whatever the pieces in which they are read, all of them come out but for the empty
-//! DATA frames in the middle of a stream.
+//! DATA frames in the middle of a stream that is open.
 //!
 //! The first byte of the input says which end sends, and what the rest is: bytes of the connection, or frames in short form. The
 //! second one says how it is cut.
@@ -78,6 +78,7 @@ fn passed(mut bytes: &[u8], is_client: bool) -> Option<Vec<u8>> {
     let mut out = Vec::new();
     let mut empty = 0;
     let mut in_field_block = false;
+    let mut opened = if is_client { 0 } else { u32::MAX };
     if is_client {
         let (preface, rest) = bytes.split_at(bytes.len().min(PREFACE_BYTES));
         out.extend(preface);
@@ -85,10 +86,14 @@ fn passed(mut bytes: &[u8], is_client: bool) -> Option<Vec<u8>> {
     }
     while let &[a, b, c, kind, flags, d, e, f, g, ..] = bytes {
         let length = u32::from_be_bytes([0, a, b, c]) as usize;
-        let is_connection = [d & 0x7f, e, f, g] == [0; 4];
+        let stream = u32::from_be_bytes([d & 0x7f, e, f, g]);
+        if kind == 1 {
+            opened = opened.max(stream);
+        }
+        let is_open = stream % 2 == 1 && stream <= opened;
         let is_empty = kind == 0 && length == 0 && flags & 9 == 0;
         let (frame, rest) = bytes.split_at(bytes.len().min(HEAD_BYTES + length));
-        if is_empty && !is_connection && !in_field_block {
+        if is_empty && is_open && !in_field_block {
             empty += 1;
         } else {
             out.extend(frame);

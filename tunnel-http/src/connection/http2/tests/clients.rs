@@ -252,7 +252,7 @@ async fn read(mut body: ReceivedBody) -> Option<(usize, bool)> {
 async fn answer(plan: Plan, mut body: ReceivedBody, alive: Arc<()>) -> Response<Answer> {
     let mut kept = None;
     let reply = body.reply().unwrap();
-    let hint = || reply.send_informational(StatusCode::EARLY_HINTS, &HeaderMap::new());
+    let hint = || reply.send_informational(StatusCode::EARLY_HINTS, HeaderMap::new());
     hint();
     match plan.received {
         Received::Dropped => drop(body),
