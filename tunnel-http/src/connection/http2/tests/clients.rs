@@ -6,7 +6,7 @@ use h2::client::SendRequest;
 use http::{HeaderMap, Method, StatusCode};
 use http_body_util::BodyExt;
 use proptest::prelude::*;
-use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::io::{AsyncReadExt, AsyncWriteExt, DuplexStream};
 use tokio::task::JoinSet;
 
 use super::*;
@@ -427,39 +427,94 @@ async fn ask(number: usize, plan: Plan, requests: SendRequest<Bytes>) -> Result<
     }
 }
 
+/// Serves a connection whose requests name their plans.
+async fn serve(
+    near: DuplexStream,
+    plans: Vec<Plan>,
+    stopping: Shutdown,
+    tasks: Tasks,
+    alive: Arc<()>,
+) {
+    let answer = |mut request: Request<ReceivedBody>| {
+        let number = request.uri().path()[1..].parse::<usize>().ok();
+        let plan = number.and_then(|number| plans.get(number));
+        if let Some(plan) = plan.filter(|plan| plan.is_upgrade) {
+            echo(request.body_mut(), plan, &tasks, &alive);
+        }
+        let answered = plan.cloned().map(|mut plan| {
+            if plan.is_upgrade {
+                plan.received = Received::Dropped;
+                plan.answer.clear();
+                plan.answer_end = AnswerEnd::Known;
+            }
+            answer(plan, request.into_body(), alive.clone())
+        });
+        async move {
+            match answered {
+                Some(answered) => Ok(answered.await),
+                None => poll_fn(|_| Poll::Pending).await,
+            }
+        }
+    };
+    http2(near, bounds(), &tasks, &stopping, answer).await;
+}
+
+/// Asks for all plans. Errors that the end of the line does not cause are failures.
+async fn ask_all(plans: Vec<Plan>, requests: &SendRequest<Bytes>, end: LineEnd) {
+    let mut asking = JoinSet::new();
+    for (number, plan) in plans.into_iter().enumerate() {
+        asking.spawn(ask(number, plan, requests.clone()));
+    }
+    while let Some(asked) = asking.join_next().await {
+        let Err(error) = asked.unwrap() else {
+            continue;
+        };
+        let is_refused = error.reason() == Some(h2::Reason::REFUSED_STREAM);
+        match end {
+            LineEnd::Late => panic!("an answer was cut: {error}"),
+            LineEnd::Stop(_) => assert!(
+                error.is_go_away() || is_refused || error.is_io(),
+                "{error:?}"
+            ),
+            LineEnd::Lost(_) => {}
+        }
+    }
+}
+
+/// Takes as many windows as a connection that gives back no less than half of its own has at least.
+async fn take_windows(requests: &SendRequest<Bytes>) {
+    let mut uploads = Vec::new();
+    for _ in 0..CONNECTION_WINDOWS / 2 {
+        let request = Request::post("http://a/none").body(()).unwrap();
+        let mut requests = requests.clone().ready().await.unwrap();
+        let (response, mut content) = requests.send_request(request, false).unwrap();
+        content.reserve_capacity(64 * 1024);
+        let whole = async {
+            while content.capacity() < 64 * 1024 {
+                poll_fn(|cx| content.poll_capacity(cx))
+                    .await
+                    .unwrap()
+                    .unwrap();
+            }
+        };
+        timeout(Duration::from_secs(1), whole)
+            .await
+            .expect("a window is lost");
+        uploads.push((response, content));
+    }
+    for (_, content) in &mut uploads {
+        content.send_reset(h2::Reason::CANCEL);
+    }
+}
+
 /// Has the plans done on one connection, after which it is as in the beginning.
 async fn run(plans: Vec<Plan>, line: Line) {
     let (near, far) = tokio::io::duplex(line.room);
     let (trigger, stopping) = Shutdown::manual();
     let tasks = Tasks::default();
     let alive = Arc::new(());
-    let serving = Owned::spawn("serving", {
-        let (plans, alive, tasks) = (plans.clone(), alive.clone(), tasks.clone());
-        async move {
-            let answer = |mut request: Request<ReceivedBody>| {
-                let number = request.uri().path()[1..].parse::<usize>().ok();
-                let plan = number.and_then(|number| plans.get(number));
-                if let Some(plan) = plan.filter(|plan| plan.is_upgrade) {
-                    echo(request.body_mut(), plan, &tasks, &alive);
-                }
-                let answered = plan.cloned().map(|mut plan| {
-                    if plan.is_upgrade {
-                        plan.received = Received::Dropped;
-                        plan.answer.clear();
-                        plan.answer_end = AnswerEnd::Known;
-                    }
-                    answer(plan, request.into_body(), alive.clone())
-                });
-                async move {
-                    match answered {
-                        Some(answered) => Ok(answered.await),
-                        None => poll_fn(|_| Poll::Pending).await,
-                    }
-                }
-            };
-            http2(near, bounds(), &tasks, &stopping, answer).await;
-        }
-    });
+    let served = serve(near, plans.clone(), stopping, tasks.clone(), alive.clone());
+    let serving = Owned::spawn("serving", served);
     let mut client = h2::client::Builder::new();
     client.initial_window_size(line.window);
     client.initial_connection_window_size(1 << 26);
@@ -478,63 +533,20 @@ async fn run(plans: Vec<Plan>, line: Line) {
         }
     });
     pings.ping(Ping::opaque()).await.unwrap();
-    let mut asking = JoinSet::new();
-    for (number, plan) in plans.into_iter().enumerate() {
-        asking.spawn(ask(number, plan, requests.clone()));
-    }
     let stop = async {
         if let LineEnd::Stop(time) = line.end {
             sleep(Duration::from_millis(time)).await;
             trigger.request();
         }
     };
-    let all = async {
-        while let Some(asked) = asking.join_next().await {
-            let Err(error) = asked.unwrap() else {
-                continue;
-            };
-            let is_refused = error.reason() == Some(h2::Reason::REFUSED_STREAM);
-            match line.end {
-                LineEnd::Late => panic!("an answer was cut: {error}"),
-                LineEnd::Stop(_) => assert!(
-                    error.is_go_away() || is_refused || error.is_io(),
-                    "{error:?}"
-                ),
-                LineEnd::Lost(_) => {}
-            }
-        }
-    };
-    tokio::join!(all, stop);
+    tokio::join!(ask_all(plans, &requests, line.end), stop);
     // Content that nobody wants is discarded for two seconds.
     sleep(Duration::from_secs(3)).await;
     assert!(tasks.is_empty(), "something still runs");
     let held = if serving.is_finished() { 1 } else { 2 };
     assert_eq!(Arc::strong_count(&alive), held, "something is still held");
     if line.end == LineEnd::Late {
-        // As many windows as a connection that gives back no less than half of its own has at least.
-        let mut uploads = Vec::new();
-        for _ in 0..CONNECTION_WINDOWS / 2 {
-            let request = Request::post("http://a/none").body(()).unwrap();
-            let mut requests = requests.clone().ready().await.unwrap();
-            let (response, mut content) = requests.send_request(request, false).unwrap();
-            content.reserve_capacity(64 * 1024);
-            let whole = async {
-                while content.capacity() < 64 * 1024 {
-                    poll_fn(|cx| content.poll_capacity(cx))
-                        .await
-                        .unwrap()
-                        .unwrap();
-                }
-            };
-            timeout(Duration::from_secs(1), whole)
-                .await
-                .expect("a window is lost");
-            uploads.push((response, content));
-        }
-        for (_, content) in &mut uploads {
-            content.send_reset(h2::Reason::CANCEL);
-        }
-        drop(uploads);
+        take_windows(&requests).await;
         trigger.request();
     }
     timeout(Duration::from_secs(3), serving)
