@@ -1,8 +1,9 @@
-// An origin by Node that speaks HTTP/2 without TLS. `/watch` goes on until `/finish` is asked for, `/slow` for ever.
-const http2 = require("node:http2");
+// An origin by Node without TLS, that speaks HTTP/2, or HTTP/1.1 for `node:http`. `/watch` goes on until `/finish` is asked for,
+// `/slow` for ever.
+const http = require(process.argv[2] ?? "node:http2");
 
 const watching = new Set();
-const server = http2.createServer((request, response) => {
+const server = http.createServer((request, response) => {
   if (request.url === "/watch") {
     response.write("begun");
     watching.add(response);
@@ -13,5 +14,4 @@ const server = http2.createServer((request, response) => {
     request.resume().on("end", () => response.end("ok"));
   }
 });
-server.on("sessionError", (error) => console.log(`a session failed: ${error.message}`));
 server.listen(0, "127.0.0.1", () => console.log(`listening on ${server.address().port}`));

@@ -81,6 +81,17 @@ impl Nginx {
         .await
     }
 
+    /// A gateway before `target` that speaks HTTP/2 without TLS, and has the limits that nginx has by default.
+    pub async fn http2(target: SocketAddr) -> Self {
+        Self::configured(|address| {
+            format!(
+                "server {{ listen {address} http2; location / {{ proxy_pass http://{target};\n\
+                 proxy_http_version 1.1; proxy_buffering off; }} }}"
+            )
+        })
+        .await
+    }
+
     /// A captive portal: it redirects every request to a login page, over TLS with this certificate or in plain text.
     pub async fn portal(certificate: Option<&Certificate>) -> Self {
         let login = "return 302 http://login.portal.test/;";

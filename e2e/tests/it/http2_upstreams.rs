@@ -1,9 +1,10 @@
 //! Upstreams over HTTP/2 that others wrote, with requests for which some of them end connections: nobody else notices.
 
-use std::{process::Command, time::Duration};
+use std::{net::SocketAddr, process::Command, time::Duration};
 
 use e2e::{
     http1::Head,
+    peers::nginx::Nginx,
     program::{Program, root},
     raw::RawClient,
     system::System,
@@ -24,14 +25,20 @@ async fn begun(client: &mut RawClient, target: &str) -> Head {
     head
 }
 
-#[tokio::test]
-async fn requests_that_upstreams_fear_and_cancels_cut_nobody_else_at_node() {
+/// Node's origin with this module of HTTP, and its address.
+async fn origin(module: &str) -> (Program, SocketAddr) {
     let mut node = Command::new("node");
-    node.arg(root().join("e2e/peers/http2_origin.js"));
-    let node = Program::start("node", &mut node);
+    let script = root().join("e2e/peers/http2_origin.js");
+    let node = Program::start("node", node.arg(script).arg(module));
     let line = node.wait_for_line("listening on", START).await;
-    let port = line.rsplit(' ').next().unwrap();
-    let system = System::start(&format!("h2c://127.0.0.1:{port}")).await;
+    let port: u16 = line.rsplit(' ').next().unwrap().parse().unwrap();
+    (node, ([127, 0, 0, 1], port).into())
+}
+
+/// Has long exchanges at an upstream while others ask what it may end a connection for. `takes_all` says whether it answers
+/// that by 200.
+async fn check(upstream: SocketAddr, takes_all: bool) {
+    let system = System::start(&format!("h2c://{upstream}")).await;
     let entry = system.entry();
     let mut watching = Vec::new();
     for _ in 0..5 {
@@ -42,14 +49,16 @@ async fn requests_that_upstreams_fear_and_cancels_cut_nobody_else_at_node() {
     let mut client = RawClient::connect(&entry).await;
     let large = format!("Cookie: {}\r\n", "a".repeat(20_000));
     let response = client.exchange("GET", "/", &large).await;
-    assert_eq!(response.head.status(), 200);
+    assert_eq!(response.head.status() == 200, takes_all);
+    let mut client = RawClient::connect(&entry).await;
     let host = client.host_line();
     let with_trailer = format!(
         "POST / HTTP/1.1\r\n{host}Transfer-Encoding: chunked\r\nTrailer: x-sum\r\n\r\n\
          2\r\nhi\r\n0\r\nx-sum: 1\r\n\r\n"
     );
     client.send(with_trailer).await;
-    assert_eq!(client.response_to("POST").await.head.status(), 200);
+    let status = client.response_to("POST").await.head.status();
+    assert_eq!(status == 200, takes_all);
     let mut cancels = JoinSet::new();
     for _ in 0..CANCELS {
         let entry = entry.clone();
@@ -59,12 +68,25 @@ async fn requests_that_upstreams_fear_and_cancels_cut_nobody_else_at_node() {
         });
     }
     cancels.join_all().await;
-    assert_eq!(
-        client.exchange("GET", "/finish", "").await.head.status(),
-        200
-    );
+    let mut client = RawClient::connect(&entry).await;
+    let response = client.exchange("GET", "/finish", "").await;
+    assert_eq!(response.head.status(), 200);
     for (mut client, head) in watching {
         let content = client.content(head.response_framing("GET")).await;
         assert_eq!(content.bytes, "begun whole");
     }
+}
+
+#[tokio::test]
+async fn node_cuts_nobody_for_what_others_ask_and_give_up() {
+    let (_node, address) = origin("node:http2").await;
+    check(address, true).await;
+}
+
+/// nginx ends a connection for a large head, and for trailers.
+#[tokio::test]
+async fn nginx_cuts_nobody_for_what_others_ask_and_give_up() {
+    let (_node, address) = origin("node:http").await;
+    let nginx = Nginx::http2(address).await;
+    check(nginx.address(), false).await;
 }
