@@ -221,7 +221,9 @@ fn check<'a>(
         return Err(malformed("a field more than once that may occur only once"));
     }
     let upgrade = upgrade(method, version, headers, present, protocol)?;
-    if upgrade.is_none() && matches!(*method, Method::CONNECT | Method::TRACE) {
+    // Methods are case-sensitive, but many upstreams read `trace` as `TRACE`.
+    let is_refused = |refused: &str| method.as_str().eq_ignore_ascii_case(refused);
+    if upgrade.is_none() && ["CONNECT", "TRACE"].into_iter().any(is_refused) {
         let what = "connect and trace are not served";
         return Err((Reason::MethodNotAllowed, what));
     }
@@ -562,7 +564,7 @@ mod tests {
 
     #[test]
     fn connect_and_trace_are_not_served() {
-        for method in ["CONNECT", "TRACE"] {
+        for method in ["CONNECT", "TRACE", "trace", "Connect"] {
             let reason = http2(method, "http://a.test/", &[]).unwrap_err();
             assert_eq!(reason, Reason::MethodNotAllowed, "{method}");
         }

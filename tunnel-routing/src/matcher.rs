@@ -147,7 +147,9 @@ impl Conditions {
 
     /// Whether the method matches.
     pub fn matches_method(&self, key: &RouteKey<'_>) -> bool {
-        self.methods.is_empty() || self.methods.contains(key.method)
+        let is_it =
+            |own: &Method| own == key.method || self.is_denial && is_read_as(key.method, own);
+        self.methods.is_empty() || self.methods.iter().any(is_it)
     }
 
     /// The odd parts of a path that the route does not allow.
@@ -429,9 +431,18 @@ impl RoutesByMethod {
     }
 
     fn pick(&self, method: &Method) -> Option<RouteRef> {
-        let by_method = self.by_method.iter().find(|(own, _)| own == method);
-        by_method.map(|(_, route)| *route).or(self.by_any)
+        let mut all = self.by_method.iter();
+        let as_written = all.clone().find(|(own, _)| own == method);
+        let found = as_written
+            .or_else(|| all.find(|(own, route)| route.is_denial && is_read_as(method, own)));
+        found.map(|(_, route)| *route).or(self.by_any)
     }
+}
+
+/// Whether an upstream may read `method` as `denied`. Methods are case-sensitive (RFC 9110 section 9.1), but many frameworks,
+/// such as Django, read `delete` as `DELETE`.
+fn is_read_as(method: &Method, denied: &Method) -> bool {
+    method.as_str().eq_ignore_ascii_case(denied.as_str())
 }
 
 #[cfg(test)]

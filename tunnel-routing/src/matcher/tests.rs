@@ -276,6 +276,24 @@ fn the_most_specific_wins_whatever_the_order() {
     }
 }
 
+/// Many frameworks read it as the other.
+#[test]
+fn a_denied_method_is_denied_in_small_letters() {
+    let (get, delete) = (Method::GET, Method::DELETE);
+    let routes = [
+        denial(conditions(None, std::slice::from_ref(&delete), "/a/*")),
+        conditions(None, &[get], "/a/b"),
+        conditions(None, &[], "/*"),
+    ];
+    let of = |method: &str, path: &str| found(&routes, "a.test", method.parse().unwrap(), path);
+    for method in ["DELETE", "delete", "Delete"] {
+        assert_eq!(of(method, "/a/b"), Ok(0), "{method}");
+    }
+    // Others are what they are written.
+    assert_eq!((of("GET", "/a/b"), of("get", "/a/b")), (Ok(1), Ok(2)));
+    assert_eq!(of("deletes", "/a/b"), Ok(2));
+}
+
 #[test]
 fn a_host_that_is_too_long_is_nobodys() {
     let routes = [conditions(Some("*.test"), &[], "/*")];
