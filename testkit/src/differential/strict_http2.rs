@@ -115,9 +115,13 @@ impl Reader {
             }
             Frame::RST_STREAM => {
                 self.break_stream(frame.stream);
-                let stream = self.streams.get_mut(&frame.stream);
-                let stream = stream.filter(|_| length == 4).ok_or(ConnectionError)?;
-                stream.is_reset = true;
+                let is_passed_over = self.is_passed_over(frame.stream);
+                match self.streams.get_mut(&frame.stream) {
+                    _ if length != 4 => return Err(ConnectionError),
+                    Some(stream) => stream.is_reset = true,
+                    None if is_passed_over => {}
+                    None => return Err(ConnectionError),
+                }
                 Ok(())
             }
             Frame::SETTINGS if is_connection && length.is_multiple_of(6) => Ok(()),
@@ -136,6 +140,7 @@ impl Reader {
     fn window_update(&mut self, frame: &Frame) -> Result<(), ConnectionError> {
         let is_zero = frame.payload.iter().all(|byte| *byte == 0);
         let is_known = frame.stream == 0 || self.streams.contains_key(&frame.stream);
+        let is_known = is_known || self.is_passed_over(frame.stream);
         if !is_known || is_zero && frame.stream == 0 {
             return Err(ConnectionError);
         }
@@ -169,6 +174,13 @@ impl Reader {
         stream.content.extend_from_slice(content);
         stream.is_ended = frame.flags & Frame::END_STREAM != 0;
         Ok(())
+    }
+
+    /// Whether a stream was closed by a greater one (RFC 9113 section 5.1.1), after which libraries ignore what else comes
+    /// for it.
+    fn is_passed_over(&self, stream: u32) -> bool {
+        let is_new = !self.streams.contains_key(&stream);
+        is_new && !stream.is_multiple_of(2) && stream < self.greatest()
     }
 
     /// The greatest number of a stream so far.
