@@ -15,8 +15,8 @@ use h2::RecvStream;
 use http_body::{Body, Frame};
 use parking_lot::Mutex;
 
-/// Small frames of a stream that may wait in `h2`: fewer are usual, and not worth being copied.
-const SMALL_WAITING: u32 = 16;
+/// Small frames of a stream that waits from which on it is read ahead: fewer are usual, and not worth being copied.
+const SMALL_WAITING: u32 = 4;
 
 /// The streams of a connection whose content is being received.
 #[derive(Debug, Default)]

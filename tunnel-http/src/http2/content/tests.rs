@@ -144,10 +144,18 @@ async fn streams_of_small_frames_that_nobody_takes_end_no_connection_and_lose_no
 
 #[tokio::test]
 async fn no_more_than_a_window_is_read_ahead_and_it_is_given_back_when_it_was_taken() {
-    as_task(async {
-        let client = client(async |mut respond| {
+    for length in [1, 100, 2_000] {
+        read_ahead(length).await;
+    }
+}
+
+/// Reads content in frames of this length after it has stood still.
+async fn read_ahead(length: usize) {
+    as_task(async move {
+        let count = 10 * WINDOW as usize / length;
+        let client = client(move |mut respond| async move {
             let mut stream = respond.send_response(Response::new(()), false).unwrap();
-            send_pieces(&mut stream, pieces(1, 10 * WINDOW as usize)).await;
+            send_pieces(&mut stream, pieces(length, count)).await;
             stream.send_data(Bytes::new(), true).unwrap();
         })
         .await;
@@ -165,14 +173,15 @@ async fn no_more_than_a_window_is_read_ahead_and_it_is_given_back_when_it_was_ta
             }
         }
         let waiting = joined(&content);
+        let window = WINDOW as usize / length * length;
         assert!(
-            waiting <= WINDOW as usize && waiting + 16 >= WINDOW as usize,
+            waiting <= window && waiting + 4 * length > window,
             "{waiting}"
         );
         let first = content.frame().await.unwrap().unwrap().into_data().unwrap();
         assert_eq!(first.len(), waiting, "in one piece");
         let rest = content.collect().await.unwrap().to_bytes();
-        assert_eq!(first.len() + rest.len(), 10 * WINDOW as usize);
+        assert_eq!(first.len() + rest.len(), count * length);
     })
     .await;
 }
