@@ -146,7 +146,7 @@ fn head(
     spans: &[FieldSpan],
     is_head: bool,
 ) -> Result<Head, HeadError> {
-    let bytes = input.take(layout.bytes);
+    let bytes = input.take_head(layout.bytes);
     let mut headers = HeaderMap::with_capacity(layout.fields);
     let (mut is_kept, mut is_closed, mut has_coding) = (layout.is_http11, false, false);
     let mut keep_alive = None;

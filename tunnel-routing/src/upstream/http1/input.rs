@@ -94,6 +94,16 @@ impl Input {
         self.bytes.split_to(bytes).freeze()
     }
 
+    /// Takes a head of this many bytes. A long one leaves no buffer of its length behind, which nothing counts and which would
+    /// be kept for as long as the content lasts.
+    pub(super) fn take_head(&mut self, bytes: usize) -> Bytes {
+        let head = self.take(bytes);
+        if bytes > READ_BYTES.0 {
+            self.bytes = BytesMut::from(&self.bytes[..]);
+        }
+        head
+    }
+
     /// Whether the bytes were searched for an empty line already.
     pub(super) fn is_scanned(&self) -> bool {
         self.scanned > 0
@@ -147,6 +157,19 @@ mod tests {
     use std::task::Waker;
 
     use super::*;
+
+    #[test]
+    fn a_long_head_leaves_no_buffer_of_its_length_behind() {
+        const HEAD: usize = 100_000;
+        for (length, is_left) in [(HEAD, false), (4_000, true)] {
+            let mut input = Input::of_test(&[b'v'; HEAD]);
+            input.take(HEAD - length);
+            input.bytes.extend_from_slice(b"content");
+            drop(input.take_head(length));
+            assert_eq!(&input.bytes[..], b"content");
+            assert_eq!(input.bytes.try_reclaim(HEAD / 2), is_left, "{length}");
+        }
+    }
 
     fn fill(input: &mut Input, upstream: &mut &[u8]) -> usize {
         let mut cx = Context::from_waker(Waker::noop());
