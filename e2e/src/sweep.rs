@@ -13,7 +13,9 @@
 
 pub mod bounds;
 pub mod cell;
+pub mod encode;
 mod hostile;
+pub mod line;
 pub mod neighbour;
 pub mod origin;
 pub mod peer;

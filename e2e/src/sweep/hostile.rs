@@ -14,7 +14,8 @@ use tokio::{
 
 use super::{
     Callers, Deed, Protocol,
-    peer::{Line, Peer, Reads},
+    line::Line,
+    peer::{Peer, Reads},
     tunnel_end::TunnelEnd,
 };
 use crate::{entry::Entry, stranger::Stranger};

@@ -24,10 +24,7 @@ use tokio::{
     time::sleep,
 };
 
-use super::{
-    Deed, Protocol, hold,
-    peer::{Line, Peer, head_frames},
-};
+use super::{Deed, Protocol, encode::head_frames, hold, line::Line, peer::Peer};
 
 /// A piece of a neighbour's download, and the time between two.
 const PIECE: [u8; 512] = [b'd'; 512];

@@ -15,9 +15,9 @@ use tokio::{
 use super::{
     Attack, Place, Protocol, Stage,
     hostile::{ADDRESSES, Caller, dial, dial_wrongly},
+    line::Line,
     neighbour::{Neighbours, Phase, Seen},
     origin::Origin,
-    peer::Line,
     tunnel_end::TunnelEnd,
 };
 use crate::{

@@ -9,7 +9,7 @@ use testkit::{
 };
 use tokio::time::timeout;
 
-use super::peer::Line;
+use super::line::Line;
 
 /// Bytes that a stream may carry before its window grows.
 const INITIAL_WINDOW: usize = 256 * 1024;

@@ -4,8 +4,9 @@ use testkit::{http2::Frame, yamux};
 
 use super::{Attack, Place, Protocol, asked, before, is_http, once};
 use crate::sweep::{
+    encode::{literal, message},
     origin::Exchange,
-    peer::{Peer, literal, message},
+    peer::Peer,
     shapes::connections,
 };
 

@@ -7,8 +7,9 @@ use tokio::time::sleep;
 use super::{answer_with, asked, before, by_message, connections};
 use crate::sweep::{
     Attack, Place, Protocol,
+    encode::{head_frames, indexed, literal},
     origin::Exchange,
-    peer::{Peer, head_frames, indexed, literal},
+    peer::Peer,
 };
 
 /// Length of a long field's value: with its name and what it costs an entry below the table's 4,096 bytes.
