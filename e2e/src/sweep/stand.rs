@@ -127,6 +127,7 @@ impl Stand {
             }
             if let Some(fake) = fake.as_mut().filter(|_| stage == Stage::Plain) {
                 let mut wire = Wire::new(fake.accept_bytes().await, &[], Side::Server);
+                wire.round_trip().await;
                 wire.frame(TEXT, WELCOME.as_bytes()).await;
                 session = Some(wire);
             }
