@@ -31,3 +31,4 @@ pub mod terminal;
 pub mod timestamp;
 pub mod tls_files;
 pub mod watch;
+mod write_through;
