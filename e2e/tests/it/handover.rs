@@ -87,7 +87,8 @@ async fn who_watches_sees_both_processes_of_an_upgrade() {
     })
     .await;
     let mut long = RawClient::connect(&system.entry()).await;
-    long.request("GET", "/events?count=20&every_ms=100", "", b"")
+    let chunked = "Transfer-Encoding: chunked\r\n";
+    long.request("POST", "/duplex", chunked, b"5\r\nfirst\r\n")
         .await;
     let head = long.head().await.unwrap();
     assert_eq!(upgrade(&mut system).await.code, Some(0));
@@ -98,10 +99,11 @@ async fn who_watches_sees_both_processes_of_an_upgrade() {
     new.exchange("GET", "/status/201", "").await;
     tail.wait_for_line("/status/201", SOON).await;
     let shown = tail.text();
-    assert!(!shown.contains("/events"), "{shown}");
-    let content = long.content(head.response_framing("GET")).await;
-    assert_eq!(content.end, End::Clean);
-    tail.wait_for_line("/events", SOON).await;
+    assert!(!shown.contains("/duplex"), "{shown}");
+    long.send("0\r\n\r\n").await;
+    let content = long.content(head.response_framing("POST")).await;
+    assert_eq!((&*content.bytes, content.end), (&b"first"[..], End::Clean));
+    tail.wait_for_line("/duplex", SOON).await;
     let program = system.server_mut().program_mut();
     assert!(program.wait_exit_alone(SOON).await.success());
     let shown = events.text();
