@@ -82,6 +82,8 @@ enum Action {
     Violation,
     /// Nothing is read for this time.
     Pause(Duration),
+    /// What came with a request was read, and the reset of the exchange before it.
+    CheckSharing,
 }
 
 /// One stream from the upstream's side.
@@ -278,6 +280,10 @@ impl Connection {
             Action::Kill => {
                 self.world.lock().kills.push(Instant::now());
                 false
+            }
+            Action::CheckSharing => {
+                self.check_sharing();
+                true
             }
             Action::Pause(time) => {
                 sleep(time).await;
@@ -516,6 +522,9 @@ impl Connection {
             has_begun: false,
         };
         self.streams.insert(id, stream);
+        if !self.world.lock().habits.is_slow {
+            self.at(Duration::from_millis(1), Action::CheckSharing);
+        }
         let (is_early, is_upgrade, mut actions, window, stingy_length) = {
             let mut world = self.world.lock();
             let habits = world.habits;
@@ -563,21 +572,23 @@ impl Connection {
         self.schedule(actions);
     }
 
+    /// Checks that no exchange shares a connection for which the upstream might end it.
+    fn check_sharing(&self) {
+        let mut world = self.world.lock();
+        let numbers: Vec<_> = self.streams.values().map(|stream| stream.number).collect();
+        let exchanges = &world.exchanges;
+        let is_hazardous = |number: &u32| exchanges[number].is_hazardous;
+        if numbers.len() > 1 && numbers.iter().any(is_hazardous) {
+            world.faults.push(format!("{numbers:?} share a connection"));
+        }
+    }
+
     /// Checks that the upstream may get this request, perhaps again.
     fn on_delivery(&mut self, id: u32, number: u32, is_refused: bool) {
         let mut world = self.world.lock();
         let World {
             exchanges, faults, ..
         } = &mut *world;
-        let is_hazardous = |number: u32| {
-            let exchange = exchanges.get(&number);
-            exchange.is_some_and(|exchange| exchange.is_hazardous)
-        };
-        let others = self.streams.values();
-        let mut open = others.map(|stream| stream.number);
-        if open.any(|other| is_hazardous(number) || is_hazardous(other)) {
-            faults.push(format!("{number} shares a connection, and must not"));
-        }
         let now = Instant::now();
         self.resets.retain(|at| now < *at + RESET_HOLD);
         let taken = self.streams.len() + self.resets.len();
