@@ -194,9 +194,23 @@ impl Wire {
     }
 
     /// Pings, and waits for the pong: what was sent before was read by then.
+    ///
+    /// # Panics
+    /// When the session ends first.
     pub async fn round_trip(&mut self) {
+        assert!(self.try_round_trip().await, "the session has ended");
+    }
+
+    /// As [`Wire::round_trip`]; `false` when the session ends first.
+    pub async fn try_round_trip(&mut self) -> bool {
         self.frame(PING, b"round trip").await;
-        while self.message().await != Some(Message::Pong) {}
+        loop {
+            match self.message().await {
+                Some(Message::Pong) => return true,
+                Some(Message::Close(_)) | None => return false,
+                Some(_) => {}
+            }
+        }
     }
 
     /// Waits for the end of the session; the code that the server gave, if it gave one.
