@@ -106,13 +106,16 @@ pub const SHAPES: [Shape; 20] = [
 /// Open exchanges of each hostile connection of HTTP/2.
 const STREAMS: usize = 100;
 
-/// Hostile connections. `serve` has no shares of addresses: those that are left from a phase, and those of the next one,
-/// leave some of its 1,024 exchanges free.
+/// Hostile connections. `serve` has no shares of addresses: what is left from several phases leaves most of its 1,024 exchanges
+/// free.
 fn connections(place: Place, protocol: Protocol) -> usize {
+    let is_serve = place == Place::Serve;
     match protocol {
+        Protocol::Http1 if is_serve => 100,
         Protocol::Http1 => 300,
+        Protocol::WebSocket if is_serve => 50,
         Protocol::WebSocket => 100,
-        Protocol::Http2 | Protocol::Grpc if place == Place::Serve => 3,
+        Protocol::Http2 | Protocol::Grpc if is_serve => 1,
         Protocol::Http2 | Protocol::Grpc => 8,
     }
 }

@@ -1,6 +1,6 @@
 //! The programs, upstreams and neighbours that an attack runs beside.
 
-use std::sync::Arc;
+use std::{sync::Arc, time::Duration};
 
 use parking_lot::Mutex;
 use testkit::tunnel::{
@@ -10,6 +10,7 @@ use testkit::tunnel::{
 use tokio::{
     runtime::{Builder, Handle, Runtime},
     task::JoinSet,
+    time::timeout,
 };
 
 use super::{
@@ -34,6 +35,9 @@ const OTHER: &str = "demo-other";
 
 /// How the hostile server welcomes the client.
 const WELCOME: &str = r#"{"type":"welcome","runtime":"a-b","session":"1","version":"stranger"}"#;
+
+/// How long a client may take to dial the hostile server, beside the good one.
+const DIALLED: Duration = Duration::from_secs(5);
 
 /// A running stand.
 pub struct Stand {
@@ -126,15 +130,7 @@ impl Stand {
                 system.start_client(APP).await;
             }
             if let Some(fake) = fake.as_mut().filter(|_| stage == Stage::Plain) {
-                // A client that was too slow to be welcomed comes again.
-                let mut wire = loop {
-                    let mut wire = Wire::new(fake.accept_bytes().await, &[], Side::Server);
-                    if wire.try_round_trip().await {
-                        break wire;
-                    }
-                };
-                wire.frame(TEXT, WELCOME.as_bytes()).await;
-                session = Some(wire);
+                session = Some(welcome(fake, &mut system).await);
             }
             system.start_client(OTHER).await;
             Programs::Tunnel(system)
@@ -368,6 +364,21 @@ fn lead_to(fake: &FakeServer, system: &mut System) {
     std::fs::write(file, roots).unwrap();
     let second = ["--server".to_owned(), fake.url()];
     system.client_options(APP).flags.extend(second);
+}
+
+/// The session of the client with the hostile server. A client whose session with it has ended stays with the good one, and
+/// is started again.
+async fn welcome(fake: &mut FakeServer, system: &mut System) -> Wire {
+    loop {
+        if let Ok(stream) = timeout(DIALLED, fake.accept_bytes()).await {
+            let mut wire = Wire::new(stream, &[], Side::Server);
+            if wire.try_round_trip().await {
+                wire.frame(TEXT, WELCOME.as_bytes()).await;
+                return wire;
+            }
+        }
+        system.restart_client(APP).await;
+    }
 }
 
 /// `Authorization` and instance of the hostile tunnel client.

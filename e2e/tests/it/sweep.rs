@@ -49,12 +49,12 @@ fn cells(place: Place, nth: usize) -> impl Iterator<Item = Cell> {
     all.filter(|cell| cell.attack().stage == Stage::Plain)
 }
 
-/// Runs every second cell of a place, one after the other beside the same programs.
-async fn half(place: Place) {
+/// Runs every third cell of a place, one after the other beside the same programs.
+async fn third(place: Place) {
     let _turn = TURN.lock().await;
     let stand = Stand::start(place, Stage::Plain, QUICK.per_second).await;
     let rest = stand.rest();
-    for cell in cells(place, 2) {
+    for cell in cells(place, 3) {
         cell.run(&stand, QUICK).await;
         let errors = stand.neighbours().take_errors();
         assert!(errors.is_empty(), "beside {}: {errors:?}", cell.name());
@@ -76,22 +76,22 @@ fn assert_served(name: &str, seen: &Seen) {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn platform_clients_at_the_public_listener() {
-    half(Place::Public).await;
+    third(Place::Public).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn platform_clients_at_serve() {
-    half(Place::Serve).await;
+    third(Place::Serve).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn upstreams() {
-    half(Place::Upstream).await;
+    third(Place::Upstream).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn tunnel_clients() {
-    half(Place::TunnelClient).await;
+    third(Place::TunnelClient).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
