@@ -35,7 +35,7 @@ use tunnel_proto::handshake::Greeting;
 pub use self::credential::{CredentialId, CredentialKind, CredentialView};
 use self::jwks::Jwks;
 use self::jwt::{JwtVerifier, SigningKey};
-use self::labels::{Labels, NamedRuntime};
+use self::labels::NamedRuntime;
 pub use self::platform::PlatformToken;
 use self::platform::{PlatformQuery, PlatformVerifier};
 pub use self::refusal::AuthRefusal;
@@ -43,7 +43,7 @@ use self::revocation::{Revocation, Revocations, RevocationsFull};
 pub use self::setup::{AuthSetupError, load_platform_token};
 pub(crate) use self::setup::{PreparedCredentials, faulty_files};
 use crate::client_address::ClientAddress;
-use crate::runtimes::{AccountName, RuntimeEntry, RuntimeLabel, RuntimeName, Runtimes};
+use crate::runtimes::{AccountName, HostName, RuntimeEntry, RuntimeLabel, RuntimeName, Runtimes};
 use crate::token::{TokenHash, TokenId};
 
 /// The credentials that a tunnel client presents when it dials.
@@ -135,7 +135,8 @@ pub struct Authenticator {
     revocations: ArcSwap<Revocations>,
     /// The revocations that the operator has made through the admin API since the start.
     revoked: ArcSwap<Revocations>,
-    labels: Labels,
+    /// The domain of runtimes' hosts.
+    domain: HostName,
     jwt: Option<JwtVerifier>,
     platform: Option<PlatformVerifier>,
     /// How client certificates are checked; `None` if they are not accepted.
@@ -245,10 +246,9 @@ impl Authenticator {
         // TLS has verified the certificate only at the handshake, which may be long ago or a resumption.
         let trusted = self.check_certificate(&credentials, None, now)?;
         Ok(Grant {
-            // Last, because it stores the label's owner: a refused client must not leave an entry behind.
-            runtime: self
-                .labels
-                .entry(&self.runtimes.load(), &credentials.named)?,
+            runtime: credentials
+                .named
+                .entry(&self.runtimes.load(), &self.domain)?,
             credential: id,
             expires,
             renew_at,
@@ -283,8 +283,13 @@ impl Authenticator {
             }
             expires = expires.into_iter().chain(end).min();
         }
+        let runtime = grant.credentials.named.entry(&runtimes, &self.domain)?;
         Ok(Grant {
-            runtime: self.labels.entry(&runtimes, &grant.credentials.named)?,
+            // All sessions keep the entry that they have, as long as nothing of it changes.
+            runtime: match *runtime == *grant.runtime {
+                true => grant.runtime.clone(),
+                false => runtime,
+            },
             expires,
             trusted: self.check_certificate(&grant.credentials, grant.trusted.as_ref(), now)?,
             ..grant.clone()
@@ -403,11 +408,6 @@ impl Authenticator {
     #[must_use]
     pub fn key_count(&self) -> Option<usize> {
         self.jwt.as_ref().map(JwtVerifier::key_count)
-    }
-
-    /// The number of stored labels of runtimes that are not in the runtimes file.
-    pub(crate) fn stored_labels(&self) -> usize {
-        self.labels.len()
     }
 
     /// The number of open queries to the platform.

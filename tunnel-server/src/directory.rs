@@ -7,7 +7,8 @@
 //! ```
 //!
 //! The directory alone decides which instance holds a runtime. The claims of a single server node live in memory
-//! (`claims.rs`); several nodes share theirs in etcd (`shared.rs`). Both have one set of rules (`standing.rs`).
+//! (`claims.rs`); several nodes share theirs in etcd (`shared.rs`). Both have one set of rules: whose label it is
+//! (`owner.rs`), and which of its instances has it (`standing.rs`).
 //!
 //! Releasing a claim ([`ClaimGuard::leave`], dropping [`ClaimGuard`]) is not async, since it is done in `Drop`. The shared
 //! directory passes it to a task, which writes and retries; what a failed node has held is void when its key is gone. A
@@ -18,6 +19,7 @@ mod contention;
 mod handed;
 mod metrics;
 mod node;
+mod owner;
 mod shared;
 mod standing;
 
@@ -29,12 +31,15 @@ use tunnel_etcd::Client;
 use tunnel_ops::task::Owned;
 use tunnel_proto::{handshake::InstanceId, refusal::RefusalReason};
 
-use self::claims::Claims;
 pub(crate) use self::claims::EXPECTED;
 pub(crate) use self::handed::HandedClaim;
+#[cfg(test)]
+pub(crate) use self::owner::tests::unlisted;
+use self::{claims::Claims, owner::Owner};
 pub use self::{
     metrics::DirectoryMetrics,
     node::{BadNodeName, NodeName},
+    owner::Claimant,
     shared::{DirectoryError, Node},
 };
 pub(crate) use self::{
@@ -46,7 +51,7 @@ pub(crate) use self::{
 };
 use crate::{
     lock::Mutex,
-    runtimes::{RuntimeEntry, RuntimeLabel},
+    runtimes::{AccountName, RuntimeEntry, RuntimeLabel},
 };
 
 /// What happens when an instance claims a runtime that another one holds.
@@ -85,6 +90,11 @@ pub struct Claim {
 /// Why an instance does not get a runtime.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum ClaimRefusal {
+    /// The label belongs to another runtime.
+    #[error(
+        "the label `{0}` belongs to another runtime: the two names must differ by more than where the hyphen is"
+    )]
+    LabelTaken(RuntimeLabel),
     /// Another instance holds it, and keeps it.
     #[error("the runtime is held by the instance {holder}, which keeps it while it is connected")]
     Held {
@@ -190,19 +200,10 @@ impl Directory {
     ///
     /// # Errors
     /// When it would not.
-    pub async fn precheck(
-        &self,
-        runtime: &RuntimeLabel,
-        instance: &InstanceId,
-        on_conflict: OnConflict,
-    ) -> Result<(), ClaimRefusal> {
+    pub async fn precheck(&self, claimant: Claimant<'_>) -> Result<(), ClaimRefusal> {
         match &self.store {
-            ClaimStore::Memory(claims) => {
-                claims
-                    .lock()
-                    .precheck(runtime, instance, on_conflict, Instant::now())
-            }
-            ClaimStore::Shared(shared) => shared.precheck(runtime, instance, on_conflict),
+            ClaimStore::Memory(claims) => claims.lock().precheck(claimant, Instant::now()),
+            ClaimStore::Shared(shared) => shared.precheck(claimant),
         }
     }
 
@@ -210,32 +211,24 @@ impl Directory {
     ///
     /// # Errors
     /// As [`Directory::precheck`].
-    pub async fn claim(
-        &self,
-        runtime: &Arc<RuntimeEntry>,
-        instance: &InstanceId,
-        on_conflict: OnConflict,
-    ) -> Result<ClaimGuard, ClaimRefusal> {
+    pub async fn claim(&self, claimant: Claimant<'_>) -> Result<ClaimGuard, ClaimRefusal> {
         match &self.store {
             ClaimStore::Memory(claims) => {
-                let label = &runtime.label;
-                let claim = claims
-                    .lock()
-                    .claim(label, instance, on_conflict, Instant::now())?;
+                let claim = claims.lock().claim(claimant, Instant::now())?;
                 Ok(ClaimGuard {
                     store: self.store.clone(),
-                    runtime: label.clone(),
+                    runtime: claimant.runtime.label.clone(),
                     claim,
                     serial: 0,
                 })
             }
-            ClaimStore::Shared(shared) => shared.claim(runtime, instance, on_conflict).await,
+            ClaimStore::Shared(shared) => shared.claim(claimant).await,
         }
     }
 
-    /// The claim of another instance that is newer than this one, if there is one. In memory there is none while the
-    /// claim's guard exists and its epoch is the newest that the registry has seen.
-    pub(crate) fn newer(&self, runtime: &RuntimeLabel, than: &Claim) -> Option<Claim> {
+    /// The claim of another instance that is newer than this one of a runtime, if there is one. In memory there is none while
+    /// the claim's guard exists and its epoch is the newest that the registry has seen.
+    pub(crate) fn newer(&self, runtime: &RuntimeEntry, than: &Claim) -> Option<Claim> {
         self.shared()?.newer(runtime, than)
     }
 
@@ -260,11 +253,22 @@ impl Directory {
             .collect()
     }
 
-    /// Takes over a claim of a process whose listeners this server takes over.
-    pub(crate) fn expect(&self, runtime: RuntimeLabel, claim: HandedClaim) {
+    /// Takes over a claim of a process whose listeners this server takes over. The label belongs to its runtime, which is of
+    /// this account.
+    pub(crate) fn expect(&self, runtime: RuntimeLabel, account: &AccountName, claim: HandedClaim) {
         if let ClaimStore::Memory(claims) = &self.store {
-            let now = Instant::now();
-            claims.lock().expect(runtime, claim.standing(now), now);
+            let (now, owner) = (Instant::now(), Owner::of(account));
+            claims
+                .lock()
+                .expect(runtime, owner, claim.standing(now), now);
+        }
+    }
+
+    /// The number of labels whose owners are kept in memory, held or not.
+    pub(crate) fn owned_labels(&self) -> usize {
+        match &self.store {
+            ClaimStore::Memory(claims) => claims.lock().owned_labels(),
+            ClaimStore::Shared(_) => 0,
         }
     }
 
@@ -345,6 +349,7 @@ impl ClaimRefusal {
     #[must_use]
     pub fn reason(&self) -> RefusalReason {
         match self {
+            Self::LabelTaken(_) => RefusalReason::RuntimeLabelTaken,
             Self::Held { .. } => RefusalReason::RuntimeHeld,
             Self::Superseded { .. } => RefusalReason::Superseded,
             Self::Contested { .. } => RefusalReason::RuntimeContested,

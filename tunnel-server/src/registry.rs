@@ -30,7 +30,9 @@ use crate::{
     auth::Grant,
     budget::{Budget, NodeBudget, usage::Usage},
     config::Config,
-    directory::{Claim, ClaimGuard, ClaimRefusal, Directory, Epoch, Observer, OnConflict},
+    directory::{
+        Claim, ClaimGuard, ClaimRefusal, Claimant, Directory, Epoch, Observer, OnConflict,
+    },
     events::Events,
     history::History,
     lock::{Mutex, RwLock},
@@ -132,9 +134,6 @@ pub enum JoinRefusal {
     /// The instance does not get the runtime.
     #[error(transparent)]
     Claim(#[from] ClaimRefusal),
-    /// The runtimes file gives the label to another runtime.
-    #[error("the runtime's label belongs to another runtime")]
-    LabelTaken,
     /// The instance has the most sessions that are allowed.
     #[error("the instance has as many sessions as a tunnel may have")]
     TooMany,
@@ -178,7 +177,7 @@ impl Registry {
         slot.listed.store(Some(entry.clone()));
         match slot.tunnel() {
             // An online runtime follows its credentials, which its sessions check again by themselves.
-            Some(_) if is_same_runtime(&slot.entry(), entry) => {}
+            Some(_) if slot.entry().is_same_runtime(entry) => {}
             Some(other) => {
                 other.direct(Directive::Disconnect);
                 slot.update(entry);
@@ -271,20 +270,35 @@ impl Registry {
     /// When it would not.
     pub async fn precheck(
         &self,
-        runtime: &RuntimeLabel,
+        runtime: &Arc<RuntimeEntry>,
         instance: &InstanceId,
         on_conflict: OnConflict,
     ) -> Result<(), ClaimRefusal> {
-        let precheck = self
-            .directory
-            .precheck(runtime, instance, on_conflict)
-            .await;
-        if precheck.is_err()
-            && let Some(tunnel) = self.slot(runtime.as_str()).and_then(|slot| slot.tunnel())
-        {
+        let claimant = Claimant {
+            runtime,
+            is_listed: self.is_listed(runtime)?,
+            instance,
+            on_conflict,
+        };
+        let precheck = self.directory.precheck(claimant).await;
+        // Whether the holder lives is all the same where another runtime has the label.
+        let is_lost = !matches!(&precheck, Ok(()) | Err(ClaimRefusal::LabelTaken(_)));
+        let slot = || self.slot(runtime.label.as_str());
+        if is_lost && let Some(tunnel) = slot().and_then(|slot| slot.tunnel()) {
             tunnel.ping_now();
         }
         precheck
+    }
+
+    /// Whether the runtime is listed.
+    ///
+    /// # Errors
+    /// When another runtime is listed with its label.
+    fn is_listed(&self, runtime: &RuntimeEntry) -> Result<bool, ClaimRefusal> {
+        match self.slot(runtime.label.as_str()) {
+            Some(slot) => slot.is_listed(runtime),
+            None => Ok(false),
+        }
     }
 
     /// The instance that holds a runtime, on this node or on another that shares the directory.
@@ -321,8 +335,13 @@ impl Registry {
             if rounds.next().is_none() {
                 return Err(ClaimRefusal::Unavailable.into());
             }
-            let claim = self.directory.claim(runtime, instance, on_conflict);
-            let guard = claim.await?;
+            let claimant = Claimant {
+                runtime,
+                is_listed: self.is_listed(runtime)?,
+                instance,
+                on_conflict,
+            };
+            let guard = self.directory.claim(claimant).await?;
             // Locked until the tunnel is stored in the slot, so that `sweep` does not remove the slot in between.
             let mut slots = self.slots.write();
             let slot = self.slot_of(&mut slots, runtime);
@@ -331,13 +350,8 @@ impl Registry {
             }
             // A later claim joined first, and may have ended since: this claim is outdated.
         };
-        let listed = slot.listed.load();
-        if listed
-            .as_ref()
-            .is_some_and(|listed| !is_same_runtime(listed, runtime))
-        {
-            return Err(JoinRefusal::LabelTaken);
-        }
+        // The list may have changed meanwhile.
+        slot.is_listed(runtime)?;
         let mut state = slot.state.lock();
         let (tunnel, is_takeover) = self.tunnel_of(&slot, &state, guard.claim(), allow_from);
         session.set_account(slot.budget.memory());
@@ -368,7 +382,7 @@ impl Registry {
         if is_takeover {
             self.report_tunnel(&slot.label, older.as_deref());
         }
-        self.check_newer(&slot.label, guard.claim());
+        self.check_newer(runtime, guard.claim());
         self.share_limits(&slot);
         self.metrics.sessions.inc();
         slot.joined.notify_waiters();
@@ -406,15 +420,11 @@ impl Registry {
     }
 
     /// Acts on a claim of another node that was made while a session joined, and so has not found it.
-    fn check_newer(&self, label: &RuntimeLabel, than: &Claim) {
-        if let Some(newer) = self.directory.newer(label, than) {
-            self.on_claim(label, &newer);
+    fn check_newer(&self, runtime: &RuntimeEntry, than: &Claim) {
+        if let Some(newer) = self.directory.newer(runtime, than) {
+            self.on_claim(&runtime.label, &newer);
         }
     }
-}
-
-fn is_same_runtime(one: &RuntimeEntry, other: &RuntimeEntry) -> bool {
-    (&one.account, &one.name) == (&other.account, &other.name)
 }
 
 impl Slot {
@@ -458,6 +468,18 @@ impl Slot {
     #[must_use]
     pub fn history(&self) -> &Arc<History> {
         &self.history
+    }
+
+    /// Whether this runtime is listed.
+    ///
+    /// # Errors
+    /// When another one is listed with its label.
+    fn is_listed(&self, runtime: &RuntimeEntry) -> Result<bool, ClaimRefusal> {
+        match &*self.listed.load() {
+            Some(listed) if listed.is_same_runtime(runtime) => Ok(true),
+            Some(_) => Err(ClaimRefusal::LabelTaken(runtime.label.clone())),
+            None => Ok(false),
+        }
     }
 
     /// Replaces the runtime's entry.
@@ -695,9 +717,14 @@ mod tests {
     }
 
     pub(super) fn registry() -> (Arc<Registry>, Arc<Slot>) {
-        let registry = Registry::new(Metrics::new().unwrap(), Events::new("t"));
+        let registry = unlisted_registry();
         let slot = registry.list(&entry());
         (registry, slot)
+    }
+
+    /// A registry for which no file lists anything.
+    pub(super) fn unlisted_registry() -> Arc<Registry> {
+        Registry::new(Metrics::new().unwrap(), Events::new("t"))
     }
 
     pub(super) async fn join(registry: &Arc<Registry>, number: u8) -> Membership {
@@ -711,8 +738,25 @@ mod tests {
         number: u8,
         on_conflict: OnConflict,
     ) -> Result<Membership, JoinRefusal> {
-        let (entry, instance, session) = (entry(), instance(number), session());
-        let request = request(&entry, &instance, &session, on_conflict);
+        join_with(registry, &entry(), number, on_conflict).await
+    }
+
+    pub(super) async fn join_as(
+        registry: &Arc<Registry>,
+        runtime: &Arc<RuntimeEntry>,
+        number: u8,
+    ) -> Result<Membership, JoinRefusal> {
+        join_with(registry, runtime, number, OnConflict::Supersede).await
+    }
+
+    async fn join_with(
+        registry: &Arc<Registry>,
+        runtime: &Arc<RuntimeEntry>,
+        number: u8,
+        on_conflict: OnConflict,
+    ) -> Result<Membership, JoinRefusal> {
+        let (instance, session) = (instance(number), session());
+        let request = request(runtime, &instance, &session, on_conflict);
         registry.join(request).await
     }
 
@@ -816,7 +860,7 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn an_unlisted_runtime_is_removed_after_its_last_session() {
-        let registry = Registry::new(Metrics::new().unwrap(), Events::new("t"));
+        let registry = unlisted_registry();
         let membership = join(&registry, 1).await;
         tokio::time::sleep(RETURN_WINDOW * 2).await;
         registry.sweep();

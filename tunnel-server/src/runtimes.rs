@@ -76,6 +76,13 @@ pub struct RuntimeEntry {
     pub allow_from: Option<Vec<IpNet>>,
 }
 
+impl RuntimeEntry {
+    /// Whether both are entries of one runtime.
+    pub(crate) fn is_same_runtime(&self, other: &Self) -> bool {
+        (&self.account, &self.name) == (&other.account, &other.name)
+    }
+}
+
 /// The limits of one runtime; `None` means the server's default.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 #[non_exhaustive]

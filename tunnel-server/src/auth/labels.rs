@@ -1,22 +1,14 @@
-//! The account and runtime that each label belongs to, for runtimes that are not in the runtimes file.
-//!
-//! `a-b` + `c` and `a` + `b-c` have one label. The runtimes file cannot list both. Of unlisted runtimes the first one keeps
-//! the label until the server stops, so that no runtime can receive the requests of another one that is offline.
+//! The runtime that a credential names, and what the runtimes file says of it.
 
-use std::collections::HashMap;
 use std::sync::Arc;
 
 use ipnet::IpNet;
-use parking_lot::Mutex;
 
 use super::refusal::AuthRefusal;
 use crate::runtimes::{
     AccountName, HostName, NameError, RuntimeEntry, RuntimeLabel, RuntimeLimits, RuntimeName,
     Runtimes,
 };
-
-/// Most stored labels. A full table removes those that are not in use.
-const MOST_LABELS: usize = 100_000;
 
 /// The runtime that a credential names, with the limits that its issuer sets.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -25,12 +17,6 @@ pub(super) struct NamedRuntime {
     pub(super) name: RuntimeName,
     pub(super) limits: RuntimeLimits,
     pub(super) allow_from: Option<Vec<IpNet>>,
-}
-
-/// The labels in use.
-pub(super) struct Labels {
-    domain: HostName,
-    known: Mutex<HashMap<RuntimeLabel, Arc<RuntimeEntry>>>,
 }
 
 impl NamedRuntime {
@@ -49,78 +35,36 @@ impl NamedRuntime {
         RuntimeLabel::new(&self.account, &self.name)
     }
 
-    fn matches(&self, entry: &RuntimeEntry) -> bool {
-        entry.account == self.account && entry.name == self.name
-    }
-}
-
-impl Labels {
-    pub(super) fn new(domain: HostName) -> Self {
-        Self {
-            domain,
-            known: Mutex::new(HashMap::new()),
-        }
-    }
-
-    /// The number of stored labels.
-    pub(super) fn len(&self) -> usize {
-        self.known.lock().len()
-    }
-
-    /// Returns the runtime's entry: that of the runtimes file, or a new one with the host `<label>.<domain>`.
+    /// Returns the runtime's entry: that of the runtimes file, or a new one with the host `<label>.<domain>`. Whether the label
+    /// of one that no file lists belongs to another such runtime is the directory's to say.
     ///
     /// # Errors
-    /// When the label or the host is invalid, the label belongs to another runtime, or all stored labels are in use.
+    /// When the label or the host is invalid, or the file gives it to another runtime.
     pub(super) fn entry(
         &self,
         runtimes: &Runtimes,
-        named: &NamedRuntime,
+        domain: &HostName,
     ) -> Result<Arc<RuntimeEntry>, AuthRefusal> {
         let unfit = |error: NameError| AuthRefusal::TokenMalformed(error.to_string());
-        let label = named.label().map_err(unfit)?;
-        HostName::of_runtime(&label, &self.domain).map_err(unfit)?;
+        let label = self.label().map_err(unfit)?;
+        HostName::of_runtime(&label, domain).map_err(unfit)?;
         if let Some(listed) = runtimes.get(&label) {
-            return match named.matches(listed) {
-                true => Ok(merged(listed, named)),
+            return match (&listed.account, &listed.name) == (&self.account, &self.name) {
+                true => Ok(merged(listed, self)),
                 false => Err(AuthRefusal::RuntimeLabelTaken(label)),
             };
         }
         if runtimes.host_owner(&label).is_some() {
             return Err(AuthRefusal::RuntimeLabelTaken(label));
         }
-        self.unlisted(label, named)
-    }
-
-    fn unlisted(
-        &self,
-        label: RuntimeLabel,
-        named: &NamedRuntime,
-    ) -> Result<Arc<RuntimeEntry>, AuthRefusal> {
-        let new = RuntimeEntry {
-            account: named.account.clone(),
-            name: named.name.clone(),
-            label: label.clone(),
+        Ok(Arc::new(RuntimeEntry {
+            account: self.account.clone(),
+            name: self.name.clone(),
+            label,
             hosts: Vec::new(),
-            limits: named.limits,
-            allow_from: named.allow_from.clone(),
-        };
-        let mut known = self.known.lock();
-        if let Some(entry) = known.get(&label) {
-            if !named.matches(entry) {
-                return Err(AuthRefusal::RuntimeLabelTaken(label));
-            }
-            if **entry == new {
-                return Ok(entry.clone());
-            }
-        } else if known.len() >= MOST_LABELS {
-            known.retain(|_, entry| Arc::strong_count(entry) > 1);
-            if known.len() >= MOST_LABELS {
-                return Err(AuthRefusal::AuthBusy);
-            }
-        }
-        let entry = Arc::new(new);
-        known.insert(label, entry.clone());
-        Ok(entry)
+            limits: self.limits,
+            allow_from: self.allow_from.clone(),
+        }))
     }
 }
 
@@ -146,36 +90,29 @@ pub(super) mod tests {
 
     pub(in crate::auth) fn entry(account: &str, name: &str) -> RuntimeEntry {
         let named = NamedRuntime::new(account, name).unwrap();
-        let labels = Labels::new("d.example".parse().unwrap());
-        let entry = labels.entry(&Runtimes::default(), &named).unwrap();
+        let entry = named.entry(&Runtimes::default(), &domain()).unwrap();
         RuntimeEntry::clone(&entry)
     }
 
+    fn domain() -> HostName {
+        "d.example".parse().unwrap()
+    }
+
     fn listed(text: &str) -> Runtimes {
-        let domain = "d.example".parse().unwrap();
-        Runtimes::parse(&TomlFile::from_text("r.toml", text), &domain).unwrap()
+        Runtimes::parse(&TomlFile::from_text("r.toml", text), &domain()).unwrap()
     }
 
     #[test]
-    fn a_label_stays_with_its_owner() {
-        let labels = Labels::new("d.example".parse().unwrap());
+    fn the_file_says_whose_a_label_is() {
         let get = |runtimes: &Runtimes, account, name| {
-            labels.entry(runtimes, &NamedRuntime::new(account, name).unwrap())
+            let named = NamedRuntime::new(account, name).unwrap();
+            named.entry(runtimes, &domain())
         };
-        let none = Runtimes::default();
-        let first = get(&none, "a-b", "c").unwrap();
+        let first = get(&Runtimes::default(), "a-b", "c").unwrap();
         assert_eq!(first.label.as_str(), "a-b-c");
         let taken = Err(AuthRefusal::RuntimeLabelTaken(first.label.clone()));
-        assert_eq!(get(&none, "a", "b-c"), taken, "another runtime has it");
-        assert!(Arc::ptr_eq(&get(&none, "a-b", "c").unwrap(), &first));
-        drop(first);
-        assert_eq!(
-            get(&none, "a", "b-c"),
-            taken,
-            "also while its owner has no session"
-        );
         let file = listed("[[runtime]]\naccount = \"a\"\nname = \"b-c\"\n");
-        assert_eq!(get(&file, "a-b", "c"), taken, "the file takes precedence");
+        assert_eq!(get(&file, "a-b", "c"), taken);
         assert!(get(&file, "a", "b-c").is_ok());
         let host =
             listed("[[runtime]]\naccount = \"x\"\nname = \"y\"\nhosts = [\"a-b-c.d.example\"]\n");
@@ -188,18 +125,17 @@ pub(super) mod tests {
 
     #[test]
     fn a_listed_runtime_gets_its_entry_and_the_issuer_fills_the_gaps() {
-        let labels = Labels::new("d.example".parse().unwrap());
         let file = listed(
             "[[runtime]]\naccount = \"a\"\nname = \"b\"\nhosts = [\"h.example\"]\n\
              allow_from = [\"192.0.2.0/24\"]\n[runtime.limits]\nexchanges = 5\n",
         );
         let mut named = NamedRuntime::new("a", "b").unwrap();
-        let entry = labels.entry(&file, &named).unwrap();
+        let entry = named.entry(&file, &domain()).unwrap();
         assert!(Arc::ptr_eq(&entry, file.iter().next().unwrap()));
         named.limits.exchanges = Some(900);
         named.limits.websockets = Some(7);
         named.allow_from = Some(vec!["10.0.0.0/8".parse().unwrap()]);
-        let entry = labels.entry(&file, &named).unwrap();
+        let entry = named.entry(&file, &domain()).unwrap();
         assert_eq!(
             (entry.limits.exchanges, entry.limits.websockets),
             (Some(5), Some(7))
@@ -211,11 +147,11 @@ pub(super) mod tests {
     #[test]
     fn a_host_that_cannot_be_is_refused() {
         let long = vec!["d".repeat(63); 3].join(".");
-        let labels = Labels::new(long.parse().unwrap());
+        let long = long.parse().unwrap();
         let name = "n".repeat(62);
         for (account, name) in [("a", name.as_str()), ("a", "n".repeat(61).as_str())] {
             let named = NamedRuntime::new(account, name).unwrap();
-            let refused = labels.entry(&Runtimes::default(), &named).unwrap_err();
+            let refused = named.entry(&Runtimes::default(), &long).unwrap_err();
             assert_eq!(refused.name(), "token_malformed");
         }
     }

@@ -13,7 +13,6 @@ use tunnel_ops::tls_files::{ClientAuth, ClientCheck, RevocationLists, Roots, Tls
 use super::Authenticator;
 use super::jwks::{Jwks, JwksError};
 use super::jwt::JwtVerifier;
-use super::labels::Labels;
 use super::platform::{PlatformToken, PlatformVerifier};
 use super::revocation::Revocations;
 use crate::config::effective::Contents;
@@ -173,7 +172,7 @@ impl Authenticator {
             runtimes: ArcSwap::new(prepared.runtimes),
             revocations: ArcSwap::from_pointee(prepared.revocations),
             revoked: ArcSwap::default(),
-            labels: Labels::new(config.settings.domain.clone()),
+            domain: config.settings.domain.clone(),
             jwt,
             platform,
             clients: ArcSwapOption::from_pointee(prepared.clients),

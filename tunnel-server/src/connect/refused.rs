@@ -264,16 +264,17 @@ impl From<AuthRefusal> for Refusal {
     }
 }
 
-/// 409, or 503 while the directory is unavailable.
+/// 409, 403 if the label is another runtime's, or 503 while the directory is unavailable.
 impl From<ClaimRefusal> for Refusal {
     fn from(refusal: ClaimRefusal) -> Self {
         let retry_after = match refusal {
-            ClaimRefusal::Superseded { .. } | ClaimRefusal::Held { .. } => HELD_RETRY,
-            ClaimRefusal::Contested { retry_after, .. } => retry_after,
-            ClaimRefusal::Unavailable => DIRECTORY_RETRY,
+            ClaimRefusal::LabelTaken(_) => None,
+            ClaimRefusal::Superseded { .. } | ClaimRefusal::Held { .. } => Some(HELD_RETRY),
+            ClaimRefusal::Contested { retry_after, .. } => Some(retry_after),
+            ClaimRefusal::Unavailable => Some(DIRECTORY_RETRY),
         };
         Self {
-            retry_after: Some(retry_after),
+            retry_after,
             ..Self::new(refusal.reason(), refusal.to_string())
         }
     }

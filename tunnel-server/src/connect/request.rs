@@ -302,6 +302,17 @@ async fn may_begin(
     greeting: &Greeting,
 ) -> Result<Option<CheckPermit>, Refusal> {
     let runtime = &grant.runtime;
+    let precheck = shared
+        .registry
+        .precheck(
+            runtime,
+            greeting.instance.id(),
+            shared.on_conflict(greeting),
+        )
+        .await;
+    if let Err(refusal @ ClaimRefusal::LabelTaken(_)) = precheck {
+        return Err(refusal.into());
+    }
     if greeting.is_check {
         let permit = shared.checks.enter(&runtime.account, &runtime.label);
         let detail = "too many checks are in progress: check again later";
@@ -314,12 +325,7 @@ async fn may_begin(
             )),
         };
     }
-    let precheck = shared.registry.precheck(
-        &runtime.label,
-        greeting.instance.id(),
-        shared.on_conflict(greeting),
-    );
-    let Err(refusal) = precheck.await else {
+    let Err(refusal) = precheck else {
         go_elsewhere(shared, greeting)?;
         return Ok(None);
     };

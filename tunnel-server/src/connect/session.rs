@@ -245,7 +245,7 @@ impl LiveSession {
                 let _ = self.session.send(Control::Superseded { instance });
                 CloseReason::Superseded
             }
-            JoinRefusal::LabelTaken => {
+            JoinRefusal::Claim(ClaimRefusal::LabelTaken(_)) => {
                 let detail = refusal.to_string();
                 let _ = self.session.send(Control::Revoked { detail });
                 CloseReason::Revoked

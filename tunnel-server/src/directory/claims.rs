@@ -7,18 +7,28 @@ use std::collections::HashMap;
 use std::time::Duration;
 
 use tokio::time::Instant;
-use tunnel_proto::handshake::InstanceId;
 
-use super::{Claim, ClaimRefusal, Epoch, OnConflict, standing::Standing};
+use super::{
+    Claim, ClaimRefusal, Claimant, Epoch,
+    owner::{Owner, Right},
+    standing::Standing,
+};
 use crate::runtimes::RuntimeLabel;
 
 /// How long the holder of a claim that was handed over is expected: a client that lost its path meanwhile needs this long.
 pub(crate) const EXPECTED: Duration = Duration::from_secs(30);
 
+/// Owners of labels that are kept at least. When there are more, and twice as many as held runtimes, those of labels that
+/// nobody holds are forgotten.
+const MANY_OWNERS: usize = 100_000;
+
 /// The claim of each runtime that is held.
 #[derive(Debug, Default)]
 pub(super) struct Claims {
     held: HashMap<RuntimeLabel, Entry>,
+    /// The runtime that each label belongs to: until the server stops, so that no other one receives the requests of one that
+    /// is offline. Of a listed one only while it is held: the list says whose label it is.
+    owners: HashMap<RuntimeLabel, KnownOwner>,
     last_epoch: u64,
 }
 
@@ -31,6 +41,12 @@ struct Entry {
     expected_until: Option<Instant>,
 }
 
+#[derive(Debug, Clone, Copy)]
+struct KnownOwner {
+    owner: Owner,
+    is_listed: bool,
+}
+
 impl Entry {
     /// Whether the claim counts: a session holds it, or its instance may still come.
     fn counts(&self, now: Instant) -> bool {
@@ -41,15 +57,22 @@ impl Entry {
 impl Claims {
     pub(super) fn precheck(
         &self,
-        runtime: &RuntimeLabel,
-        instance: &InstanceId,
-        on_conflict: OnConflict,
+        claimant: Claimant<'_>,
         now: Instant,
     ) -> Result<(), ClaimRefusal> {
-        match self.held.get(runtime).filter(|entry| entry.counts(now)) {
-            Some(entry) => entry.standing.precheck(instance, on_conflict, now),
-            None => Ok(()),
+        self.check(claimant, now).map(|_| ())
+    }
+
+    fn check(&self, claimant: Claimant<'_>, now: Instant) -> Result<Right, ClaimRefusal> {
+        let label = &claimant.runtime.label;
+        let right = claimant.right(self.owners.get(label).map(|known| known.owner))?;
+        if let Some(entry) = self.held.get(label).filter(|entry| entry.counts(now)) {
+            let on_conflict = right.on_conflict();
+            entry
+                .standing
+                .precheck(claimant.instance, on_conflict, now)?;
         }
+        Ok(right)
     }
 
     /// What stands of each runtime.
@@ -60,7 +83,18 @@ impl Claims {
     }
 
     /// Takes over what stood in another process, whose sessions are about to come. Later epochs are larger.
-    pub(super) fn expect(&mut self, runtime: RuntimeLabel, standing: Standing, now: Instant) {
+    pub(super) fn expect(
+        &mut self,
+        runtime: RuntimeLabel,
+        owner: Owner,
+        standing: Standing,
+        now: Instant,
+    ) {
+        let known = KnownOwner {
+            owner,
+            is_listed: false,
+        };
+        self.owners.entry(runtime.clone()).or_insert(known);
         self.last_epoch = self.last_epoch.max(standing.claim.epoch.0);
         let entry = Entry {
             standing,
@@ -77,12 +111,12 @@ impl Claims {
 
     pub(super) fn claim(
         &mut self,
-        runtime: &RuntimeLabel,
-        instance: &InstanceId,
-        on_conflict: OnConflict,
+        claimant: Claimant<'_>,
         now: Instant,
     ) -> Result<Claim, ClaimRefusal> {
-        self.precheck(runtime, instance, on_conflict, now)?;
+        let right = self.check(claimant, now)?;
+        let (runtime, instance) = (&claimant.runtime.label, claimant.instance);
+        self.own(claimant);
         if self
             .held
             .get(runtime)
@@ -92,6 +126,7 @@ impl Claims {
         }
         if let Some(entry) = self.held.get_mut(runtime)
             && entry.standing.claim.instance == *instance
+            && right != Right::Overruling
         {
             entry.holders += 1;
             entry.expected_until = None;
@@ -133,8 +168,34 @@ impl Claims {
             entry.holders -= 1;
             if entry.holders == 0 {
                 self.held.remove(runtime);
+                self.disown_listed(runtime);
             }
         }
+    }
+
+    /// Records whose label it is.
+    fn own(&mut self, claimant: Claimant<'_>) {
+        let label = &claimant.runtime.label;
+        let held = &self.held;
+        if self.owners.len() >= MANY_OWNERS.max(2 * held.len()) && !self.owners.contains_key(label)
+        {
+            self.owners.retain(|label, _| held.contains_key(label));
+        }
+        let known = KnownOwner {
+            owner: claimant.owner(),
+            is_listed: claimant.is_listed,
+        };
+        self.owners.insert(label.clone(), known);
+    }
+
+    fn disown_listed(&mut self, label: &RuntimeLabel) {
+        if self.owners.get(label).is_some_and(|known| known.is_listed) {
+            self.owners.remove(label);
+        }
+    }
+
+    pub(super) fn owned_labels(&self) -> usize {
+        self.owners.len()
     }
 
     #[cfg(test)]
@@ -149,16 +210,21 @@ impl Claims {
 
 #[cfg(test)]
 mod tests {
-    use std::time::Duration;
+    use std::{sync::Arc, time::Duration};
 
     use OnConflict::{Reject, Supersede};
 
-    use tunnel_proto::handshake::InstanceSecret;
+    use proptest::prelude::*;
+    use tunnel_proto::handshake::{InstanceId, InstanceSecret};
 
-    use super::*;
+    use super::{
+        super::{OnConflict, owner::tests::unlisted},
+        *,
+    };
+    use crate::runtimes::RuntimeEntry;
 
     fn label(name: &str) -> RuntimeLabel {
-        RuntimeLabel::new(&"acme".parse().unwrap(), &name.parse().unwrap()).unwrap()
+        unlisted("acme", name).label.clone()
     }
 
     fn instance(number: u8) -> InstanceId {
@@ -171,7 +237,40 @@ mod tests {
         number: u8,
         on_conflict: OnConflict,
     ) -> Result<Claim, ClaimRefusal> {
-        claims.claim(&label("a"), &instance(number), on_conflict, Instant::now())
+        claim_for(
+            claims,
+            &unlisted("acme", "a"),
+            number,
+            on_conflict,
+            Instant::now(),
+        )
+    }
+
+    fn claim_for(
+        claims: &mut Claims,
+        runtime: &Arc<RuntimeEntry>,
+        number: u8,
+        on_conflict: OnConflict,
+        now: Instant,
+    ) -> Result<Claim, ClaimRefusal> {
+        let instance = instance(number);
+        let claimant = Claimant {
+            runtime,
+            is_listed: false,
+            instance: &instance,
+            on_conflict,
+        };
+        claims.claim(claimant, now)
+    }
+
+    /// Hands what is held over to another process, whose owners of labels are those of what is held.
+    fn handed_over(before: &Claims) -> Claims {
+        let (mut claims, now) = (Claims::default(), Instant::now());
+        for (label, standing) in before.standings() {
+            let owner = before.owners[&label].owner;
+            claims.expect(label, owner, standing, now);
+        }
+        claims
     }
 
     #[tokio::test]
@@ -254,13 +353,7 @@ mod tests {
         let mut before = Claims::default();
         claim(&mut before, 1, Supersede).unwrap();
         let held = claim(&mut before, 2, Supersede).unwrap();
-        let handed = || {
-            let (mut claims, now) = (Claims::default(), Instant::now());
-            for (label, standing) in before.standings() {
-                claims.expect(label, standing, now);
-            }
-            claims
-        };
+        let handed = || handed_over(&before);
         // The holder comes, and holds it as before.
         let mut claims = handed();
         assert!(claim(&mut claims, 3, Reject).is_err());
@@ -286,19 +379,118 @@ mod tests {
     #[tokio::test]
     async fn claims_of_different_runtimes_are_independent() {
         let (mut claims, now) = (Claims::default(), Instant::now());
-        let a = claims
-            .claim(&label("a"), &instance(1), Reject, now)
-            .unwrap();
-        let b = claims
-            .claim(&label("b"), &instance(2), Reject, now)
-            .unwrap();
+        let (one, other) = (unlisted("acme", "a"), unlisted("acme", "b"));
+        let a = claim_for(&mut claims, &one, 1, Reject, now).unwrap();
+        let b = claim_for(&mut claims, &other, 2, Reject, now).unwrap();
         claims.release(&label("a"), b.epoch);
         assert_eq!(claims.len(), 2);
-        assert_eq!(
-            claims
-                .claim(&label("a"), &instance(1), Reject, now)
-                .unwrap(),
-            a
+        assert_eq!(claim_for(&mut claims, &one, 1, Reject, now).unwrap(), a);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_label_stays_with_its_owner() {
+        let (first, second) = (unlisted("a-b", "c"), unlisted("a", "b-c"));
+        let (mut claims, now) = (Claims::default(), Instant::now());
+        let taken = Err(ClaimRefusal::LabelTaken(first.label.clone()));
+        let held = claim_for(&mut claims, &first, 1, Supersede, now).unwrap();
+        assert_eq!(claim_for(&mut claims, &second, 2, Supersede, now), taken);
+        let mut next = handed_over(&claims);
+        tokio::time::advance(2 * EXPECTED).await;
+        let later = Instant::now();
+        next.sweep(later);
+        for (claims, case) in [
+            (&mut claims, "its instance is there"),
+            (&mut next, "it has not come after an upgrade"),
+        ] {
+            assert_eq!(
+                claim_for(claims, &second, 2, Supersede, later),
+                taken,
+                "{case}"
+            );
+        }
+        claims.leave(&first.label, held.epoch);
+        claims.release(&first.label, held.epoch);
+        assert_eq!(claim_for(&mut claims, &second, 2, Supersede, later), taken);
+        assert!(claim_for(&mut claims, &first, 3, Supersede, later).is_ok());
+    }
+
+    #[tokio::test]
+    async fn a_listed_runtime_takes_its_label_and_keeps_it_while_it_holds_it() {
+        let (first, second) = (unlisted("a-b", "c"), unlisted("a", "b-c"));
+        let (mut claims, now) = (Claims::default(), Instant::now());
+        let older = claim_for(&mut claims, &first, 1, Supersede, now).unwrap();
+        let id = instance(2);
+        let listed = Claimant {
+            runtime: &second,
+            is_listed: true,
+            instance: &id,
+            on_conflict: Reject,
+        };
+        let newer = claims.claim(listed, now).unwrap();
+        assert!(newer.epoch > older.epoch);
+        claims.release(&first.label, older.epoch);
+        assert!(claim_for(&mut claims, &first, 3, Supersede, now).is_err());
+        claims.release(&first.label, newer.epoch);
+        assert!(
+            claim_for(&mut claims, &first, 3, Supersede, now).is_ok(),
+            "nobody lists it, nor holds it"
         );
+    }
+
+    #[derive(Debug, Clone)]
+    enum Happening {
+        Claim(bool, u8),
+        Release(usize),
+        HandOver,
+        Wait(u64),
+    }
+
+    fn happenings() -> impl Strategy<Value = Vec<Happening>> {
+        let happening = prop_oneof![
+            4 => (any::<bool>(), 0..3_u8).prop_map(|(runtime, number)| Happening::Claim(runtime, number)),
+            2 => (0..8_usize).prop_map(Happening::Release),
+            1 => Just(Happening::HandOver),
+            1 => (0..60_u64).prop_map(Happening::Wait),
+        ];
+        proptest::collection::vec(happening, 1..80)
+    }
+
+    proptest! {
+        /// Whatever two runtimes of one label do, the one that has come first has it until nobody holds it at a hand-over.
+        #[test]
+        fn a_label_has_one_owner(happenings in happenings()) {
+            let runtimes = [unlisted("a-b", "c"), unlisted("a", "b-c")];
+            let label = runtimes[0].label.clone();
+            let (mut claims, mut now) = (Claims::default(), Instant::now());
+            let mut owner = None;
+            let mut held = Vec::new();
+            for happening in happenings {
+                match happening {
+                    Happening::Claim(runtime, number) => {
+                        let runtime = usize::from(runtime);
+                        let number = number + 10 * u8::from(runtime > 0);
+                        match claim_for(&mut claims, &runtimes[runtime], number, Supersede, now) {
+                            Ok(claim) => {
+                                prop_assert_eq!(*owner.get_or_insert(runtime), runtime);
+                                held.push(claim);
+                            }
+                            Err(ClaimRefusal::LabelTaken(_)) => prop_assert_eq!(owner, Some(1 - runtime)),
+                            Err(_) => prop_assert_eq!(owner, Some(runtime)),
+                        }
+                    }
+                    Happening::Release(which) if !held.is_empty() => {
+                        let claim: Claim = held.swap_remove(which % held.len());
+                        claims.release(&label, claim.epoch);
+                    }
+                    Happening::HandOver => {
+                        claims = handed_over(&claims);
+                        held.clear();
+                        owner = owner.filter(|_| claims.len() > 0);
+                    }
+                    Happening::Wait(seconds) => now += Duration::from_secs(seconds),
+                    Happening::Release(_) => {}
+                }
+            }
+        }
     }
 }

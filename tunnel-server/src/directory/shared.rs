@@ -49,10 +49,11 @@ use super::{
     Claim, ClaimGuard, Epoch, WithoutDirectory,
     metrics::DirectoryMetrics,
     node::{Incarnation, NodeName},
+    owner::Owner,
 };
 use crate::{
     lock::{Mutex, RwLock},
-    runtimes::{AccountName, RuntimeLabel, RuntimeName},
+    runtimes::{AccountName, RuntimeEntry, RuntimeLabel, RuntimeName},
 };
 use tokio::{
     sync::{Notify, mpsc, watch},
@@ -352,9 +353,10 @@ impl Shared {
         self.has_unwritten.notify_one();
     }
 
-    /// The claim of a runtime that is newer than this one and of another instance, if there is one.
-    pub(crate) fn newer(&self, label: &RuntimeLabel, than: &Claim) -> Option<Claim> {
-        let claim = self.table.read().claim(label.as_str())?;
+    /// The claim that is newer than this one of a runtime and of another instance, if there is one.
+    pub(crate) fn newer(&self, runtime: &RuntimeEntry, than: &Claim) -> Option<Claim> {
+        let (label, owner) = (runtime.label.as_str(), Owner::of(&runtime.account));
+        let claim = self.table.read().claim_for(label, owner)?;
         (claim.instance != than.instance && claim.epoch > than.epoch).then_some(claim)
     }
 

@@ -71,7 +71,7 @@ impl Registry {
             });
             let slot = self.slot_of(&mut self.slots.write(), &entry);
             slot.state.lock().expected_until = Some(Instant::now() + EXPECTED);
-            self.directory.expect(label, claim);
+            self.directory.expect(label, &entry.account, claim);
         }
     }
 
@@ -139,8 +139,12 @@ mod tests {
 
     use super::*;
     use crate::{
+        directory::{ClaimRefusal, unlisted},
         events::Reader,
-        registry::tests::{join, registry},
+        registry::{
+            JoinRefusal,
+            tests::{join, join_as, registry, unlisted_registry},
+        },
     };
 
     fn kinds(reader: &mut Reader) -> Vec<EventKind> {
@@ -183,6 +187,26 @@ mod tests {
         third.sweep();
         assert_eq!(kinds(&mut at_second), []);
         assert_eq!(kinds(&mut at_third), [EventKind::Online]);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_label_belongs_to_its_runtime_at_the_next_process_too() {
+        let (older, newer) = (unlisted_registry(), unlisted_registry());
+        let (owner, other) = (unlisted("a-b", "c"), unlisted("a", "b-c"));
+        let _membership = join_as(&older, &owner, 1).await.unwrap();
+        newer.expect(older.hand_over());
+        let refused = async || join_as(&newer, &other, 2).await.err();
+        assert!(matches!(
+            refused().await,
+            Some(JoinRefusal::Claim(ClaimRefusal::LabelTaken(_)))
+        ));
+        advance(2 * EXPECTED).await;
+        newer.sweep();
+        assert!(refused().await.is_some(), "its client comes late");
+        assert!(join_as(&newer, &owner, 1).await.is_ok());
+        newer.list(&other);
+        assert!(join_as(&newer, &owner, 1).await.is_err());
+        assert!(join_as(&newer, &other, 2).await.is_ok(), "it is listed");
     }
 
     #[tokio::test(start_paused = true)]

@@ -165,7 +165,7 @@ fn instances_that_join_and_leave_are_removed_entirely() {
         let scene = Scene::new();
         each(&scene, &[1, 2, 3], |scene, number| {
             let _ = block_on(scene.registry.precheck(
-                &scene.slot.label,
+                &scene.entry,
                 &instance(number),
                 OnConflict::Supersede,
             ));
@@ -361,7 +361,12 @@ fn two_claims_that_end_are_both_removed_in_every_schedule() {
         let newer = directory.clone();
         let hold = |directory: &Directory, number| {
             let (entry, instance) = (entry(), instance(number));
-            let claim = directory.claim(&entry, &instance, OnConflict::Supersede);
+            let claim = directory.claim(Claimant {
+                runtime: &entry,
+                is_listed: false,
+                instance: &instance,
+                on_conflict: OnConflict::Supersede,
+            });
             block_on(claim)
         };
         let newer = thread::spawn(move || hold(&newer, 2).map(drop));

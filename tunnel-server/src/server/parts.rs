@@ -292,7 +292,7 @@ impl Parts {
                 ("claims", self.registry.claims()),
                 ("runtimes", self.registry.len()),
                 ("hosts", self.router.hosts()),
-                ("labels", self.authenticator.stored_labels()),
+                ("labels", self.registry.directory().owned_labels()),
                 (
                     "platform_questions",
                     self.authenticator.open_platform_queries(),

@@ -62,12 +62,15 @@ impl LiveSession {
             return Err(reason);
         }
         let grant = self.credential.grant();
-        let label = &grant.runtime.label;
+        let (runtime, label) = (&grant.runtime, &grant.runtime.label);
         let (instance, on_conflict) = (
             self.greeting.instance.id(),
             shared.on_conflict(&self.greeting),
         );
-        let precheck = shared.registry.precheck(label, instance, on_conflict).await;
+        let precheck = shared
+            .registry
+            .precheck(runtime, instance, on_conflict)
+            .await;
         let expires_in = grant.expires.map(|end| {
             let left = end.duration_since(SystemTime::now());
             left.unwrap_or_default()

@@ -310,7 +310,7 @@ impl Credential {
         result: Result<Grant, AuthRefusal>,
     ) {
         match result {
-            Ok(grant) if grant.runtime.label == self.grant.runtime.label => {
+            Ok(grant) if grant.runtime.is_same_runtime(&self.grant.runtime) => {
                 let left = |end: SystemTime| end.duration_since(SystemTime::now()).ok();
                 let left = grant.expires.and_then(left);
                 let (runtime, credential) = (grant.runtime.label.as_str(), &grant.credential);

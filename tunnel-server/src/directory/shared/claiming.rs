@@ -3,34 +3,33 @@
 use std::sync::Arc;
 
 use tokio::{sync::oneshot, time::Instant};
-use tunnel_proto::handshake::InstanceId;
 
 use super::{
-    super::{Claim, ClaimGuard, ClaimRefusal, OnConflict, WithoutDirectory, metrics::PROVISIONAL},
+    super::{
+        Claim, ClaimGuard, ClaimRefusal, Claimant, WithoutDirectory, metrics::PROVISIONAL,
+        owner::Right,
+    },
     Shared,
+    holds::{Hold, Holds},
     table::{Step, Table},
     writer::{ClaimAnswer, ClaimRequest},
 };
-use crate::runtimes::{RuntimeEntry, RuntimeLabel};
+use crate::runtimes::RuntimeLabel;
 
 /// How often a claim is decided again because another one was faster.
 pub(super) const ROUNDS: u32 = 5;
 
 impl Shared {
-    pub(crate) fn precheck(
-        &self,
-        label: &RuntimeLabel,
-        instance: &InstanceId,
-        on_conflict: OnConflict,
-    ) -> Result<(), ClaimRefusal> {
+    pub(crate) fn precheck(&self, claimant: Claimant<'_>) -> Result<(), ClaimRefusal> {
+        let (label, instance) = (&claimant.runtime.label, claimant.instance);
         let holds = self.holds.lock();
         let table = self.table.read();
-        if holds.get(label).is_some_and(|hold| {
-            hold.claim.instance == *instance && is_current(&table, label, &hold.claim)
-        }) {
+        let right = right(&holds, &table, claimant)?;
+        let hold = current(&holds, &table, label);
+        if right != Right::Overruling && hold.is_some_and(|hold| hold.claim.instance == *instance) {
             return Ok(());
         }
-        let step = table.decide(label.as_str(), instance, on_conflict, Instant::now())?;
+        let step = table.decide(label.as_str(), instance, right, Instant::now())?;
         let is_takeover = matches!(step, Step::Claim(_));
         let is_held = || {
             let is_own = holds.get(label).is_some();
@@ -46,23 +45,21 @@ impl Shared {
 
     pub(crate) async fn claim(
         self: &Arc<Self>,
-        runtime: &Arc<RuntimeEntry>,
-        instance: &InstanceId,
-        on_conflict: OnConflict,
+        claimant: Claimant<'_>,
     ) -> Result<ClaimGuard, ClaimRefusal> {
         for _ in 0..ROUNDS {
-            let step = match self.enter(runtime, instance, on_conflict)? {
+            let step = match self.enter(claimant)? {
                 Entered::Joined(guard) => return Ok(guard),
                 // It has the claim: only the record of this node is missing, and follows.
                 Entered::Next(Step::Hold(_)) if self.is_away() => {
-                    return self.claim_alone(runtime, instance);
+                    return self.claim_alone(claimant);
                 }
                 Entered::Next(step) => step,
             };
             let (answer, answered) = oneshot::channel();
             let request = ClaimRequest {
-                runtime: runtime.clone(),
-                instance: instance.clone(),
+                runtime: claimant.runtime.clone(),
+                instance: claimant.instance.clone(),
                 step,
                 answer,
             };
@@ -72,7 +69,7 @@ impl Shared {
             match answered.await {
                 Ok(ClaimAnswer::Claimed(guard)) => return Ok(guard),
                 Ok(ClaimAnswer::Outdated) => {}
-                Ok(ClaimAnswer::Away) => return self.claim_alone(runtime, instance),
+                Ok(ClaimAnswer::Away) => return self.claim_alone(claimant),
                 Err(_) => return Err(ClaimRefusal::Unavailable),
             }
         }
@@ -80,26 +77,23 @@ impl Shared {
     }
 
     /// Joins what this node holds for the instance already, or decides how it gets the runtime.
-    pub(super) fn enter(
-        self: &Arc<Self>,
-        runtime: &Arc<RuntimeEntry>,
-        instance: &InstanceId,
-        on_conflict: OnConflict,
-    ) -> Result<Entered, ClaimRefusal> {
-        let label = &runtime.label;
+    pub(super) fn enter(self: &Arc<Self>, claimant: Claimant<'_>) -> Result<Entered, ClaimRefusal> {
+        let (label, instance) = (&claimant.runtime.label, claimant.instance);
         let mut holds = self.holds.lock();
         let table = self.table.read();
-        let is_here = holds
-            .get(label)
-            .is_some_and(|hold| is_current(&table, label, &hold.claim));
-        if is_here && let Some((serial, claim, is_changed)) = holds.enter(label, instance) {
+        let right = right(&holds, &table, claimant)?;
+        let is_here = current(&holds, &table, label).is_some();
+        if is_here
+            && let Some((serial, claim, is_changed)) =
+                holds.enter(label, claimant.owner(), instance)
+        {
             drop((table, holds));
             if is_changed {
                 self.write(label);
             }
             return Ok(Entered::Joined(self.guard(label, claim, serial)));
         }
-        let step = table.decide(label.as_str(), instance, on_conflict, Instant::now())?;
+        let step = table.decide(label.as_str(), instance, right, Instant::now())?;
         Ok(Entered::Next(step))
     }
 
@@ -107,18 +101,20 @@ impl Shared {
     /// nobody holds. The claim follows, and gives way to any other that was made meanwhile.
     pub(super) fn claim_alone(
         self: &Arc<Self>,
-        runtime: &Arc<RuntimeEntry>,
-        instance: &InstanceId,
+        claimant: Claimant<'_>,
     ) -> Result<ClaimGuard, ClaimRefusal> {
+        let (runtime, instance) = (claimant.runtime, claimant.instance);
         let label = &runtime.label;
         let mut holds = self.holds.lock();
         let table = self.table.read();
+        let right = right(&holds, &table, claimant)?;
         let reported = table.peer_holds(label.as_str()).next();
         let reported = reported.map(|(_, _, hold)| hold.claim.clone());
         let current = reported.or_else(|| table.claim(label.as_str()));
-        let is_own = current
-            .as_ref()
-            .is_some_and(|claim| claim.instance == *instance);
+        let is_own = right != Right::Overruling
+            && current
+                .as_ref()
+                .is_some_and(|claim| claim.instance == *instance);
         let is_held = holds
             .get(label)
             .is_some_and(|hold| hold.claim.instance != *instance)
@@ -152,8 +148,17 @@ pub(super) enum Entered {
     Next(Step),
 }
 
-/// Whether a claim that this node holds is not replaced by another instance's.
-fn is_current(table: &Table, label: &RuntimeLabel, held: &Claim) -> bool {
-    let current = table.claim(label.as_str());
-    current.is_none_or(|claim| claim.instance == held.instance || claim.epoch <= held.epoch)
+/// What this node holds of a label, if it is not replaced by another instance's claim.
+fn current<'a>(holds: &'a Holds, table: &Table, label: &RuntimeLabel) -> Option<&'a Hold> {
+    holds.get(label).filter(|hold| {
+        let (current, held) = (hold.current(table, label), &hold.claim);
+        current.is_none_or(|claim| claim.instance == held.instance || claim.epoch <= held.epoch)
+    })
+}
+
+/// The right of a session to its label, by what this node holds, by the record, and by what other nodes hold without one.
+fn right(holds: &Holds, table: &Table, claimant: Claimant<'_>) -> Result<Right, ClaimRefusal> {
+    let label = &claimant.runtime.label;
+    let held = current(holds, table, label).map(Hold::owner);
+    claimant.right(held.or_else(|| table.owner(label)))
 }

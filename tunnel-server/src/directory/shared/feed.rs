@@ -167,7 +167,7 @@ pub(super) fn apply_page(shared: &Shared, page: &[KeyValue], revision: i64) -> V
     let mut table = shared.table.write();
     let effects = page
         .iter()
-        .filter_map(|kv| table.put(&kv.key, &kv.value, kv.mod_revision, moment));
+        .filter_map(|kv| table.put(&kv.key, &kv.value, kv, moment));
     effects.collect()
 }
 
@@ -335,7 +335,7 @@ pub(super) fn apply_events(shared: &Shared, events: &[Event]) -> Vec<Effect> {
         let kv = event.kv.as_ref()?;
         match event.is_delete() {
             true => table.delete(&kv.key, kv.mod_revision),
-            false => table.put(&kv.key, &kv.value, kv.mod_revision, moment),
+            false => table.put(&kv.key, &kv.value, kv, moment),
         }
     });
     effects.collect()

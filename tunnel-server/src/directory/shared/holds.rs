@@ -8,6 +8,7 @@ use tunnel_proto::handshake::InstanceId;
 use super::super::{
     Claim, Epoch,
     node::{Incarnation, NodeName},
+    owner::Owner,
 };
 use super::{record::HeldState, table::Table};
 use crate::runtimes::{AccountName, RuntimeLabel, RuntimeName};
@@ -53,10 +54,11 @@ impl Holds {
     pub(super) fn enter(
         &mut self,
         label: &RuntimeLabel,
+        owner: Owner,
         instance: &InstanceId,
     ) -> Option<(u64, Claim, bool)> {
         let hold = self.by_label.get_mut(label)?;
-        if hold.claim.instance != *instance || hold.is_superseded {
+        if hold.claim.instance != *instance || hold.owner() != owner || hold.is_superseded {
             return None;
         }
         hold.sessions += 1;
@@ -74,6 +76,7 @@ impl Holds {
     ) -> u64 {
         if let Some(hold) = self.by_label.get_mut(label)
             && hold.claim.instance == claim.instance
+            && hold.account == account
             && !hold.is_superseded
         {
             hold.sessions += 1;
@@ -165,7 +168,7 @@ impl Holds {
                 None => Action::Nothing,
             };
         };
-        let Some(current) = table.claim(label.as_str()) else {
+        let Some(current) = hold.current(table, label) else {
             return Action::Write;
         };
         if current.instance != hold.claim.instance {
@@ -191,6 +194,20 @@ impl Holds {
 }
 
 impl Hold {
+    /// The claim of the label, as far as it counts here. One for another runtime that does not overrule this one counts only
+    /// if this one has no record yet.
+    pub(super) fn current(&self, table: &Table, label: &RuntimeLabel) -> Option<Claim> {
+        match self.is_provisional {
+            true => table.claim(label.as_str()),
+            false => table.claim_for(label.as_str(), self.owner()),
+        }
+    }
+
+    /// The runtime that it is of.
+    pub(super) fn owner(&self) -> Owner {
+        Owner::of(&self.account)
+    }
+
     pub(super) fn state(&self) -> HeldState {
         HeldState::of(self.is_leaving)
     }

@@ -19,7 +19,7 @@ use serde::{Deserialize, Serialize};
 use tunnel_proto::handshake::InstanceId;
 
 use super::super::node::{Incarnation, NodeName};
-use crate::runtimes::{AccountName, RuntimeLabel, RuntimeName};
+use crate::runtimes::RuntimeLabel;
 
 /// The format of the records that this version reads and writes.
 pub(super) const FORMAT: u32 = 1;
@@ -92,8 +92,15 @@ pub(super) struct ClaimRecord {
     pub(super) instance: InstanceId,
     /// Drawn for each claim, so that the writer knows its own one after an answer was lost.
     pub(super) nonce: String,
+    /// The runtime that the label belongs to.
+    #[serde(default)]
     pub(super) account: String,
+    #[serde(default)]
     pub(super) runtime: String,
+    /// The label has been taken from another runtime on purpose since it was free: by a listed one, or back by the one that
+    /// had it. A node of a version that does not compare account and name writes over another runtime's record without it.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub(super) overrules: bool,
     /// The node that wrote it together with its own record, and its clock, for people.
     pub(super) node: String,
     pub(super) at_ms: u64,
@@ -213,13 +220,6 @@ impl Keys {
             }
             _ => None,
         }
-    }
-}
-
-impl ClaimRecord {
-    /// The runtime that the claim is for, as far as the record knows it.
-    pub(super) fn runtime(&self) -> Option<(AccountName, RuntimeName)> {
-        Some((self.account.parse().ok()?, self.runtime.parse().ok()?))
     }
 }
 

@@ -5,6 +5,7 @@
 //! after this node has applied its own write. A listing replaces what it has not got by merging: nothing disappears while
 //! it is read.
 
+mod claims;
 mod entries;
 mod holders;
 mod runtimes;
@@ -16,6 +17,7 @@ use std::{
 };
 
 use tokio::time::Instant;
+use tunnel_etcd::KeyValue;
 use tunnel_proto::handshake::InstanceId;
 
 use self::{
@@ -23,15 +25,14 @@ use self::{
     runtimes::Runtimes,
 };
 use super::super::{
-    Claim, ClaimRefusal, Epoch, OnConflict,
+    Epoch,
     node::{Incarnation, NodeName},
-    standing::Standing,
 };
 use super::peer_reports::PeerReports;
 use super::record::{
     ClaimRecord, ClusterRecord, HeldRecord, HeldState, Key, Keys, NodeRecord, decode,
 };
-use crate::runtimes::{AccountName, RuntimeLabel, RuntimeName};
+use crate::runtimes::RuntimeLabel;
 
 /// How far the generation stands above the revision in an epoch. etcd would need 8,900 years at 1,000 revisions a second
 /// to get there.
@@ -109,6 +110,17 @@ pub(super) struct NextClaim {
     pub(super) row: u32,
     pub(super) row_age: Duration,
     pub(super) superseded: VecDeque<InstanceId>,
+    /// The label has been taken from another runtime since it was free.
+    pub(super) overrules: bool,
+}
+
+/// The revisions of a key.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Revisions {
+    /// Of its last change.
+    changed: i64,
+    /// Of the change that made it.
+    created: i64,
 }
 
 /// When a record is applied, and how this node has got it.
@@ -126,6 +138,25 @@ pub(super) struct Read {
     pub(super) revision: i64,
     /// The wall clock, by which a record has an age; that counts for the wait after takeovers only.
     pub(super) at_ms: u64,
+}
+
+impl From<i64> for Revisions {
+    /// Those of a key whose value is taken as it is, because a node that compares owners has written or passed it on.
+    fn from(changed: i64) -> Self {
+        Self {
+            changed,
+            created: changed,
+        }
+    }
+}
+
+impl From<&KeyValue> for Revisions {
+    fn from(kv: &KeyValue) -> Self {
+        Self {
+            changed: kv.mod_revision,
+            created: kv.create_revision,
+        }
+    }
 }
 
 impl Moment {
@@ -162,14 +193,16 @@ impl Table {
         &mut self,
         key: &[u8],
         value: &[u8],
-        revision: i64,
+        revisions: impl Into<Revisions>,
         moment: Moment,
     ) -> Option<Effect> {
+        let revisions = revisions.into();
+        let revision = revisions.changed;
         match self.keys.parse(key)? {
             Key::Cluster => self.put_cluster(value, revision, moment),
             Key::Node(name) => self.put_node(name, decode(value)?, revision, moment),
             Key::Challenge(name) => moment.read.is_none().then_some(Effect::Challenge(name)),
-            Key::Claim(label) => self.put_claim(label, decode(value)?, revision, moment),
+            Key::Claim(label) => self.put_claim(label, decode(value)?, revisions, moment),
             Key::Held(node, incarnation, label) => {
                 let record: HeldRecord = decode(value)?;
                 let held = HeldEntry {
@@ -232,23 +265,29 @@ impl Table {
         &mut self,
         label: RuntimeLabel,
         record: ClaimRecord,
-        revision: i64,
+        revisions: Revisions,
         moment: Moment,
     ) -> Option<Effect> {
         let (round, restored_in) = (self.round, self.restored_in);
+        let revision = revisions.changed;
         let records = self.runtimes.get_or_insert(&label);
-        if let Some(known) = &mut records.claim
-            && known.revision >= revision
-            && known.round >= restored_in
-            && !moment.undoes(known.revision, revision)
-        {
-            known.round = round;
-            return None;
+        let known = records
+            .claim
+            .as_mut()
+            .filter(|known| known.round >= restored_in && !moment.undoes(known.revision, revision));
+        let mut owner = None;
+        if let Some(known) = known {
+            if known.revision >= revision {
+                known.round = round;
+                return None;
+            }
+            // The label was not free in between.
+            owner = known.owner.filter(|_| revisions.created <= known.revision);
         }
         let read = moment.read;
         let age_ms = read.map_or(0, |read| read.at_ms.saturating_sub(record.at_ms));
         let age = Duration::from_millis(age_ms);
-        let claim = ClaimEntry::new(&label, record, (revision, round), age, moment.now);
+        let claim = ClaimEntry::new(&label, record, owner, (revision, round), age, moment.now);
         records.claim = Some(claim);
         Some(Effect::Runtime(label))
     }
@@ -457,32 +496,6 @@ impl Table {
         revision < self.cluster_revision
     }
 
-    /// The revision of a claim of this epoch, if it can be in etcd.
-    pub(super) fn revision(&self, epoch: Epoch) -> Option<i64> {
-        let revision = epoch.0 & ((1 << GENERATION_SHIFT) - 1);
-        let revision = i64::try_from(revision).ok()?;
-        (self.epoch(revision) == epoch).then_some(revision)
-    }
-
-    /// The claim of a runtime, held or not.
-    pub(super) fn claim(&self, label: &str) -> Option<Claim> {
-        let claim = self.runtimes.get(label)?.claim.as_ref()?;
-        Some(Claim {
-            instance: claim.instance.clone(),
-            epoch: self.epoch(claim.revision),
-        })
-    }
-
-    /// The label of a runtime that has a claim, with its account and name.
-    pub(super) fn runtime(&self, label: &str) -> Option<(RuntimeLabel, AccountName, RuntimeName)> {
-        let claimed = || {
-            let (label, records) = self.runtimes.get_key_value(label)?;
-            let (account, name) = records.claim.as_ref()?.runtime(label)?;
-            Some((label.clone(), account, name))
-        };
-        claimed().or_else(|| self.peer_reports.runtime(label))
-    }
-
     /// The value of the cluster's record; empty before it is known.
     pub(super) fn cluster(&self) -> &[u8] {
         &self.cluster
@@ -516,76 +529,5 @@ impl Table {
     pub(super) fn nodes(&self) -> impl Iterator<Item = (&NodeName, Incarnation, &NodeRecord)> {
         let nodes = self.nodes.iter();
         nodes.map(|(name, node)| (name, node.incarnation, &node.record))
-    }
-
-    /// What decides about the next claim; `None` while no node holds the runtime.
-    pub(super) fn standing(&self, label: &str) -> Option<Standing> {
-        let records = self.runtimes.get(label)?;
-        let entry = records.claim.as_ref()?;
-        let mut is_held = false;
-        let mut is_leaving = true;
-        for (held, _) in self.live(records) {
-            is_held = true;
-            is_leaving &= held.state == HeldState::Leaving;
-        }
-        is_held.then(|| Standing {
-            claim: Claim {
-                instance: entry.instance.clone(),
-                epoch: self.epoch(entry.revision),
-            },
-            contention: entry.contention(),
-            is_leaving,
-            superseded: entry.superseded(),
-        })
-    }
-
-    /// Whether and how an instance gets a runtime now. A claim that a restore of etcd has outlived is made again, since nodes
-    /// may have seen a greater epoch.
-    pub(super) fn decide(
-        &self,
-        label: &str,
-        instance: &InstanceId,
-        on_conflict: OnConflict,
-        now: Instant,
-    ) -> Result<Step, ClaimRefusal> {
-        let entry = self
-            .runtimes
-            .get(label)
-            .and_then(|records| records.claim.as_ref());
-        let seen = entry.map_or(0, |claim| claim.revision);
-        let Some(standing) = self.standing(label) else {
-            // A free runtime has no history: the instance that had it last gets it by its old claim only if that has none.
-            let is_own = |claim: &&ClaimEntry| {
-                claim.instance == *instance
-                    && !self.is_outlived(claim.revision)
-                    && !claim.has_takeovers()
-            };
-            return Ok(match entry.filter(is_own) {
-                Some(claim) => Step::Hold(claim.revision),
-                None => Step::Claim(NextClaim {
-                    seen,
-                    ..NextClaim::default()
-                }),
-            });
-        };
-        standing.precheck(instance, on_conflict, now)?;
-        let next = match standing.claim.instance == *instance {
-            true if !self.is_outlived(seen) => return Ok(Step::Hold(seen)),
-            true => standing,
-            false => {
-                let next = Claim {
-                    instance: instance.clone(),
-                    epoch: standing.claim.epoch,
-                };
-                standing.succeeded_by(next, now)
-            }
-        };
-        let (row, row_age) = next.contention.parts(now);
-        Ok(Step::Claim(NextClaim {
-            seen,
-            row,
-            row_age,
-            superseded: next.superseded,
-        }))
     }
 }

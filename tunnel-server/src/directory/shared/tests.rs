@@ -14,13 +14,15 @@ use tunnel_ops::tls_files::{Roots, client_config};
 use tunnel_proto::handshake::{InstanceId, InstanceSecret};
 
 use super::{
-    super::{ClaimRefusal, OnConflict, claims::Claims},
+    super::{ClaimRefusal, Claimant, OnConflict, claims::Claims},
     claiming::{Entered, ROUNDS},
     record::{ClusterRecord, encode},
     writer::ClaimAnswer,
     *,
 };
 use crate::runtimes::RuntimeEntry;
+
+mod labels;
 
 /// A store with etcd's transactions.
 #[derive(Default)]
@@ -84,9 +86,11 @@ impl Store {
     }
 
     fn put(&mut self, key: &[u8], value: &[u8]) {
+        let known = self.keys.get(key);
         let kv = KeyValue {
             key: key.to_vec().into(),
             value: value.to_vec().into(),
+            create_revision: known.map_or(self.revision, |kv| kv.create_revision),
             mod_revision: self.revision,
             ..KeyValue::default()
         };
@@ -124,6 +128,11 @@ fn event(kind: EventKind, kv: KeyValue) -> Event {
 }
 
 fn node(number: usize) -> Arc<Shared> {
+    run_of(number, 1)
+}
+
+/// One of the runs of a node.
+fn run_of(number: usize, run: u64) -> Arc<Shared> {
     let client = Client::new(Settings {
         members: vec!["http://127.0.0.1:1".parse().unwrap()],
         tls: client_config(&Roots::none(), None, &[]).unwrap(),
@@ -137,7 +146,7 @@ fn node(number: usize) -> Arc<Shared> {
         without_directory: WithoutDirectory::Accept,
     };
     let metrics = crate::metrics::Metrics::new().unwrap().directory.clone();
-    Shared::new(client, "/t/", node, number as u64 + 1, metrics)
+    Shared::new(client, "/t/", node, 100 * number as u64 + run, metrics)
 }
 
 /// Nodes that share a store, and learn of every change at once.
@@ -156,13 +165,26 @@ impl Nodes {
             cut_off: None,
         };
         for node in nodes.nodes.clone() {
-            nodes.store.revision += 1;
-            let key = node.keys.node(&node.node.name);
-            nodes.store.put(key.as_bytes(), &encode(&node.record(0)));
+            nodes.register(&node);
         }
         nodes.store.set_generation(0);
         nodes.list(false);
         nodes
+    }
+
+    fn register(&mut self, node: &Shared) {
+        self.store.revision += 1;
+        let key = node.keys.node(&node.node.name);
+        self.store.put(key.as_bytes(), &encode(&node.record(0)));
+    }
+
+    /// Starts a node again, which reads all.
+    fn restart(&mut self, number: usize, run: u64) {
+        let node = run_of(number, run);
+        self.register(&node);
+        self.nodes[number] = node;
+        self.list(false);
+        self.write_all();
     }
 
     fn deliver(&mut self) {
@@ -213,9 +235,18 @@ impl Nodes {
         instance: &InstanceId,
         on_conflict: OnConflict,
     ) -> Result<ClaimGuard, ClaimRefusal> {
+        let runtime = entry();
+        self.claim_by(number, claimant(&runtime, instance, on_conflict))
+    }
+
+    fn claim_by(
+        &mut self,
+        number: usize,
+        claimant: Claimant<'_>,
+    ) -> Result<ClaimGuard, ClaimRefusal> {
         let node = self.nodes[number].clone();
         for _ in 0..ROUNDS {
-            let step = match node.enter(&entry(), instance, on_conflict)? {
+            let step = match node.enter(claimant)? {
                 Entered::Joined(guard) => {
                     self.write(number, Vec::new());
                     return Ok(guard);
@@ -224,8 +255,8 @@ impl Nodes {
             };
             let (answer, mut answered) = oneshot::channel();
             let request = ClaimRequest {
-                runtime: entry(),
-                instance: instance.clone(),
+                runtime: claimant.runtime.clone(),
+                instance: claimant.instance.clone(),
                 step,
                 answer,
             };
@@ -244,6 +275,25 @@ fn entry() -> Arc<RuntimeEntry> {
     let domain = "tunnels.localhost".parse().unwrap();
     let runtimes = crate::runtimes::Runtimes::parse(&file, &domain).unwrap();
     runtimes.iter().next().unwrap().clone()
+}
+
+/// A runtime of a credential, as which no file lists it.
+fn claimant<'a>(
+    runtime: &'a Arc<RuntimeEntry>,
+    instance: &'a InstanceId,
+    on_conflict: OnConflict,
+) -> Claimant<'a> {
+    Claimant {
+        runtime,
+        is_listed: false,
+        instance,
+        on_conflict,
+    }
+}
+
+fn claim_alone(node: &Arc<Shared>, number: u8) -> Result<ClaimGuard, ClaimRefusal> {
+    let (runtime, instance) = (entry(), instance(number));
+    node.claim_alone(claimant(&runtime, &instance, OnConflict::Supersede))
 }
 
 fn instance(number: u8) -> InstanceId {
@@ -296,7 +346,8 @@ async fn compare_with_memory(steps: Vec<Happening>) {
                     false => OnConflict::Supersede,
                 };
                 let instance = instance(number);
-                let expected = model.claim(&label, &instance, on_conflict, Instant::now());
+                let (runtime, now) = (entry(), Instant::now());
+                let expected = model.claim(claimant(&runtime, &instance, on_conflict), now);
                 match (nodes.claim(node, &instance, on_conflict), expected) {
                     (Ok(guard), Ok(model)) => held.push(Both {
                         guard,
@@ -520,7 +571,7 @@ async fn what_is_held_while_etcd_is_away_is_reported_and_dies_with_the_link() {
     let nodes = Nodes::new(2);
     let (one, two) = (nodes.nodes[0].clone(), nodes.nodes[1].clone());
     let label = entry().label.clone();
-    let held = one.claim_alone(&entry(), &instance(1)).unwrap();
+    let held = claim_alone(&one, 1).unwrap();
     for node in [&one, &two] {
         let error = EtcdError::LeaseEnded;
         node.on_unanswered(Unanswered::Writes, &error);
@@ -532,13 +583,10 @@ async fn what_is_held_while_etcd_is_away_is_reported_and_dies_with_the_link() {
     let (epoch, holders) = two.holders(label.as_str()).unwrap();
     assert_eq!((epoch, holders.len()), (held.claim().epoch, 1));
     assert!(two.runtime(label.as_str()).is_some());
-    let refused = two.claim_alone(&entry(), &instance(2));
+    let refused = claim_alone(&two, 2);
     assert_eq!(refused.err(), Some(ClaimRefusal::Unavailable));
     // One more session of the instance.
-    assert_eq!(
-        two.claim_alone(&entry(), &instance(1)).unwrap().claim(),
-        held.claim()
-    );
+    assert_eq!(claim_alone(&two, 1).unwrap().claim(), held.claim());
     // The node whose lease has ended is still there.
     two.table
         .write()
@@ -568,7 +616,8 @@ async fn what_a_node_held_that_does_not_report_is_free_while_etcd_is_away() {
     two.on_unanswered(Unanswered::Writes, &EtcdError::LeaseEnded);
     // Renewals of the lease say nothing of writes.
     two.on_answered(Unanswered::Renewals);
-    let newer = || two.precheck(&entry().label, &instance(2), OnConflict::Supersede);
+    let (runtime, id) = (entry(), instance(2));
+    let newer = || two.precheck(claimant(&runtime, &id, OnConflict::Supersede));
     let receive = |from: &Arc<Shared>| {
         let mut received = ReceivedReports::new(two.clone(), from.node.name.clone());
         report(from, &two, &mut SentReports::default(), &mut received);
@@ -580,7 +629,7 @@ async fn what_a_node_held_that_does_not_report_is_free_while_etcd_is_away() {
     let first = receive(&one);
     assert!(newer().is_err());
     drop(first);
-    let _newer = two.claim_alone(&entry(), &instance(2)).unwrap();
+    let _newer = claim_alone(&two, 2).unwrap();
     two.on_answered(Unanswered::Writes);
     nodes.write(1, Vec::new());
     for node in [&two, &three] {
@@ -604,7 +653,7 @@ async fn a_holder_that_reports_again_keeps_its_runtimes() {
     };
     let _third = receive(2);
     two.on_unanswered(Unanswered::Writes, &EtcdError::LeaseEnded);
-    let _newer = two.claim_alone(&entry(), &instance(2)).unwrap();
+    let _newer = claim_alone(&two, 2).unwrap();
     let _first = receive(0);
     assert!(two.holds.lock().get(&entry().label).is_none());
 }
@@ -702,6 +751,7 @@ fn a_million_runtimes() {
             nonce: writer::nonce(),
             account,
             runtime,
+            overrules: false,
             node: node.to_string(),
             at_ms: wall_ms(),
             row: 0,

@@ -20,6 +20,7 @@ use super::{
     super::{
         Claim, ClaimGuard, OnConflict,
         metrics::{FAILED, LOST, WON},
+        owner::Right,
     },
     Shared, Unanswered, event_now, read_now,
     record::{ClaimRecord, HeldRecord, HeldState, decode, encode},
@@ -244,27 +245,28 @@ impl Shared {
             return Some(Item { label, kind, txn });
         };
         let instance = &hold.claim.instance;
-        let current = table.claim(label.as_str());
-        let seen = current
-            .as_ref()
-            .and_then(|claim| table.revision(claim.epoch));
-        let (txn, record) = match (&current, seen) {
-            (Some(claim), Some(revision))
-                if claim.instance == *instance && claim.epoch >= hold.epoch() =>
-            {
-                (self.hold(&label, revision, hold.state()), None)
+        let current = hold.current(&table, &label);
+        let seen = table.claim_revision(label.as_str());
+        let (txn, record) = match &current {
+            Some(claim) if claim.instance == *instance && claim.epoch >= hold.epoch() => {
+                (self.hold(&label, seen, hold.state()), None)
             }
-            (Some(claim), _) if claim.instance != *instance && claim.epoch > hold.epoch() => {
+            Some(claim) if claim.instance != *instance && claim.epoch > hold.epoch() => {
                 return None;
             }
             _ => {
                 // The rules for sessions that dial decide about the history; what is held stays whatever they say.
-                let on_conflict = OnConflict::Supersede;
-                let decided = table.decide(label.as_str(), instance, on_conflict, Instant::now());
+                let is_rival = table.is_rival(label.as_str(), hold.owner());
+                let right = match is_rival {
+                    true => Right::Overruling,
+                    false => Right::Own(OnConflict::Supersede),
+                };
+                let decided = table.decide(label.as_str(), instance, right, Instant::now());
                 let next = match decided {
                     Ok(Step::Claim(next)) => next,
                     _ => NextClaim {
-                        seen: seen.unwrap_or(0),
+                        seen,
+                        overrules: is_rival,
                         ..NextClaim::default()
                     },
                 };
@@ -291,6 +293,7 @@ impl Shared {
             nonce: nonce(),
             account: account.to_string(),
             runtime: name.to_string(),
+            overrules: next.overrules,
             node: self.node.name.to_string(),
             at_ms: wall_ms(),
             row: next.row,
@@ -436,7 +439,7 @@ impl Shared {
             match answer.first_read() {
                 Some(read) => {
                     let moment = read_now(revision);
-                    table.put(&read.key, &read.value, read.mod_revision, moment)
+                    table.put(&read.key, &read.value, read, moment)
                 }
                 None => table.delete(self.keys.claim(label).as_bytes(), revision),
             }

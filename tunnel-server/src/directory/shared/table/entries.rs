@@ -11,6 +11,7 @@ use super::super::{
     super::{
         contention::Contention,
         node::{Incarnation, NodeName},
+        owner::Owner,
     },
     record::{ClaimRecord, HeldState},
 };
@@ -30,8 +31,13 @@ pub(super) struct ClaimEntry {
     pub(super) revision: i64,
     pub(super) round: u32,
     pub(super) instance: InstanceId,
-    /// The length of the account's name, with which the label begins; `None` if the record names another runtime.
-    account: Option<u8>,
+    /// The runtime that the label belongs to; `None` if no record has named it.
+    pub(super) owner: Option<Owner>,
+    /// The record is for another runtime, and was written over the owner's by a node of a version that does not compare them:
+    /// it counts for nothing but its revision.
+    pub(super) is_usurped: bool,
+    /// As in the record.
+    pub(super) overrules: bool,
     /// `None` if nobody has lost the runtime since it was free.
     takeovers: Option<Box<Takeovers>>,
 }
@@ -70,18 +76,17 @@ impl RuntimeRecords {
 }
 
 impl ClaimEntry {
-    /// The claim of a record. `age` is how long ago it was written.
+    /// The claim of a record. `owner` is the runtime whose record was there before, `age` how long ago this one was written.
     pub(super) fn new(
         label: &RuntimeLabel,
         record: ClaimRecord,
+        owner: Option<Owner>,
         (revision, round): (i64, u32),
         age: Duration,
         now: Instant,
     ) -> Self {
-        let account = record.runtime().filter(|(account, runtime)| {
-            RuntimeLabel::new(account, runtime).is_ok_and(|named| named == *label)
-        });
-        let account = account.and_then(|(account, _)| u8::try_from(account.as_str().len()).ok());
+        let named = Owner::named(label, &record.account, &record.runtime);
+        let owner = owner.filter(|_| !record.overrules).or(named);
         let is_first = record.row == 0 && record.superseded.is_empty();
         let age = age.saturating_add(Duration::from_millis(record.row_age_ms));
         let takeovers = (!is_first).then(|| {
@@ -95,16 +100,16 @@ impl ClaimEntry {
             revision,
             round,
             instance: record.instance,
-            account,
+            owner,
+            is_usurped: named.is_some() && named != owner,
+            overrules: record.overrules,
             takeovers,
         }
     }
 
     /// The account and the name of the runtime, whose label this is.
     pub(super) fn runtime(&self, label: &RuntimeLabel) -> Option<(AccountName, RuntimeName)> {
-        let (account, rest) = label.as_str().split_at_checked(self.account?.into())?;
-        let name = rest.strip_prefix('-')?;
-        Some((account.parse().ok()?, name.parse().ok()?))
+        self.owner?.names(label)
     }
 
     pub(super) fn has_takeovers(&self) -> bool {
@@ -139,6 +144,7 @@ impl ClaimEntry {
             nonce: String::new(),
             account,
             runtime,
+            overrules: self.overrules,
             node: node.map(ToString::to_string).unwrap_or_default(),
             at_ms: 0,
             row,

@@ -75,6 +75,7 @@ impl Table {
         let records = self.runtimes.get(label);
         let is_held = records.is_some_and(|records| self.live(records).next().is_some());
         let claim = records.and_then(|records| records.claim.as_ref());
+        let claim = claim.filter(|claim| !claim.is_usurped);
         self.peer_reports.holds(label).filter(move |(_, _, hold)| {
             claim.is_none_or(|claim| claim.instance == hold.claim.instance) || !is_held
         })
@@ -105,7 +106,9 @@ impl Table {
                         && held.run.incarnation == incarnation
                         && held.epoch != claim.revision
                 };
-                let is_taken = claim.revision > after && records.held.iter().any(is_older);
+                let is_taken = claim.revision > after
+                    && !claim.is_usurped
+                    && records.held.iter().any(is_older);
                 is_taken.then_some((label, claim, &records.held))
             })
             .collect();
@@ -124,7 +127,8 @@ impl Table {
         &'a self,
         records: &'a RuntimeRecords,
     ) -> impl Iterator<Item = (&'a HeldEntry, &'a NodeRecord)> {
-        let epoch = records.claim.as_ref().map(|claim| claim.revision);
+        let claim = records.claim.as_ref().filter(|claim| !claim.is_usurped);
+        let epoch = claim.map(|claim| claim.revision);
         let of_claim = move |held: &&HeldEntry| Some(held.epoch) == epoch;
         records
             .held
