@@ -51,7 +51,7 @@ pub(crate) use self::{
 };
 use crate::{
     lock::Mutex,
-    runtimes::{AccountName, RuntimeEntry, RuntimeLabel},
+    runtimes::{AccountName, RuntimeEntry, RuntimeLabel, RuntimeName},
 };
 
 /// What happens when an instance claims a runtime that another one holds.
@@ -241,26 +241,33 @@ impl Directory {
         }
     }
 
-    /// The claims in memory, for a process that takes this server's listeners over.
-    pub(crate) fn handed(&self) -> Vec<(RuntimeLabel, HandedClaim)> {
+    /// The runtimes whose labels are known in memory, with the claims of those that are held, for a process that takes this
+    /// server's listeners over.
+    pub(crate) fn handed(&self) -> Vec<(AccountName, RuntimeName, Option<HandedClaim>)> {
         let ClaimStore::Memory(claims) = &self.store else {
             return Vec::new();
         };
-        let (standings, now) = (claims.lock().standings(), Instant::now());
-        let handed = standings.into_iter();
-        handed
-            .map(|(label, standing)| (label, HandedClaim::of(standing, now)))
-            .collect()
+        let (handed, now) = (claims.lock().handed(), Instant::now());
+        let handed = handed.into_iter().filter_map(|(label, owner, standing)| {
+            let (account, name) = owner.names(&label)?;
+            let claim = standing.map(|standing| HandedClaim::of(standing, now));
+            Some((account, name, claim))
+        });
+        handed.collect()
     }
 
-    /// Takes over a claim of a process whose listeners this server takes over. The label belongs to its runtime, which is of
-    /// this account.
-    pub(crate) fn expect(&self, runtime: RuntimeLabel, account: &AccountName, claim: HandedClaim) {
+    /// Takes over a label of a process whose listeners this server takes over, and the claim if it is held there. It belongs to
+    /// the runtime of this account.
+    pub(crate) fn expect(
+        &self,
+        label: RuntimeLabel,
+        account: &AccountName,
+        claim: Option<HandedClaim>,
+    ) {
         if let ClaimStore::Memory(claims) = &self.store {
             let (now, owner) = (Instant::now(), Owner::of(account));
-            claims
-                .lock()
-                .expect(runtime, owner, claim.standing(now), now);
+            let standing = claim.map(|claim| claim.standing(now));
+            claims.lock().expect(label, owner, standing, now);
         }
     }
 

@@ -25,7 +25,7 @@ use tunnel_proto::{
     control::RoutesSummary, handshake::InstanceId, problem::Problem, session::Session,
 };
 
-pub(crate) use self::handover::HandedRuntime;
+pub(crate) use self::handover::HandedRuntimes;
 use crate::{
     auth::Grant,
     budget::{Budget, NodeBudget, usage::Usage},

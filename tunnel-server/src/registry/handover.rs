@@ -9,56 +9,69 @@ use super::{Registry, Slot};
 use crate::{
     directory::{EXPECTED, HandedClaim},
     events::{Event, EventKind},
-    runtimes::{RuntimeEntry, RuntimeLabel, RuntimeLimits},
+    runtimes::{AccountName, RuntimeEntry, RuntimeLabel, RuntimeLimits, RuntimeName},
     tunnel::Tunnel,
 };
 
+/// What one process hands to the next.
+#[derive(Debug, Default, Serialize, Deserialize)]
+pub(crate) struct HandedRuntimes {
+    /// Those that instances hold.
+    runtimes: Vec<HandedRuntime>,
+    /// Those that nobody holds, and whose labels no other runtime is to get. An earlier version hands none over.
+    #[serde(default)]
+    offline: Vec<HandedName>,
+}
+
 /// A runtime that an instance holds.
 #[derive(Debug, Serialize, Deserialize)]
-pub(crate) struct HandedRuntime {
+struct HandedRuntime {
+    #[serde(flatten)]
+    name: HandedName,
+    claim: HandedClaim,
+}
+
+/// Whose a label is.
+#[derive(Debug, Serialize, Deserialize)]
+struct HandedName {
     account: String,
     runtime: String,
-    claim: HandedClaim,
+}
+
+impl HandedName {
+    fn parse(&self) -> Option<(AccountName, RuntimeName, RuntimeLabel)> {
+        let (account, name) = (self.account.parse().ok()?, self.runtime.parse().ok()?);
+        let label = RuntimeLabel::new(&account, &name).ok()?;
+        Some((account, name, label))
+    }
 }
 
 impl Registry {
     /// Hands over the runtimes that are held. From now on the other process says which runtimes are online and offline:
     /// sessions end here because they move there.
-    pub(crate) fn hand_over(&self) -> Vec<HandedRuntime> {
-        let handed = self.held();
+    pub(crate) fn hand_over(&self) -> HandedRuntimes {
+        let mut handed = HandedRuntimes::default();
+        for (account, name, claim) in self.directory.handed() {
+            let name = HandedName {
+                account: account.to_string(),
+                runtime: name.to_string(),
+            };
+            match claim {
+                Some(claim) => handed.runtimes.push(HandedRuntime { name, claim }),
+                None => handed.offline.push(name),
+            }
+        }
         // After it: one that went offline in between is reported here, and again there if its client does not come back. One
         // that came online in between is reported here, and not expected there.
         self.is_handed.store(true, Ordering::Relaxed);
         handed
     }
 
-    fn held(&self) -> Vec<HandedRuntime> {
-        let claims = self.directory.handed().into_iter();
-        let runtimes = claims.filter_map(|(label, claim)| {
-            let slot = self.slot(label.as_str())?;
-            let entry = slot.entry();
-            Some(HandedRuntime {
-                account: entry.account.to_string(),
-                runtime: entry.name.to_string(),
-                claim,
-            })
-        });
-        runtimes.collect()
-    }
-
-    /// Takes over runtimes that are held at another process, whose clients are about to come. Also one that only a
-    /// credential has named is known from now on, so that its requests wait for its client.
-    pub(crate) fn expect(&self, runtimes: Vec<HandedRuntime>) {
-        for HandedRuntime {
-            account,
-            runtime,
-            claim,
-        } in runtimes
-        {
-            let (Ok(account), Ok(name)) = (account.parse(), runtime.parse()) else {
-                continue;
-            };
-            let Ok(label) = RuntimeLabel::new(&account, &name) else {
+    /// Takes over runtimes that are held at another process, whose clients are about to come, and the owners of labels. Also a
+    /// runtime that only a credential has named is known from now on, so that its requests wait for its client.
+    pub(crate) fn expect(&self, handed: HandedRuntimes) {
+        for HandedRuntime { name, claim } in handed.runtimes {
+            let Some((account, name, label)) = name.parse() else {
                 continue;
             };
             let entry = Arc::new(RuntimeEntry {
@@ -71,7 +84,11 @@ impl Registry {
             });
             let slot = self.slot_of(&mut self.slots.write(), &entry);
             slot.state.lock().expected_until = Some(Instant::now() + EXPECTED);
-            self.directory.expect(label, &entry.account, claim);
+            self.directory.expect(label, &entry.account, Some(claim));
+        }
+        let offline = handed.offline.iter().filter_map(HandedName::parse);
+        for (account, _, label) in offline {
+            self.directory.expect(label, &account, None);
         }
     }
 
@@ -203,6 +220,12 @@ mod tests {
         advance(2 * EXPECTED).await;
         newer.sweep();
         assert!(refused().await.is_some(), "its client comes late");
+        let third = unlisted_registry();
+        third.expect(newer.hand_over());
+        assert!(
+            join_as(&third, &other, 2).await.is_err(),
+            "it is offline at the upgrade"
+        );
         assert!(join_as(&newer, &owner, 1).await.is_ok());
         newer.list(&other);
         assert!(join_as(&newer, &owner, 1).await.is_err());

@@ -34,7 +34,7 @@ use self::successor::{Program, UpgradeError};
 use super::{parts::Parts, reload::EmptyList};
 use crate::{
     events::{Event, EventKind},
-    registry::{HandedRuntime, Registry},
+    registry::{HandedRuntimes, Registry},
 };
 
 /// The environment variable that makes a process a successor: the predecessor's process id.
@@ -145,10 +145,7 @@ enum SuccessorReport {
 #[serde(rename_all = "lowercase")]
 enum PredecessorOrder {
     /// Accept tunnel clients, and answer at the admin listener.
-    Tunnels {
-        /// Those that are held at the predecessor.
-        runtimes: Vec<HandedRuntime>,
-    },
+    Tunnels(HandedRuntimes),
     /// Accept platform clients.
     Public,
 }

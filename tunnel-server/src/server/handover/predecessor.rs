@@ -12,7 +12,7 @@ use tokio::{
 };
 
 use super::{LINE_BYTES, PredecessorOrder, SuccessorReport, VARIABLE};
-use crate::{registry::HandedRuntime, server::reload::EmptyList};
+use crate::{registry::HandedRuntimes, server::reload::EmptyList};
 
 /// The process that hands its listeners over to this one.
 #[derive(Debug)]
@@ -69,12 +69,12 @@ impl Predecessor {
 }
 
 impl Channel {
-    /// Waits until tunnel clients may be accepted, and returns who holds which runtime: nobody, as far as is known, if the
-    /// predecessor has ended.
-    pub(in crate::server) async fn tunnels(&mut self) -> Vec<HandedRuntime> {
+    /// Waits until tunnel clients may be accepted, and returns who holds which runtime, and whose the labels are: nobody and
+    /// nobody's, as far as is known, if the predecessor has ended.
+    pub(in crate::server) async fn tunnels(&mut self) -> HandedRuntimes {
         match self.next().await {
-            Some(PredecessorOrder::Tunnels { runtimes }) => runtimes,
-            Some(PredecessorOrder::Public) | None => Vec::new(),
+            Some(PredecessorOrder::Tunnels(runtimes)) => runtimes,
+            Some(PredecessorOrder::Public) | None => HandedRuntimes::default(),
         }
     }
 

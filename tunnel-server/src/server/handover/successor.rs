@@ -21,7 +21,7 @@ use tunnel_ops::inherited;
 
 use super::{LINE_BYTES, PredecessorOrder, SuccessorReport, VARIABLE};
 use crate::{
-    registry::HandedRuntime,
+    registry::HandedRuntimes,
     server::reload::{ApplyError, EmptyList},
 };
 
@@ -182,9 +182,9 @@ impl Successor {
     }
 
     /// Has it accept tunnel clients, and answer at the admin listener. From now on it is on its own.
-    pub(in crate::server) async fn serve_tunnels(&mut self, runtimes: Vec<HandedRuntime>) {
+    pub(in crate::server) async fn serve_tunnels(&mut self, runtimes: HandedRuntimes) {
         self.is_serving = true;
-        self.order(&PredecessorOrder::Tunnels { runtimes }).await;
+        self.order(&PredecessorOrder::Tunnels(runtimes)).await;
     }
 
     /// Has it accept platform clients.
