@@ -34,6 +34,7 @@ mod http2_malformed;
 mod http2_upgrade;
 mod informational;
 mod jwt_keys;
+mod labels;
 mod lasting;
 mod limits;
 mod long_streams;

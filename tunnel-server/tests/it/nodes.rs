@@ -44,7 +44,7 @@ async fn node(etcd: &Etcd, name: &str) -> Rig {
     node_with(etcd, name, |_| {}).await
 }
 
-async fn node_with(etcd: &Etcd, name: &str, change: impl FnOnce(&mut Config)) -> Rig {
+pub(crate) async fn node_with(etcd: &Etcd, name: &str, change: impl FnOnce(&mut Config)) -> Rig {
     let shared = shared(etcd, name);
     let rig = Rig::with(|config| {
         config.shared_directory = Some(shared);
