@@ -42,9 +42,18 @@ impl Issuer {
 
     /// A token as [`Issuer::token`] makes it, for another audience.
     pub fn token_for(&self, audience: &str, runtime: &str, expires: u64) -> String {
+        self.sign(audience, ("demo", runtime), expires)
+    }
+
+    /// A token for this account and runtime.
+    pub fn token_of(&self, account: &str, runtime: &str) -> String {
+        self.sign(AUDIENCE, (account, runtime), LATE)
+    }
+
+    fn sign(&self, audience: &str, (account, runtime): (&str, &str), expires: u64) -> String {
         let claims = json!({
             "iss": ISSUER, "aud": audience, "sub": "test", "jti": format!("id-of-{runtime}"),
-            "iat": 1_700_000_000, "exp": expires, "account": "demo", "runtime": runtime,
+            "iat": 1_700_000_000, "exp": expires, "account": account, "runtime": runtime,
         });
         let part = |value: &Value| URL_SAFE_NO_PAD.encode(value.to_string());
         let head = json!({"alg": "EdDSA", "typ": "JWT", "kid": "one"});

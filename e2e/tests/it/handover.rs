@@ -16,10 +16,12 @@ use e2e::{
     deadline::{SOON, eventually, within},
     entry::Entry,
     http1::End,
+    issuer::{AUDIENCE, ISSUER, Issuer, LATE},
     load::{ExchangeKind, Load, Plan},
     platform::PlatformClient,
     program::{Program, Signal, built},
     raw::RawClient,
+    stranger::Stranger,
     system::{Options, System},
     upstream::Upstream,
 };
@@ -412,6 +414,54 @@ async fn a_client_that_is_replaced_during_an_upgrade_keeps_the_runtime() {
     // Requests of open connections to the old process may find no session there any more.
     load.wait_progress(10).await;
     eprintln!("{}", load.finish().await);
+}
+
+/// `demo` + `corp-app` and `demo-corp` + `app` have one label. Clients of the second one dial again and again.
+#[tokio::test]
+async fn a_label_stays_with_its_runtime_during_an_upgrade() {
+    let (upstream, issuer) = (Upstream::start().await, Issuer::new());
+    let options = options(&upstream)
+        .server_file("--jwks", "jwks.json", &issuer.key_set())
+        .server_flags(&["--jwt-issuer", ISSUER, "--jwt-audience", AUDIENCE])
+        .not_connected();
+    let mut system = System::with(options).await;
+    let mut client = system.client_options(APP).clone();
+    client.token = system.directory().join("corp-app.token");
+    fs::write(&client.token, issuer.token("corp-app", LATE)).unwrap();
+    let client = Client::start(&client).await;
+    client.admin().wait_ready(true).await;
+    let other = system.directory().join("other.token");
+    fs::write(&other, issuer.token_of("demo-corp", "app")).unwrap();
+    let (entry, refused) = (system.tunnel_entry(), Arc::new(AtomicUsize::new(0)));
+    let mut dials = JoinSet::new();
+    for _ in 0..4 {
+        let (entry, other, refused) = (entry.clone(), other.clone(), refused.clone());
+        dials.spawn(async move {
+            loop {
+                let refusal = Stranger::dial(&entry, &other).await.err();
+                let refusal = refusal.expect("the label is another runtime's");
+                match refusal.body["reason"].as_str() {
+                    Some("runtime_label_taken") => refused.fetch_add(1, Ordering::Relaxed),
+                    Some("server_draining") => continue,
+                    reason => panic!("{reason:?}"),
+                };
+            }
+        });
+    }
+    assert_eq!(upgrade(&mut system).await.code, Some(0));
+    let program = system.server_mut().program_mut();
+    program.wait_exit_alone(SOON).await;
+    let at_upgrade = refused.load(Ordering::Relaxed);
+    eventually(SOON, "more dials", async || {
+        (refused.load(Ordering::Relaxed) > at_upgrade + 20).then_some(())
+    })
+    .await;
+    // A loop that was let in has ended.
+    assert!(dials.try_join_next().is_none());
+    client.admin().wait_ready(true).await;
+    let corp = system.entry_of("demo-corp-app");
+    let answer = PlatformClient::http1(&corp).await.get("/status/200").await;
+    assert_eq!(answer.status, 200);
 }
 
 /// The instance that holds the runtime.
