@@ -13,7 +13,6 @@ use e2e::sweep::{
     stand::{Grown, Stand},
     table::{Table, share_of_bound},
 };
-use tokio::sync::Mutex;
 
 /// The longest p99 of neighbours, with programs built for debugging on a busy machine.
 const P99: Duration = Duration::from_secs(2);
@@ -33,9 +32,6 @@ const QUICK: Plan = Plan {
     per_second: 20,
 };
 
-/// One test at a time: each needs all processors.
-static TURN: Mutex<()> = Mutex::const_new(());
-
 /// Every n-th cell of a place that needs nothing of its own.
 fn cells(place: Place, nth: usize) -> impl Iterator<Item = Cell> {
     let shapes = SHAPES.iter().enumerate();
@@ -51,7 +47,6 @@ fn cells(place: Place, nth: usize) -> impl Iterator<Item = Cell> {
 
 /// Runs every third cell of a place, one after the other beside the same programs.
 async fn third(place: Place) {
-    let _turn = TURN.lock().await;
     let stand = Stand::start(place, Stage::Plain, QUICK.per_second).await;
     let rest = stand.rest();
     for cell in cells(place, 3) {
@@ -74,31 +69,19 @@ fn assert_served(name: &str, seen: &Seen) {
     assert!(slowest < P99, "beside {name}: {slowest:?}");
 }
 
+/// One after the other, since each needs all processors; another test may run beside.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn platform_clients_at_the_public_listener() {
-    third(Place::Public).await;
-}
-
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn platform_clients_at_serve() {
-    third(Place::Serve).await;
-}
-
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn upstreams() {
-    third(Place::Upstream).await;
-}
-
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn tunnel_clients() {
-    third(Place::TunnelClient).await;
-}
-
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn tunnel_servers() {
-    let _turn = TURN.lock().await;
+async fn what_hostile_peers_do_stays_with_them() {
+    for place in [
+        Place::Public,
+        Place::Serve,
+        Place::Upstream,
+        Place::TunnelClient,
+    ] {
+        Box::pin(third(place)).await;
+    }
     // Each needs a client of its own, which dials the hostile server.
-    for cell in cells(Place::TunnelServer, 6) {
+    for cell in cells(Place::TunnelServer, 12) {
         let outcome = Box::pin(cell.measure(Place::TunnelServer, QUICK)).await;
         assert_within(&cell.name(), outcome.grown, Place::TunnelServer);
         assert_served(&cell.name(), &outcome.seen);
