@@ -44,7 +44,6 @@ mod sidecar;
 mod storm;
 mod stranger;
 mod streaming;
-mod sweep;
 mod system;
 mod tail;
 mod takeover;

@@ -110,8 +110,8 @@ async fn a_lost_leader_delays_takeovers_alone() {
         is_superseded(&older).await;
         let delay = start.elapsed();
         eprintln!("{signal:?} of the leader: taken over after {delay:?}");
-        // With the start of a program.
-        assert!(delay < Duration::from_secs(5), "{delay:?}");
+        // With the start of a program, on a machine that is busy with others.
+        assert!(delay < Duration::from_secs(10), "{delay:?}");
         loaded.go_on("taken over").await;
         loaded.assert_unnoticed().await;
     }

@@ -1,6 +1,14 @@
 //! What hostile peers do stays with them: memory within what is documented, and neighbours that do not notice.
 //!
 //! `e2e/run-sweep` runs all of it, and writes the table of `docs/sweep.md`.
+//!
+//! A test program of its own, since it takes all processors: it runs when the others have ended.
+#![allow(
+    clippy::unwrap_used,
+    clippy::expect_used,
+    clippy::panic,
+    reason = "a failed expectation ends the test, with its reason"
+)]
 
 use std::{env, fs, time::Duration};
 
@@ -69,7 +77,6 @@ fn assert_served(name: &str, seen: &Seen) {
     assert!(slowest < P99, "beside {name}: {slowest:?}");
 }
 
-/// One after the other, since each needs all processors; another test may run beside.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn what_hostile_peers_do_stays_with_them() {
     for place in [
