@@ -38,6 +38,8 @@ pub(super) struct CheckSession {
     checked: mpsc::Receiver<Checked>,
     driver: Owned<SessionEnd>,
     _events: Owned<()>,
+    /// Why the session has ended, once that was awaited.
+    end: Option<CloseReason>,
 }
 
 /// Why a session has no report of the server.
@@ -90,6 +92,7 @@ impl CheckSession {
             driver: Owned::spawn("check", driver),
             _events: Owned::spawn("check events", attend(handle.clone(), events, sender)),
             handle,
+            end: None,
         }
     }
 
@@ -103,10 +106,14 @@ impl CheckSession {
     }
 
     async fn ended(&mut self) -> CloseReason {
-        match timeout(CLOSE_TIMEOUT, &mut self.driver).await {
+        if let Some(reason) = self.end {
+            return reason;
+        }
+        let reason = match timeout(CLOSE_TIMEOUT, &mut self.driver).await {
             Ok(Ok(end)) => end.reason(),
             _ => CloseReason::Internal,
-        }
+        };
+        *self.end.insert(reason)
     }
 
     /// The time of a round trip, if the first ping is answered within [`CLOSE_TIMEOUT`].
