@@ -38,7 +38,7 @@ pub(super) struct CheckSession {
     checked: mpsc::Receiver<Checked>,
     driver: Owned<SessionEnd>,
     _events: Owned<()>,
-    /// Why the session has ended, once that was awaited.
+    /// Why the session has ended, once its task was awaited, which can be done once.
     end: Option<CloseReason>,
 }
 
@@ -247,6 +247,8 @@ mod tests {
             matches!(ended, SessionFailure::Ended(CloseReason::Drained)),
             "{ended:?}"
         );
+        // As `check` does in any case.
+        check.close().await;
     }
 
     #[tokio::test(start_paused = true)]
