@@ -153,7 +153,7 @@ impl ReceivedBody {
         self.reply.clone()
     }
 
-    /// What resolves when the upgrade of a stream is granted; `None` if the request does not ask for it over HTTP/2.
+    /// The future that resolves when the upgrade of a stream is granted; `None` if the request is no CONNECT over HTTP/2.
     pub fn on_upgrade(&mut self) -> Option<OnUpgrade> {
         self.on_upgrade.take()
     }

@@ -276,7 +276,7 @@ impl Registry {
     ) -> Result<(), ClaimRefusal> {
         let claimant = Claimant {
             runtime,
-            is_listed: self.is_listed(runtime)?,
+            is_listed: self.check_listing(runtime)?,
             instance,
             on_conflict,
         };
@@ -294,9 +294,9 @@ impl Registry {
     ///
     /// # Errors
     /// When another runtime is listed with its label.
-    fn is_listed(&self, runtime: &RuntimeEntry) -> Result<bool, ClaimRefusal> {
+    fn check_listing(&self, runtime: &RuntimeEntry) -> Result<bool, ClaimRefusal> {
         match self.slot(runtime.label.as_str()) {
-            Some(slot) => slot.is_listed(runtime),
+            Some(slot) => slot.check_listing(runtime),
             None => Ok(false),
         }
     }
@@ -337,7 +337,7 @@ impl Registry {
             }
             let claimant = Claimant {
                 runtime,
-                is_listed: self.is_listed(runtime)?,
+                is_listed: self.check_listing(runtime)?,
                 instance,
                 on_conflict,
             };
@@ -351,7 +351,7 @@ impl Registry {
             // A later claim joined first, and may have ended since: this claim is outdated.
         };
         // The list may have changed meanwhile.
-        slot.is_listed(runtime)?;
+        slot.check_listing(runtime)?;
         let mut state = slot.state.lock();
         let (tunnel, is_takeover) = self.tunnel_of(&slot, &state, guard.claim(), allow_from);
         session.set_account(slot.budget.memory());
@@ -474,7 +474,7 @@ impl Slot {
     ///
     /// # Errors
     /// When another one is listed with its label.
-    fn is_listed(&self, runtime: &RuntimeEntry) -> Result<bool, ClaimRefusal> {
+    fn check_listing(&self, runtime: &RuntimeEntry) -> Result<bool, ClaimRefusal> {
         match &*self.listed.load() {
             Some(listed) if listed.is_same_runtime(runtime) => Ok(true),
             Some(_) => Err(ClaimRefusal::LabelTaken(runtime.label.clone())),

@@ -221,7 +221,7 @@ fn things_are_called_by_the_design_s_words() {
 
 #[test]
 fn bodies_of_hyper_are_read_in_one_place() {
-    // hyper ends a body in order when its stream is reset with NO_ERROR: only `ReceivedBody` tells it from an end.
+    // hyper ends a body of HTTP/2 in order when its stream is reset with NO_ERROR: platform clients have theirs from h2.
     // Where HTTP/1 alone is spoken (to servers and proxies that the client dials, at and to the admin listener, at the
     // tunnel listener) hyper's own body will do.
     let allowed = |path: &Path| {

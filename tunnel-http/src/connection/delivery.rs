@@ -145,7 +145,7 @@ pin_project! {
         #[pin]
         body: B,
         connection: Arc<Unsent>,
-        // Of the request's content.
+        // Whether the request's content has come whole, without which an answer ends behind its last byte.
         end: ContentEnd,
         answer: Option<Arc<AnswerBytes>>,
         joined: Joined,

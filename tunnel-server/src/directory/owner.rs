@@ -2,7 +2,8 @@
 //!
 //! `a-b` + `c` and `a` + `b-c` have one label, and no file may list either. The label belongs to the runtime that has
 //! claimed it, as long as a claim, its record, or what a node or an earlier process holds says so; the other runtime is
-//! refused. A runtime that the runtimes file or the admin API lists has its label, whoever claimed it.
+//! refused. A runtime that is listed in the runtimes file or by the admin API gets its label in any case, also from one that
+//! has claimed it.
 
 use std::sync::Arc;
 

@@ -206,7 +206,7 @@ async fn who_reads_slowly_is_not_given_up() {
 
 #[tokio::test(start_paused = true)]
 async fn a_connection_whose_peer_takes_no_end_of_an_answer_ends_itself() {
-    // All of it is with hyper, which nobody watches.
+    // All of it is with h2, and no task of a stream is left that could give it up.
     let content = |dropped| Content {
         left: 1,
         frame: 1_000,
@@ -303,23 +303,7 @@ impl<IO: AsyncRead + Unpin> AsyncRead for Valve<IO> {
     }
 }
 
-impl<IO: AsyncWrite + Unpin> AsyncWrite for Valve<IO> {
-    fn poll_write(
-        mut self: Pin<&mut Self>,
-        cx: &mut Context<'_>,
-        bytes: &[u8],
-    ) -> Poll<io::Result<usize>> {
-        Pin::new(&mut self.io).poll_write(cx, bytes)
-    }
-
-    fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.io).poll_flush(cx)
-    }
-
-    fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.io).poll_shutdown(cx)
-    }
-}
+tunnel_ops::write_through!(Valve);
 
 /// Asks for `count` answers on a connection with windows of `window` bytes and a socket that is not read
 /// after the handshake if `is_closed`; how many answers were over, and how many were given up.

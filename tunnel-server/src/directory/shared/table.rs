@@ -117,9 +117,9 @@ pub(super) struct NextClaim {
 /// The revisions of a key.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Revisions {
-    /// Of its last change.
+    /// The revision of the last change of the key.
     changed: i64,
-    /// Of the change that made it.
+    /// The revision of the change that made the key.
     created: i64,
 }
 

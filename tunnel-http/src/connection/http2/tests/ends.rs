@@ -167,23 +167,7 @@ impl<IO: AsyncRead + Unpin> AsyncRead for Slow<IO> {
     }
 }
 
-impl<IO: AsyncWrite + Unpin> AsyncWrite for Slow<IO> {
-    fn poll_write(
-        mut self: Pin<&mut Self>,
-        cx: &mut Context<'_>,
-        bytes: &[u8],
-    ) -> Poll<io::Result<usize>> {
-        Pin::new(&mut self.io).poll_write(cx, bytes)
-    }
-
-    fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.io).poll_flush(cx)
-    }
-
-    fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.io).poll_shutdown(cx)
-    }
-}
+tunnel_ops::write_through!(Slow);
 
 #[tokio::test(start_paused = true)]
 async fn a_peer_whose_pong_waits_behind_an_answer_is_not_gone() {

@@ -36,7 +36,7 @@ pub(super) struct ClaimEntry {
     /// The record is for another runtime, and was written over the owner's by a node of a version that does not compare them:
     /// it counts for nothing but its revision.
     pub(super) is_usurped: bool,
-    /// As in the record.
+    /// Whether the record says that the label was taken from another runtime on purpose.
     pub(super) overrules: bool,
     /// `None` if nobody has lost the runtime since it was free.
     takeovers: Option<Box<Takeovers>>,
