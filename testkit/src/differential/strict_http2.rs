@@ -2,6 +2,9 @@
 //!
 //! In: the frames of a client. Out: the requests in them, as [`Message`]s with the authority as their `host`. Of HPACK it
 //! reads what [`super::random_http2`] writes: literals, and some entries of the static table.
+//!
+//! Three malformed requests are read as the `h2` crate reads them, which passes on what is well-formed of them and nothing
+//! else, so that no origin can read them otherwise: see [`forgive`] and [`target`].
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -37,6 +40,8 @@ struct Stream {
 /// A field section that is not whole.
 struct Section {
     stream: u32,
+    fields: Vec<Field>,
+    /// The beginning of the next field.
     block: Vec<u8>,
     is_last: bool,
 }
@@ -47,6 +52,15 @@ struct Reader {
     section: Option<Section>,
     is_disturbed: bool,
 }
+
+/// Fields that HTTP/2 does not have (RFC 9113 section 8.2.2).
+const OF_CONNECTION: [&str; 5] = [
+    "connection",
+    "transfer-encoding",
+    "upgrade",
+    "keep-alive",
+    "proxy-connection",
+];
 
 /// The bits of a stream's number.
 const STREAM: u32 = 0x7fff_ffff;
@@ -211,6 +225,7 @@ impl Reader {
         }
         let section = Section {
             stream: frame.stream,
+            fields: Vec::new(),
             block: block.to_vec(),
             is_last: frame.flags & Frame::END_STREAM != 0,
         };
@@ -223,12 +238,20 @@ impl Reader {
         self.end_section(section, frame.flags)
     }
 
-    fn end_section(&mut self, section: Section, flags: u8) -> Result<(), ConnectionError> {
+    fn end_section(&mut self, mut section: Section, flags: u8) -> Result<(), ConnectionError> {
+        let begun = section.fields.len();
+        decode(&mut section.block, &mut section.fields)?;
         if flags & Frame::END_HEADERS == 0 {
+            if !section.block.is_empty() {
+                forgive(&mut section.fields, begun);
+            }
             self.section = Some(section);
             return Ok(());
         }
-        let fields = decode(&section.block).ok_or(ConnectionError)?;
+        if !section.block.is_empty() {
+            return Err(ConnectionError);
+        }
+        let fields = section.fields;
         let is_new = !self.streams.contains_key(&section.stream);
         let stream = self.streams.entry(section.stream).or_default();
         if is_new {
@@ -262,29 +285,66 @@ fn unpadded(frame: &Frame) -> Result<&[u8], ConnectionError> {
     end.map(|end| &rest[..end]).ok_or(ConnectionError)
 }
 
-/// Reads a field block (RFC 7541 section 6).
-fn decode(mut block: &[u8]) -> Option<Vec<Field>> {
-    let mut fields = Vec::new();
-    while let [first, rest @ ..] = block {
-        block = rest;
-        let (name, value) = match first {
-            0x82 => (":method", "GET"),
-            0x83 => (":method", "POST"),
-            0x84 => (":path", "/"),
-            0x86 => (":scheme", "http"),
-            0x87 => (":scheme", "https"),
-            // A change of the table's size, to 0, before all fields.
-            0x20 if fields.is_empty() => continue,
-            0x00 | 0x10 | 0x40 => {
-                let (name, value) = (string(&mut block)?, string(&mut block)?);
-                fields.push((String::from_utf8_lossy(&name).into_owned(), value));
-                continue;
-            }
-            _ => return None,
-        };
-        fields.push((name.to_owned(), value.as_bytes().to_vec()));
+/// Takes the whole fields from the beginning of a field block (RFC 7541 section 6).
+fn decode(block: &mut Vec<u8>, fields: &mut Vec<Field>) -> Result<(), ConnectionError> {
+    let mut rest = &block[..];
+    while let Some(field) = decode_field(&mut rest, fields.is_empty())? {
+        fields.extend(field);
     }
-    Some(fields)
+    *block = rest.to_vec();
+    Ok(())
+}
+
+/// Takes one field, or a change of the table's size; `None` if the block has no whole one.
+fn decode_field(
+    block: &mut &[u8],
+    is_first: bool,
+) -> Result<Option<Option<Field>>, ConnectionError> {
+    let [first, rest @ ..] = *block else {
+        return Ok(None);
+    };
+    let mut rest = rest;
+    let (name, value) = match first {
+        0x82 => (":method", "GET"),
+        0x83 => (":method", "POST"),
+        0x84 => (":path", "/"),
+        0x86 => (":scheme", "http"),
+        0x87 => (":scheme", "https"),
+        // To 0, before all fields.
+        0x20 if is_first => {
+            *block = rest;
+            return Ok(Some(None));
+        }
+        0x00 | 0x10 | 0x40 => {
+            let Some((name, value)) = string(&mut rest).zip(string(&mut rest)) else {
+                return Ok(None);
+            };
+            *block = rest;
+            let name = String::from_utf8_lossy(&name).into_owned();
+            return Ok(Some(Some((name, value))));
+        }
+        _ => return Err(ConnectionError),
+    };
+    *block = rest;
+    Ok(Some(Some((name.to_owned(), value.as_bytes().to_vec()))))
+}
+
+/// Drops the malformed ones of the fields from the index `begun` on. The `h2` crate does so with those of a frame that ends
+/// inside a field: it forgets that they were malformed as soon as it needs the next frame.
+fn forgive(fields: &mut Vec<Field>, begun: usize) {
+    let added = fields.split_off(begun);
+    for field in added {
+        let (name, value) = &field;
+        let is_good = match name.starts_with(':') {
+            true => fields
+                .iter()
+                .all(|(known, _)| known.starts_with(':') && known != name),
+            false => !OF_CONNECTION.contains(&&**name) && (name != "te" || value == b"trailers"),
+        };
+        if is_good {
+            fields.push(field);
+        }
+    }
 }
 
 /// A string without Huffman coding, of up to 16 KiB.
@@ -353,7 +413,8 @@ fn message(stream: &Stream, length: usize) -> Option<Message> {
     })
 }
 
-/// Method, path and authority, unless the pseudo-fields are malformed.
+/// Method, path and authority, unless the pseudo-fields are malformed. Of a path the `h2` crate drops all from a `#` on, and
+/// without an authority it passes over an empty scheme.
 fn target(pseudo_fields: &[Field]) -> Option<(String, String, Option<Vec<u8>>)> {
     let known = [":method", ":scheme", ":path", ":authority"];
     let are_known = |field: &Field| known.contains(&field.0.as_str());
@@ -365,35 +426,28 @@ fn target(pseudo_fields: &[Field]) -> Option<(String, String, Option<Vec<u8>>)> 
             .map(String::from_utf8_lossy)
     };
     let (method, scheme, path) = (text(":method")?, text(":scheme")?, text(":path")?);
+    let authority = values(pseudo_fields, ":authority").next();
+    let path = path.split('#').next()?;
     let is_path = path.starts_with('/') || path == "*" && method == "OPTIONS";
-    let is_visible = path
-        .bytes()
-        .all(|byte| byte.is_ascii_graphic() && byte != b'#');
+    let is_visible = path.bytes().all(|byte| byte.is_ascii_graphic());
     let is_method = is_name(&method.to_ascii_lowercase());
     let is_scheme = ["http", "https"].contains(&&*scheme.to_ascii_lowercase());
+    let is_scheme = is_scheme || scheme.is_empty() && authority.is_none();
     let is_good = is_path && is_visible && is_method && is_scheme;
     if !is_good || !pseudo_fields.iter().all(are_good) {
         return None;
     }
-    let authority = values(pseudo_fields, ":authority").next();
     Some((
         method.into_owned(),
-        path.into_owned(),
+        path.to_owned(),
         authority.map(<[u8]>::to_vec),
     ))
 }
 
 /// Whether these may be the fields of a request.
 fn are_fields(fields: &[Field]) -> bool {
-    let of_connection = [
-        "connection",
-        "transfer-encoding",
-        "upgrade",
-        "keep-alive",
-        "proxy-connection",
-    ];
     let is_good = |(name, value): &Field| {
-        is_name(name) && is_value(value) && !of_connection.contains(&name.as_str())
+        is_name(name) && is_value(value) && !OF_CONNECTION.contains(&name.as_str())
     };
     fields.iter().all(is_good) && members(fields, "te").iter().all(|te| te == "trailers")
 }

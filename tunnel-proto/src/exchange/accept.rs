@@ -215,6 +215,13 @@ impl ExchangeStream {
     }
 }
 
+/// Fields of a head that cost nothing beyond their bytes: as many as a tunnel server passes on. One that breaks this rule
+/// may send ten times as many.
+const USUAL_FIELDS: usize = 100;
+
+/// Bytes that a header map keeps for each field beyond its name and value: an entry of 104 bytes and its index.
+const FIELD_BYTES: usize = 128;
+
 /// Counts a long head in the account of the session, a quarter of which may be heads.
 fn hold_head(
     stream: &SharedStream,
@@ -222,7 +229,8 @@ fn hold_head(
 ) -> Result<Option<Arc<HeldHead>>, HeadsFull> {
     let fields = head.fields.map.iter();
     let fields = fields.map(|(name, value)| name.as_str().len() + value.len());
-    let bytes = head.path.len() + fields.sum::<usize>();
+    let entries = head.fields.map.len().saturating_sub(USUAL_FIELDS) * FIELD_BYTES;
+    let bytes = head.path.len() + fields.sum::<usize>() + entries;
     let stream = stream.lock();
     let account = stream.stream.as_ref().and_then(MuxStream::account);
     let held = account.map(|account| account.hold_head(bytes, account.limit() / 4));

@@ -10,7 +10,7 @@ use std::{
 };
 
 use bytes::Bytes;
-use http::{HeaderMap, HeaderValue, Method, Request, Response, StatusCode};
+use http::{HeaderMap, HeaderName, HeaderValue, Method, Request, Response, StatusCode};
 use http_body::{Body, Frame};
 use http_body_util::BodyExt;
 use tokio::{sync::mpsc, task::JoinSet};
@@ -75,6 +75,30 @@ async fn long_heads_count_as_long_as_they_are_kept_and_too_many_are_refused() {
     }
     drop(parts);
     assert_eq!(account.held(), 0);
+}
+
+#[tokio::test(start_paused = true)]
+async fn fields_beyond_the_usual_number_count_with_what_a_map_keeps_for_each() {
+    let (kept, mut heads) = mpsc::channel(10);
+    let pair = Pair::start(move |request: Request<RecvBody>| {
+        kept.try_send(request.into_parts().0).unwrap();
+        pending::<Result<Response<TestBody>, Problem>>()
+    })
+    .await;
+    let account = MemoryAccount::new(10_000_000);
+    pair.client.set_account(&account);
+    let mut exchanges = JoinSet::new();
+    for (fields, held) in [(99, 0..1), (990, 100_000..150_000)] {
+        let server = pair.server.clone();
+        let mut request = get("/");
+        let field = |at: usize| (format!("x-{at}").parse::<HeaderName>().unwrap(), HeaderValue::from(at));
+        request.headers_mut().extend((0..fields).map(field));
+        exchanges.spawn(async move { exchange(&server, request, |_, _| {}).await });
+        let parts = within(heads.recv()).await.unwrap();
+        assert!(held.contains(&account.held()), "{}", account.held());
+        drop(parts);
+        assert_eq!(account.held(), 0);
+    }
 }
 
 #[tokio::test]
