@@ -24,8 +24,7 @@ use tunnel_proto::problem::{Hop, NOT_TAKEN_DETAIL, Problem, Reason};
 
 pub use crate::end::End;
 
-use self::line::{Fields, LineMaker};
-use crate::http1::host_length;
+use self::line::{Fields, LineMaker, key};
 use crate::tail::{ExchangeView, Tails};
 
 /// Longest part of a refused request that is logged, in bytes.
@@ -107,17 +106,17 @@ impl AccessLog {
         };
         if self.sink.is_open() {
             self.write("request refused", |fields| {
-                fields.text("method", view.method.as_deref());
-                fields.text("host", view.host.as_deref());
-                fields.text("path", view.path.as_deref());
-                fields.text("runtime", view.runtime.as_deref());
-                fields.number("status", view.status.map(Into::into));
-                fields.text("end", Some(&view.end));
-                fields.text("hop", view.hop.as_deref());
-                fields.text("detail", view.detail.as_deref());
-                fields.text("request_id", view.request_id.as_deref());
-                fields.text("trace_id", view.trace_id.as_deref());
-                fields.word("peer", view.peer.as_deref());
+                fields.text(key!("method"), view.method.as_deref());
+                fields.text(key!("host"), view.host.as_deref());
+                fields.text(key!("path"), view.path.as_deref());
+                fields.text(key!("runtime"), view.runtime.as_deref());
+                fields.number(key!("status"), view.status.map(Into::into));
+                fields.text(key!("end"), Some(&view.end));
+                fields.text(key!("hop"), view.hop.as_deref());
+                fields.text(key!("detail"), view.detail.as_deref());
+                fields.text(key!("request_id"), view.request_id.as_deref());
+                fields.text(key!("trace_id"), view.trace_id.as_deref());
+                fields.word(key!("peer"), view.peer.as_deref());
             });
         }
         if self.tails.is_read_for(view.runtime.as_deref()) {
@@ -199,17 +198,17 @@ impl BegunFields {
     fn new(format: LogFormat, request: &LoggedRequest<'_>, path: &str) -> Self {
         let mut written = Vec::with_capacity(LINE_BYTES + path.len());
         let mut fields = Fields::new(format, &mut written);
-        fields.text("method", Some(request.method));
-        fields.text("host", request.host.map(without_port));
-        fields.text("path", Some(path));
-        fields.flag("upgrade", request.is_upgrade);
-        fields.text("runtime", request.runtime);
+        fields.text(key!("method"), Some(request.method));
+        fields.text(key!("host"), request.host.map(without_port));
+        fields.text(key!("path"), Some(path));
+        fields.flag(key!("upgrade"), request.is_upgrade);
+        fields.text(key!("runtime"), request.runtime);
         let split = fields.len();
         let id = request.request_id.and_then(|id| id.to_str().ok());
-        fields.text("request_id", id);
+        fields.text(key!("request_id"), id);
         let trace = request.trace.as_ref();
-        fields.text("trace_id", trace.map(TraceParent::trace_id));
-        fields.word("peer", request.peer);
+        fields.text(key!("trace_id"), trace.map(TraceParent::trace_id));
+        fields.word(key!("peer"), request.peer);
         Self { written, split }
     }
 }
@@ -383,15 +382,18 @@ impl ExchangeRecord {
             let (first, last) = written.split_at(split);
             log.write("exchange", |fields| {
                 fields.written(first);
-                fields.text("route", forwarded.route);
-                fields.number("status", self.status.map(|status| status.as_u16().into()));
-                fields.text("end", Some(self.end.name()));
+                fields.text(key!("route"), forwarded.route);
+                fields.number(
+                    key!("status"),
+                    self.status.map(|status| status.as_u16().into()),
+                );
+                fields.text(key!("end"), Some(self.end.name()));
                 let problem = self.end.problem();
-                fields.text("hop", problem.map(|problem| problem.hop().name()));
-                fields.text("detail", problem.map(Problem::detail));
-                fields.number("request_bytes", Some(forwarded.request_bytes));
-                fields.number("response_bytes", Some(self.response_bytes));
-                fields.milliseconds("duration_ms", self.elapsed());
+                fields.text(key!("hop"), problem.map(|problem| problem.hop().name()));
+                fields.text(key!("detail"), problem.map(Problem::detail));
+                fields.number(key!("request_bytes"), Some(forwarded.request_bytes));
+                fields.number(key!("response_bytes"), Some(self.response_bytes));
+                fields.milliseconds(key!("duration_ms"), self.elapsed());
                 fields.written(last);
             });
         }
@@ -453,10 +455,11 @@ fn without_query(path: &str) -> &str {
 
 /// The host of an authority.
 fn without_port(authority: &str) -> &str {
-    let length = host_length(authority.as_bytes());
-    length
-        .and_then(|length| authority.get(..length))
-        .unwrap_or(authority)
+    match authority.rsplit_once(':') {
+        // An address of IPv6 is in brackets.
+        Some((host, port)) if port.bytes().all(|byte| byte.is_ascii_digit()) => host,
+        _ => authority,
+    }
 }
 
 /// The trace that a head names, if it is a valid one.

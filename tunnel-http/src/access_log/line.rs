@@ -9,6 +9,30 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use tunnel_ops::telemetry::LogFormat;
 
+/// The key of a field, as a line of either form has it before the value, so that it is copied at once.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Key {
+    pub(super) text: &'static str,
+    pub(super) json: &'static str,
+    /// As before, with the quote that begins the value.
+    pub(super) quoted_text: &'static str,
+    pub(super) quoted_json: &'static str,
+}
+
+/// A [`Key`] of this name.
+macro_rules! key {
+    ($name:literal) => {
+        $crate::access_log::line::Key {
+            text: concat!(" ", $name, "="),
+            json: concat!(",\"", $name, "\":"),
+            quoted_text: concat!(" ", $name, "=\""),
+            quoted_json: concat!(",\"", $name, "\":\""),
+        }
+    };
+}
+
+pub(super) use key;
+
 /// Writes the fields of a line to the end of a buffer, in the order of the calls. A field without a value is left out.
 #[derive(Debug)]
 pub(super) struct Fields<'a> {
@@ -33,27 +57,27 @@ impl<'a> Fields<'a> {
     }
 
     /// A text, which is quoted.
-    pub(super) fn text(&mut self, key: &str, value: Option<&str>) {
+    pub(super) fn text(&mut self, key: Key, value: Option<&str>) {
         let Some(value) = value else {
             return;
         };
-        self.key(key);
         if is_plain(value) {
-            self.quoted(value);
+            self.quoted(key, value);
         } else {
+            self.key(key);
             quote(self.format, self.bytes, value);
         }
     }
 
     /// `true` or `false`.
-    pub(super) fn flag(&mut self, key: &str, value: bool) {
+    pub(super) fn flag(&mut self, key: Key, value: bool) {
         self.key(key);
         let text: &[u8] = if value { b"true" } else { b"false" };
         self.bytes.extend_from_slice(text);
     }
 
     /// A number.
-    pub(super) fn number(&mut self, key: &str, value: Option<u64>) {
+    pub(super) fn number(&mut self, key: Key, value: Option<u64>) {
         if let Some(value) = value {
             self.key(key);
             number(self.bytes, value);
@@ -61,19 +85,21 @@ impl<'a> Fields<'a> {
     }
 
     /// A text that is quoted in JSON only, and needs no escapes.
-    pub(super) fn word(&mut self, key: &str, value: Option<&str>) {
+    pub(super) fn word(&mut self, key: Key, value: Option<&str>) {
         let Some(value) = value else {
             return;
         };
-        self.key(key);
         match self.format {
-            LogFormat::Text => self.bytes.extend_from_slice(value.as_bytes()),
-            LogFormat::Json => self.quoted(value),
+            LogFormat::Text => {
+                self.key(key);
+                self.bytes.extend_from_slice(value.as_bytes());
+            }
+            LogFormat::Json => self.quoted(key, value),
         }
     }
 
     /// A duration in milliseconds, to the microsecond.
-    pub(super) fn milliseconds(&mut self, key: &str, time: Duration) {
+    pub(super) fn milliseconds(&mut self, key: Key, time: Duration) {
         self.key(key);
         let whole = time.as_secs().saturating_mul(1_000) + u64::from(time.subsec_millis());
         number(self.bytes, whole);
@@ -81,20 +107,24 @@ impl<'a> Fields<'a> {
         digits::<3>(self.bytes, time.subsec_micros());
     }
 
-    fn quoted(&mut self, value: &str) {
-        self.bytes.push(b'"');
+    /// A value that needs no escapes.
+    fn quoted(&mut self, key: Key, value: &str) {
+        let key = match self.format {
+            LogFormat::Text => key.quoted_text,
+            LogFormat::Json => key.quoted_json,
+        };
+        self.bytes.reserve(key.len() + value.len() + 1);
+        self.bytes.extend_from_slice(key.as_bytes());
         self.bytes.extend_from_slice(value.as_bytes());
         self.bytes.push(b'"');
     }
 
-    fn key(&mut self, key: &str) {
-        let (before, after): (&[u8], &[u8]) = match self.format {
-            LogFormat::Text => (b" ", b"="),
-            LogFormat::Json => (b",\"", b"\":"),
+    fn key(&mut self, key: Key) {
+        let key = match self.format {
+            LogFormat::Text => key.text,
+            LogFormat::Json => key.json,
         };
-        self.bytes.extend_from_slice(before);
         self.bytes.extend_from_slice(key.as_bytes());
-        self.bytes.extend_from_slice(after);
     }
 }
 
@@ -222,12 +252,12 @@ mod tests {
     }
 
     fn every_kind(fields: &mut Fields<'_>) {
-        fields.text("path", Some("/a\"b\\c\u{1b}ü"));
-        fields.text("host", None);
-        fields.number("status", Some(200));
-        fields.flag("upgrade", false);
-        fields.word("peer", Some("::1"));
-        fields.milliseconds("duration_ms", Duration::from_nanos(1_003_999));
+        fields.text(key!("path"), Some("/a\"b\\c\u{1b}ü"));
+        fields.text(key!("host"), None);
+        fields.number(key!("status"), Some(200));
+        fields.flag(key!("upgrade"), false);
+        fields.word(key!("peer"), Some("::1"));
+        fields.milliseconds(key!("duration_ms"), Duration::from_nanos(1_003_999));
     }
 
     #[test]
@@ -259,7 +289,7 @@ mod tests {
     proptest! {
         #[test]
         fn any_text_stays_on_its_line_and_comes_back_from_json(text in any::<String>()) {
-            let line_of = |format| line(format, |fields| fields.text("path", Some(&text)));
+            let line_of = |format| line(format, |fields| fields.text(key!("path"), Some(&text)));
             let json = line_of(LogFormat::Json);
             let value: serde_json::Value = serde_json::from_str(&json).unwrap();
             prop_assert_eq!(value["path"].as_str(), Some(text.as_str()));
