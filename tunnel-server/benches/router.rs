@@ -20,6 +20,7 @@ use futures_util::FutureExt;
 use http::{Request, request::Parts};
 use parking_lot::Mutex;
 use tokio::io::DuplexStream;
+use tunnel_directory::OnConflict;
 use tunnel_http::http1::framing::{Framing, HeadLimits};
 use tunnel_http::outgoing::{ForwardedClient, ViaName};
 use tunnel_ops::config_file::TomlFile;
@@ -28,7 +29,6 @@ use tunnel_proto::{
     session::{Driver, Session, SessionEvents, SessionSettings, Side},
 };
 use tunnel_server::{
-    directory::OnConflict,
     events::Events,
     metrics::Metrics,
     public::check::{CHECKER, forwarded_head},

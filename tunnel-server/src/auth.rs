@@ -29,6 +29,7 @@ use arc_swap::{ArcSwap, ArcSwapOption};
 use http::{HeaderMap, header};
 use tokio::sync::watch;
 use tokio_rustls::rustls::pki_types::CertificateDer;
+use tunnel_directory::{AccountName, RuntimeLabel, RuntimeName};
 use tunnel_ops::tls_files::{ClientCheck, Roots};
 use tunnel_proto::handshake::Greeting;
 
@@ -43,7 +44,7 @@ use self::revocation::{Revocation, Revocations, RevocationsFull};
 pub use self::setup::{AuthSetupError, load_platform_token};
 pub(crate) use self::setup::{PreparedCredentials, faulty_files};
 use crate::client_address::ClientAddress;
-use crate::runtimes::{AccountName, HostName, RuntimeEntry, RuntimeLabel, RuntimeName, Runtimes};
+use crate::runtimes::{HostName, RuntimeEntry, Runtimes};
 use crate::token::{TokenHash, TokenId};
 
 /// The credentials that a tunnel client presents when it dials.

@@ -7,6 +7,7 @@ use std::path::PathBuf;
 use std::time::{Duration, SystemTime};
 
 use clap::{Args, Parser, Subcommand};
+use tunnel_directory::{AccountName, NameError, NodeName, RuntimeName};
 use tunnel_http::tail::watch::TailFlags;
 use tunnel_ops::{
     admin::AdminUrl,
@@ -17,9 +18,8 @@ use tunnel_ops::{
 use tunnel_proto::handshake;
 
 use crate::config::Given;
-use crate::directory::NodeName;
 use crate::events::EventKind;
-use crate::runtimes::{AccountName, HostName, Moment, NameError, RuntimeName};
+use crate::runtimes::{HostName, Moment};
 use crate::token::TokenId;
 
 const EXIT_CODES: &str = "\

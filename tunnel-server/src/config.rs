@@ -18,6 +18,7 @@ mod webhook;
 
 use std::path::PathBuf;
 
+use tunnel_directory::RuntimeLabel;
 use tunnel_http::answer::ProblemPage;
 use tunnel_ops::admin::{BearerFileError, BearerGuard};
 use tunnel_ops::config_file::ConfigFileError;
@@ -40,7 +41,7 @@ pub use self::settings::{Given, Settings, Source, setting};
 pub use self::webhook::{WebhookSecret, WebhookSecretError};
 use crate::budget::NodeLimits;
 use crate::peer_tls::PeerIdentityError;
-use crate::runtimes::{HostName, RuntimeLabel, RuntimeLimits, Runtimes, RuntimesError};
+use crate::runtimes::{HostName, RuntimeLimits, Runtimes, RuntimesError};
 
 /// About the number of handshakes per second that another server can serve easily.
 const LEAVING_PER_SECOND: u32 = 500;

@@ -6,124 +6,32 @@
 //!                           └─▶ registry: of two claims the later epoch counts, in whatever order they join
 //! ```
 //!
-//! The directory alone decides which instance holds a runtime. The claims of a single server node live in memory
-//! (`claims.rs`); several nodes share theirs in etcd (`shared.rs`). Both have one set of rules: whose label it is
-//! (`owner.rs`), and which of its instances has it (`standing.rs`).
+//! The directory alone decides which instance holds a runtime, by the rules of `tunnel-directory`. The claims of a single
+//! server node live in memory; several nodes share theirs in etcd (`shared.rs`).
 //!
 //! Releasing a claim ([`ClaimGuard::leave`], dropping [`ClaimGuard`]) is not async, since it is done in `Drop`. The shared
 //! directory passes it to a task, which writes and retries; what a failed node has held is void when its key is gone. A
 //! late release is harmless: it names what it releases and does not affect a later claim.
 
-mod claims;
-mod contention;
-mod handed;
 mod metrics;
-mod node;
-mod owner;
 mod shared;
-mod standing;
 
 use std::sync::{Arc, Weak};
-use std::time::Duration;
 
 use tokio::time::Instant;
+use tunnel_directory::{
+    AccountName, Claim, ClaimRefusal, Claimant, HandedClaim, MemoryClaims, NodeName, RuntimeLabel,
+    RuntimeName,
+};
 use tunnel_etcd::Client;
 use tunnel_ops::task::Owned;
-use tunnel_proto::{handshake::InstanceId, refusal::RefusalReason};
 
-pub(crate) use self::claims::EXPECTED;
-pub(crate) use self::handed::HandedClaim;
-#[cfg(test)]
-pub(crate) use self::owner::tests::unlisted;
-use self::{claims::Claims, owner::Owner};
+pub(crate) use self::shared::{Observer, REPORT_INTERVAL, ReceivedReports, SentReports, Shared};
 pub use self::{
     metrics::DirectoryMetrics,
-    node::{BadNodeName, NodeName},
-    owner::Claimant,
     shared::{DirectoryError, Node},
 };
-pub(crate) use self::{
-    node::Incarnation,
-    shared::{
-        EtcdState, Holder, NodeState, Observer, REPORT_INTERVAL, ReceivedReports, SentReports,
-        Shared,
-    },
-};
-use crate::{
-    lock::Mutex,
-    runtimes::{AccountName, RuntimeEntry, RuntimeLabel, RuntimeName},
-};
-
-/// What happens when an instance claims a runtime that another one holds.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub enum OnConflict {
-    /// The newer instance takes the runtime over at once.
-    #[default]
-    Supersede,
-    /// The older instance keeps it as long as it is connected.
-    Reject,
-}
-
-/// What happens to a new instance of a runtime that nobody holds, while the shared directory cannot be written.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub enum WithoutDirectory {
-    /// It gets the runtime; the claim follows, and gives way to any that was made meanwhile.
-    #[default]
-    Accept,
-    /// It is refused until the directory is back.
-    Refuse,
-}
-
-/// A number that grows with every claim, so that releases of older claims are recognised.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct Epoch(u64);
-
-/// The record that an instance holds a runtime.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Claim {
-    /// The holder.
-    pub instance: InstanceId,
-    /// The number of the claim.
-    pub epoch: Epoch,
-}
-
-/// Why an instance does not get a runtime.
-#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-pub enum ClaimRefusal {
-    /// The label belongs to another runtime.
-    #[error(
-        "the label `{0}` belongs to another runtime: the two names must differ by more than where the hyphen is"
-    )]
-    LabelTaken(RuntimeLabel),
-    /// Another instance holds it, and keeps it.
-    #[error("the runtime is held by the instance {holder}, which keeps it while it is connected")]
-    Held {
-        /// The instance that holds it.
-        holder: InstanceId,
-    },
-    /// This instance held it, and a newer one took it over.
-    #[error("the newer instance {by} holds the runtime: a runtime has one tunnel client")]
-    Superseded {
-        /// The instance that holds it now.
-        by: InstanceId,
-    },
-    /// Instances repeatedly take the runtime from each other.
-    #[error(
-        "instances take this runtime from each other, {takeovers} times in a row: a runtime has one \
-         tunnel client, stop the others"
-    )]
-    Contested {
-        /// The instance that keeps it for now.
-        holder: InstanceId,
-        /// The number of takeovers in a row.
-        takeovers: u32,
-        /// When the next takeover is possible.
-        retry_after: Duration,
-    },
-    /// The shared directory cannot be written, and another instance holds the runtime.
-    #[error("the directory of the server nodes cannot be reached, and takeovers wait for it")]
-    Unavailable,
-}
+use crate::{lock::Mutex, runtimes::RuntimeEntry};
 
 /// All claims.
 #[derive(Debug, Default)]
@@ -134,7 +42,7 @@ pub struct Directory {
 /// Where the claims are.
 #[derive(Clone)]
 enum ClaimStore {
-    Memory(Arc<Mutex<Claims>>),
+    Memory(Arc<Mutex<MemoryClaims>>),
     Shared(Arc<Shared>),
 }
 
@@ -202,7 +110,7 @@ impl Directory {
     /// When it would not.
     pub async fn precheck(&self, claimant: Claimant<'_>) -> Result<(), ClaimRefusal> {
         match &self.store {
-            ClaimStore::Memory(claims) => claims.lock().precheck(claimant, Instant::now()),
+            ClaimStore::Memory(claims) => claims.lock().precheck(claimant, now()),
             ClaimStore::Shared(shared) => shared.precheck(claimant),
         }
     }
@@ -214,10 +122,10 @@ impl Directory {
     pub async fn claim(&self, claimant: Claimant<'_>) -> Result<ClaimGuard, ClaimRefusal> {
         match &self.store {
             ClaimStore::Memory(claims) => {
-                let claim = claims.lock().claim(claimant, Instant::now())?;
+                let claim = claims.lock().claim(claimant, now())?;
                 Ok(ClaimGuard {
                     store: self.store.clone(),
-                    runtime: claimant.runtime.label.clone(),
+                    runtime: claimant.label.clone(),
                     claim,
                     serial: 0,
                 })
@@ -244,30 +152,22 @@ impl Directory {
     /// The runtimes whose labels are known in memory, with the claims of those that are held, for a process that takes this
     /// server's listeners over.
     pub(crate) fn handed(&self) -> Vec<(AccountName, RuntimeName, Option<HandedClaim>)> {
-        let ClaimStore::Memory(claims) = &self.store else {
-            return Vec::new();
-        };
-        let (handed, now) = (claims.lock().handed(), Instant::now());
-        let handed = handed.into_iter().filter_map(|(label, owner, standing)| {
-            let (account, name) = owner.names(&label)?;
-            let claim = standing.map(|standing| HandedClaim::of(standing, now));
-            Some((account, name, claim))
-        });
-        handed.collect()
+        match &self.store {
+            ClaimStore::Memory(claims) => claims.lock().handed(now()),
+            ClaimStore::Shared(_) => Vec::new(),
+        }
     }
 
     /// Takes over a label of a process whose listeners this server takes over, and the claim if it is held there. It belongs to
     /// the runtime of this account.
-    pub(crate) fn expect(
+    pub(crate) fn take_over(
         &self,
         label: RuntimeLabel,
         account: &AccountName,
         claim: Option<HandedClaim>,
     ) {
         if let ClaimStore::Memory(claims) = &self.store {
-            let (now, owner) = (Instant::now(), Owner::of(account));
-            let standing = claim.map(|claim| claim.standing(now));
-            claims.lock().expect(label, owner, standing, now);
+            claims.lock().take_over(label, account, claim, now());
         }
     }
 
@@ -282,7 +182,7 @@ impl Directory {
     /// Forgets claims in memory whose instances have not come.
     pub(crate) fn sweep(&self) {
         if let ClaimStore::Memory(claims) = &self.store {
-            claims.lock().sweep(Instant::now());
+            claims.lock().sweep(now());
         }
     }
 
@@ -351,39 +251,7 @@ impl std::fmt::Debug for ClaimStore {
     }
 }
 
-impl ClaimRefusal {
-    /// The reason in the response and in the metric.
-    #[must_use]
-    pub fn reason(&self) -> RefusalReason {
-        match self {
-            Self::LabelTaken(_) => RefusalReason::RuntimeLabelTaken,
-            Self::Held { .. } => RefusalReason::RuntimeHeld,
-            Self::Superseded { .. } => RefusalReason::Superseded,
-            Self::Contested { .. } => RefusalReason::RuntimeContested,
-            Self::Unavailable => RefusalReason::DirectoryUnavailable,
-        }
-    }
+/// The time, by the clock that tests can pause.
+fn now() -> std::time::Instant {
+    Instant::now().into_std()
 }
-
-impl Epoch {
-    /// The number, for people.
-    #[must_use]
-    pub fn number(self) -> u64 {
-        self.0
-    }
-
-    /// The epoch of this number, as another node has sent it.
-    pub(crate) fn from_number(number: u64) -> Self {
-        Self(number)
-    }
-}
-
-tunnel_ops::word_value!(WithoutDirectory {
-    "accept" => Self::Accept,
-    "refuse" => Self::Refuse,
-});
-
-tunnel_ops::word_value!(OnConflict {
-    "supersede" => Self::Supersede,
-    "reject" => Self::Reject,
-});

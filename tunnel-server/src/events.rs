@@ -12,8 +12,9 @@ use std::{collections::VecDeque, fmt, sync::Arc};
 use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
 use tokio::sync::watch;
+use tunnel_directory::RuntimeLabel;
 
-use crate::{runtimes::RuntimeLabel, timestamp::Timestamp};
+use crate::timestamp::Timestamp;
 
 /// Number of events that are kept for readers that are behind or connect again: a few seconds in which thousands of
 /// clients dial again, or days of an idle server; about 200 KiB.

@@ -11,8 +11,7 @@ use prometheus::{
     proto::MetricFamily,
 };
 use tokio::runtime::Handle;
-
-use crate::runtimes::RuntimeLabel;
+use tunnel_directory::RuntimeLabel;
 
 /// The threads of a server, each with a tokio runtime of its own, whose tasks are counted.
 #[derive(Debug, Default)]

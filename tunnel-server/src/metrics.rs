@@ -23,6 +23,7 @@ use prometheus::{
     core::{Collector, Desc},
     proto::MetricFamily,
 };
+use tunnel_directory::RuntimeLabel;
 use tunnel_ops::metrics::{Families, Family};
 use tunnel_ops::telemetry::tracer::SpanCounters;
 use tunnel_proto::{
@@ -39,7 +40,6 @@ use crate::{
     directory::DirectoryMetrics,
     gauges::{GaugeFamilies, Gauges},
     history::{Carried, History},
-    runtimes::RuntimeLabel,
 };
 
 /// Upper bounds of the duration histograms, in seconds: from the tunnel's own part, which is tens
@@ -585,7 +585,7 @@ impl Drop for RuntimeMetrics {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::runtimes::{AccountName, RuntimeName};
+    use tunnel_directory::{AccountName, RuntimeName};
 
     fn label() -> RuntimeLabel {
         let account: AccountName = "acme".parse().unwrap();

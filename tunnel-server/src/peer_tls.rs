@@ -21,11 +21,10 @@ use tokio_rustls::rustls::{
     },
     server::ParsedCertificate,
 };
+use tunnel_directory::NodeName;
 use tunnel_ops::faults::FaultyFile;
 use tunnel_ops::tls_files::{self, ClientAuth, Identity, Roots, TlsFilesError};
 use x509_parser::prelude::{FromDer, GeneralName, X509Certificate};
-
-use crate::directory::NodeName;
 
 /// What the URI of a node's certificate begins with.
 const SCHEME: &str = "tunnel-node:";

@@ -32,6 +32,7 @@ use tokio::{
     sync::Notify,
     time::{Instant, MissedTickBehavior, interval},
 };
+use tunnel_directory::{Epoch, Holder, NodeName, NodeState, RuntimeLabel};
 use tunnel_ops::{telemetry::tracer::Tracer, tls_files::LiveServerConfig};
 use tunnel_proto::{memory::MemoryAccount, session::Session};
 
@@ -41,12 +42,8 @@ pub(crate) use self::{
     note::Note,
 };
 use crate::{
-    directory::{Epoch, Holder, NodeName, NodeState, Shared},
-    lifecycle::Lifecycle,
-    metrics::Metrics,
-    peer_tls::PeerTls,
+    directory::Shared, lifecycle::Lifecycle, metrics::Metrics, peer_tls::PeerTls,
     registry::Registry,
-    runtimes::RuntimeLabel,
 };
 
 /// The status by which a node says that it has a session for a forwarded request with content, and asks for the

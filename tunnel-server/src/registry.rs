@@ -21,6 +21,7 @@ use tokio::{
     sync::Notify,
     time::{Instant, sleep_until},
 };
+use tunnel_directory::{Claim, ClaimRefusal, Epoch, OnConflict, RuntimeLabel};
 use tunnel_proto::{
     control::RoutesSummary, handshake::InstanceId, problem::Problem, session::Session,
 };
@@ -30,14 +31,12 @@ use crate::{
     auth::Grant,
     budget::{Budget, NodeBudget, usage::Usage},
     config::Config,
-    directory::{
-        Claim, ClaimGuard, ClaimRefusal, Claimant, Directory, Epoch, Observer, OnConflict,
-    },
+    directory::{ClaimGuard, Directory, Observer},
     events::Events,
     history::History,
     lock::{Mutex, RwLock},
     metrics::{Metrics, RuntimeMetrics},
-    runtimes::{RuntimeEntry, RuntimeLabel},
+    runtimes::RuntimeEntry,
     tunnel::{Directive, Member, Peer, Tunnel},
 };
 
@@ -274,12 +273,8 @@ impl Registry {
         instance: &InstanceId,
         on_conflict: OnConflict,
     ) -> Result<(), ClaimRefusal> {
-        let claimant = Claimant {
-            runtime,
-            is_listed: self.check_listing(runtime)?,
-            instance,
-            on_conflict,
-        };
+        let is_listed = self.check_listing(runtime)?;
+        let claimant = runtime.claimant(is_listed, instance, on_conflict);
         let precheck = self.directory.precheck(claimant).await;
         // Whether the holder lives is all the same where another runtime has the label.
         let is_lost = !matches!(&precheck, Ok(()) | Err(ClaimRefusal::LabelTaken(_)));
@@ -335,12 +330,8 @@ impl Registry {
             if rounds.next().is_none() {
                 return Err(ClaimRefusal::Unavailable.into());
             }
-            let claimant = Claimant {
-                runtime,
-                is_listed: self.check_listing(runtime)?,
-                instance,
-                on_conflict,
-            };
+            let is_listed = self.check_listing(runtime)?;
+            let claimant = runtime.claimant(is_listed, instance, on_conflict);
             let guard = self.directory.claim(claimant).await?;
             // Locked until the tunnel is stored in the slot, so that `sweep` does not remove the slot in between.
             let mut slots = self.slots.write();

@@ -12,6 +12,7 @@ use std::{
 
 use arc_swap::ArcSwap;
 use tokio::time::Instant;
+use tunnel_directory::RuntimeLabel;
 use tunnel_proto::{
     problem::{Hop, Problem, Reason},
     session::Session,
@@ -21,7 +22,7 @@ use crate::{
     budget::{Budget, usage::Usage},
     peers::Forward,
     registry::{Registry, Slot},
-    runtimes::{HostName, NameError, RuntimeEntry, RuntimeLabel, Runtimes},
+    runtimes::{HostError, HostName, RuntimeEntry, Runtimes},
     tunnel::Tunnel,
 };
 
@@ -45,7 +46,7 @@ impl Router {
         runtimes: &Runtimes,
         domain: &HostName,
         registry: &Arc<Registry>,
-    ) -> Result<Self, NameError> {
+    ) -> Result<Self, HostError> {
         let router = Self {
             hosts: ArcSwap::default(),
             registry: registry.clone(),
@@ -59,13 +60,13 @@ impl Router {
     ///
     /// # Errors
     /// When a label under the domain is not a valid host name; nothing changes then.
-    pub fn replace(&self, runtimes: &Runtimes) -> Result<(), NameError> {
+    pub fn replace(&self, runtimes: &Runtimes) -> Result<(), HostError> {
         self.commit(self.prepare(runtimes)?);
         Ok(())
     }
 
     /// The first part of [`Self::replace`], which can fail.
-    pub(crate) fn prepare(&self, runtimes: &Runtimes) -> Result<NextHosts, NameError> {
+    pub(crate) fn prepare(&self, runtimes: &Runtimes) -> Result<NextHosts, HostError> {
         let named = runtimes.iter().map(|runtime| {
             let own = HostName::of_runtime(&runtime.label, &self.domain)?;
             Ok((runtime.clone(), own))

@@ -11,21 +11,23 @@ use std::sync::Arc;
 use std::time::SystemTime;
 
 use ipnet::IpNet;
+use tunnel_directory::{AccountName, Claimant, OnConflict, RuntimeLabel, RuntimeName};
 use tunnel_ops::config_file::{ConfigFileError, TomlFile};
 use tunnel_ops::faults::Faults;
+use tunnel_proto::handshake::InstanceId;
 
 use crate::token::{TokenHash, TokenId};
 
 mod add;
 pub mod edit;
 mod file;
+mod host;
 mod moment;
-mod name;
 
 pub use self::add::Conflict;
 pub(crate) use self::file::RawLimits;
+pub use self::host::{HostError, HostName};
 pub use self::moment::{Moment, NotAMoment};
-pub use self::name::{AccountName, HostName, NameError, RuntimeLabel, RuntimeName};
 
 /// All runtimes that this server serves.
 #[derive(Debug, Clone, Default)]
@@ -80,6 +82,37 @@ impl RuntimeEntry {
     /// Whether both are entries of one runtime.
     pub(crate) fn is_same_runtime(&self, other: &Self) -> bool {
         (&self.account, &self.name) == (&other.account, &other.name)
+    }
+
+    /// A session that wants the runtime.
+    pub(crate) fn claimant<'a>(
+        &'a self,
+        is_listed: bool,
+        instance: &'a InstanceId,
+        on_conflict: OnConflict,
+    ) -> Claimant<'a> {
+        Claimant {
+            label: &self.label,
+            account: &self.account,
+            name: &self.name,
+            is_listed,
+            instance,
+            on_conflict,
+        }
+    }
+
+    /// A runtime that no file lists.
+    #[cfg(test)]
+    pub(crate) fn unlisted(account: &str, name: &str) -> Arc<Self> {
+        let (account, name) = (account.parse().unwrap(), name.parse().unwrap());
+        Arc::new(Self {
+            label: RuntimeLabel::new(&account, &name).unwrap(),
+            account,
+            name,
+            hosts: Vec::new(),
+            limits: RuntimeLimits::default(),
+            allow_from: None,
+        })
     }
 }
 

@@ -60,7 +60,7 @@ use crate::{
     managed::ManagedStoreError,
     peers::Peers,
     registry::Registry,
-    runtimes::NameError,
+    runtimes::HostError,
 };
 
 /// Time between two looks at what may be forgotten.
@@ -106,7 +106,7 @@ pub enum BindError {
     Auth(#[from] AuthSetupError),
     /// A runtime's host is not valid.
     #[error(transparent)]
-    Name(#[from] NameError),
+    Name(#[from] HostError),
     /// The metrics cannot be registered.
     #[error("cannot register metrics: {0}")]
     Metrics(#[from] prometheus::Error),

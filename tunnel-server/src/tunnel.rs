@@ -12,13 +12,11 @@ use arc_swap::ArcSwap;
 use ipnet::IpNet;
 use parking_lot::Mutex;
 use tokio::sync::Notify;
+use tunnel_directory::{Claim, Epoch};
 use tunnel_proto::{control::RoutesSummary, handshake::InstanceId, limits, session::Session};
 
 use crate::{
-    auth::Grant,
-    client_address::ClientAddress,
-    directory::{Claim, Epoch},
-    lock::Mutex as OrderedMutex,
+    auth::Grant, client_address::ClientAddress, lock::Mutex as OrderedMutex,
     metrics::RuntimeMetrics,
 };
 
@@ -351,11 +349,11 @@ mod tests {
     use tunnel_proto::exchange::open;
     use tunnel_proto::session::{SessionSettings, Side};
 
+    use tunnel_directory::RuntimeLabel;
     use tunnel_proto::handshake::InstanceSecret;
 
     use super::*;
     use crate::metrics::Metrics;
-    use crate::runtimes::RuntimeLabel;
 
     fn session() -> Session {
         let (io, _) = duplex(64);

@@ -22,6 +22,7 @@ use tokio::{
     sync::oneshot,
     time::{Instant, sleep_until},
 };
+use tunnel_directory::NodeName;
 use tunnel_ops::{
     https::{HttpsClient, RequestError},
     tls_files::TlsFilesError,
@@ -31,7 +32,6 @@ use self::queue::{AfterFailure, EventQueue, QueuedEvent};
 use crate::{
     allowance::Allowance,
     config::{Config, HttpUrl, WebhookSecret},
-    directory::NodeName,
     events::{EventKind, EventView, Events, Reader, TooSlow},
     metrics::{LostEvent, Metrics},
     timestamp::Timestamp,

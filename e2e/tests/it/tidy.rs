@@ -33,14 +33,24 @@ const NOT_OURS: [&str; 6] = [
 ];
 
 /// Which crate of the workspace may know which, tests included. The tests of every crate may know `testkit`.
-const ARROWS: [(&str, &[&str]); 12] = [
+const ARROWS: [(&str, &[&str]); 13] = [
     ("tunnel-proto", &[]),
     ("tunnel-ops", &[]),
     ("tunnel-http", &["tunnel-proto", "tunnel-ops"]),
     ("tunnel-etcd", &["tunnel-ops"]),
     (
+        "tunnel-directory",
+        &["tunnel-proto", "tunnel-etcd", "tunnel-ops"],
+    ),
+    (
         "tunnel-server",
-        &["tunnel-proto", "tunnel-http", "tunnel-etcd", "tunnel-ops"],
+        &[
+            "tunnel-proto",
+            "tunnel-http",
+            "tunnel-etcd",
+            "tunnel-directory",
+            "tunnel-ops",
+        ],
     ),
     (
         "tunnel-routing",

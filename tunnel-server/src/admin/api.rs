@@ -23,6 +23,7 @@ use axum::{
 use bytes::Bytes;
 use http::{HeaderMap, HeaderName, Method, StatusCode, header::CONTENT_TYPE};
 use serde::{Deserialize, Serialize, de::DeserializeOwned};
+use tunnel_directory::RuntimeLabel;
 use tunnel_http::tail::Tails;
 /// The prefix of all routes.
 pub use tunnel_ops::admin::API_ROOT as ROOT;
@@ -52,7 +53,6 @@ use crate::{
     metrics::Metrics,
     peers::{Answers, Peers},
     registry::Registry,
-    runtimes::RuntimeLabel,
 };
 
 /// The number of routes.

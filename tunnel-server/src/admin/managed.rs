@@ -8,12 +8,12 @@ use std::{fmt::Display, sync::Arc, time::SystemTime};
 use bytes::Bytes;
 use http::StatusCode;
 use serde::{Deserialize, Serialize, de::DeserializeOwned};
+use tunnel_directory::RuntimeLabel;
 
 use super::{refusal::ApiError, view::OperationError};
 use crate::{
     config::Config,
     managed::{Changed, Managed, ManagedError, NewToken},
-    runtimes::RuntimeLabel,
     timestamp::Timestamp,
     token::TokenId,
 };

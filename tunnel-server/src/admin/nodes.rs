@@ -3,8 +3,9 @@
 use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
+use tunnel_directory::RuntimeLabel;
 
-use crate::{directory::Directory, runtimes::RuntimeLabel};
+use crate::directory::Directory;
 
 /// One server node, as it says of itself.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]

@@ -17,6 +17,7 @@ use tokio::{
     task::JoinSet,
     time::{Instant, MissedTickBehavior, interval, timeout},
 };
+use tunnel_directory::NodeName;
 use tunnel_http::tail::stream::{EXCHANGE, MISSED, UNANSWERED};
 use tunnel_ops::{
     admin::{Event, EventParser, HEARTBEAT},
@@ -24,10 +25,7 @@ use tunnel_ops::{
 };
 use tunnel_proto::session::Session;
 
-use crate::{
-    directory::NodeName,
-    peers::{Peers, open_stream},
-};
+use crate::peers::{Peers, open_stream};
 
 /// Time between two looks at which nodes there are, and until one that does not answer is asked again.
 const LOOK: Duration = Duration::from_secs(2);

@@ -1,14 +1,12 @@
 //! The runtime that a credential names, and what the runtimes file says of it.
 
-use std::sync::Arc;
+use std::{fmt::Display, sync::Arc};
 
 use ipnet::IpNet;
+use tunnel_directory::{AccountName, NameError, RuntimeLabel, RuntimeName};
 
 use super::refusal::AuthRefusal;
-use crate::runtimes::{
-    AccountName, HostName, NameError, RuntimeEntry, RuntimeLabel, RuntimeLimits, RuntimeName,
-    Runtimes,
-};
+use crate::runtimes::{HostName, RuntimeEntry, RuntimeLimits, Runtimes};
 
 /// The runtime that a credential names, with the limits that its issuer sets.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -45,9 +43,9 @@ impl NamedRuntime {
         runtimes: &Runtimes,
         domain: &HostName,
     ) -> Result<Arc<RuntimeEntry>, AuthRefusal> {
-        let unfit = |error: NameError| AuthRefusal::TokenMalformed(error.to_string());
-        let label = self.label().map_err(unfit)?;
-        HostName::of_runtime(&label, domain).map_err(unfit)?;
+        let unfit = |error: &dyn Display| AuthRefusal::TokenMalformed(error.to_string());
+        let label = self.label().map_err(|error| unfit(&error))?;
+        HostName::of_runtime(&label, domain).map_err(|error| unfit(&error))?;
         if let Some(listed) = runtimes.get(&label) {
             return match (&listed.account, &listed.name) == (&self.account, &self.name) {
                 true => Ok(merged(listed, self)),

@@ -3,10 +3,11 @@
 
 use std::time::{Duration, SystemTime};
 
+use tunnel_directory::RuntimeLabel;
 use tunnel_proto::refusal::{Finality, RefusalReason};
 
 use super::credential::CredentialId;
-use crate::runtimes::{Moment, RuntimeLabel};
+use crate::runtimes::Moment;
 
 /// Time after which a client should retry while the platform is unreachable or the keys cannot be fetched.
 const RETRY_UNREACHABLE: Duration = Duration::from_secs(5);

@@ -9,11 +9,12 @@ use std::time::SystemTime;
 
 use serde::Deserialize;
 use toml::Spanned;
+use tunnel_directory::{AccountName, RuntimeName};
 use tunnel_ops::config_file::TomlFile;
 use tunnel_ops::faults::FaultCollector;
 
 use super::credential::{CredentialId, CredentialKind, hash_digits};
-use crate::runtimes::{AccountName, Moment, RuntimeName, RuntimesError};
+use crate::runtimes::{Moment, RuntimesError};
 
 /// Most entries that the operator may make while the server runs. Each one copies all of them.
 const OPERATOR_ENTRIES: usize = 10_000;

@@ -3,9 +3,10 @@
 //! In: the name of a node, and the CA if there is one. Out: PEM text in memory.
 
 use rcgen::{ExtendedKeyUsagePurpose, Issuer, KeyPair, SanType, string::Ia5String};
+use tunnel_directory::NodeName;
 
 use super::{CertsError, authority, leaf};
-use crate::{directory::NodeName, peer_tls::node_uri};
+use crate::peer_tls::node_uri;
 
 /// The common name of the CA of nodes.
 const NODE_CA_NAME: &str = "tunnel node CA";

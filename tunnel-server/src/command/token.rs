@@ -9,6 +9,7 @@ use std::path::{Path, PathBuf};
 use std::time::SystemTime;
 
 use serde::Serialize;
+use tunnel_directory::RuntimeLabel;
 use tunnel_ops::config_file::TomlFile;
 use tunnel_ops::terminal;
 
@@ -16,7 +17,7 @@ use super::Failure;
 use crate::atomic_file::{self, Existing};
 use crate::cli::{TokenCreateArgs, TokenListArgs, TokenRevokeArgs};
 use crate::runtimes::edit::{EditError, TokenAddition, TokenRevocation, add_token, revoke_tokens};
-use crate::runtimes::{HostName, ListedToken, Moment, RuntimeEntry, RuntimeLabel, Runtimes};
+use crate::runtimes::{HostName, ListedToken, Moment, RuntimeEntry, Runtimes};
 use crate::token::Token;
 
 /// Hashes are not secret, but the names of the tokens' owners are private.
@@ -46,8 +47,9 @@ pub(super) fn create(args: &TokenCreateArgs) -> Result<(), Failure> {
         token.id(),
         path.display()
     );
-    let label = RuntimeLabel::new(account, runtime);
-    if let Ok(own) = label.and_then(|label| HostName::of_runtime(&label, &args.domain)) {
+    if let Ok(label) = RuntimeLabel::new(account, runtime)
+        && let Ok(own) = HostName::of_runtime(&label, &args.domain)
+    {
         let hosts = std::iter::once(&own)
             .chain(&args.hosts)
             .map(HostName::as_str);

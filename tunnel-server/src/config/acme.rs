@@ -13,7 +13,7 @@ use secrecy::SecretSlice;
 use tunnel_ops::{byte_order_mark::without_mark, config_value::ValueError, settings::Setting};
 
 use super::{ConfigFault, HttpUrl, Settings, Source, setting};
-use crate::runtimes::{HostName, NameError};
+use crate::runtimes::{HostError, HostName};
 
 /// Most names: each has a certificate and orders of its own.
 const MAX_NAMES: usize = 100;
@@ -135,9 +135,9 @@ impl fmt::Display for AcmeContact {
 }
 
 impl FromStr for AcmeName {
-    type Err = NameError;
+    type Err = HostError;
 
-    fn from_str(text: &str) -> Result<Self, NameError> {
+    fn from_str(text: &str) -> Result<Self, HostError> {
         let below = text.strip_prefix("*.");
         Ok(Self {
             domain: below.unwrap_or(text).parse()?,

@@ -6,11 +6,12 @@
 use std::collections::{BTreeMap, HashMap};
 use std::fmt::{self, Write};
 
+use tunnel_directory::RuntimeLabel;
 use tunnel_ops::settings::{GivenSettings, Setting};
 use tunnel_ops::tls_files::Identity;
 
 use super::{Config, Source, setting};
-use crate::runtimes::{ListedToken, Moment, RuntimeEntry, RuntimeLabel, RuntimeLimits};
+use crate::runtimes::{ListedToken, Moment, RuntimeEntry, RuntimeLimits};
 
 /// The value of each setting, by its name.
 pub type Effective = BTreeMap<String, String>;

@@ -3,12 +3,13 @@
 use std::{fmt, fs, path::PathBuf, str::FromStr, sync::Arc, time::Duration};
 
 use tokio_rustls::rustls::ClientConfig;
+use tunnel_directory::NodeName;
 use tunnel_etcd::{BadMemberUrl, MemberUrl, User};
 use tunnel_ops::byte_order_mark::without_mark;
 use tunnel_ops::tls_files::{self, Identity, Roots};
 
 use super::{ConfigFault, Settings, Source, or_fault, setting};
-use crate::{directory::NodeName, peer_tls::PeerCa};
+use crate::peer_tls::PeerCa;
 
 /// Time for one call of one member of etcd: more than a write takes under load, and less than an election.
 const CALL_TIMEOUT: Duration = Duration::from_millis(500);

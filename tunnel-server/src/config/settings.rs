@@ -8,6 +8,7 @@ use std::net::{Ipv4Addr, SocketAddr};
 use std::path::PathBuf;
 use std::time::Duration;
 
+use tunnel_directory::{NodeName, OnConflict, WithoutDirectory};
 use tunnel_http::answer::ProblemDetail;
 use tunnel_ops::config_value::{
     BoundedSize, Count, DurationFrom, DurationText, ListenAddress, Network, PositiveDuration,
@@ -23,7 +24,6 @@ use super::credentials::{HttpUrl, JwksSource};
 use super::managed::ManagedPlace;
 use super::nodes::{EtcdUrl, KeyPrefix};
 use super::origin::Origin;
-use crate::directory::{NodeName, OnConflict, WithoutDirectory};
 use crate::events::EventKind;
 use crate::runtimes::HostName;
 

@@ -7,9 +7,8 @@
 
 use std::{collections::HashMap, sync::Arc};
 
+use tunnel_directory::{AccountName, RuntimeLabel};
 use tunnel_ops::evicting::{EvictingPermit, EvictingPermits, Holders};
-
-use crate::runtimes::{AccountName, RuntimeLabel};
 
 /// Most concurrent checks of one runtime. A client that measures the idle limit opens several at once.
 const MAX_OF_RUNTIME: usize = 8;

@@ -7,6 +7,7 @@ use http::{HeaderValue, Request, Response, StatusCode, header};
 use http_body_util::Full;
 use rustls_pki_types::CertificateDer;
 use secrecy::{ExposeSecret, SecretString};
+use tunnel_directory::{ClaimRefusal, RuntimeLabel};
 use tunnel_proto::{
     handshake::{self, Greeting, NotASession},
     refusal::RefusalReason,
@@ -18,11 +19,9 @@ use crate::{
         AuthRefusal, Authenticator, CredentialId, CredentialKind, Grant, RefusedIdentity, bearer,
     },
     client_address::ClientAddress,
-    directory::ClaimRefusal,
     events::{Event, EventKind},
     history::RefusedDial,
     metrics::Metrics,
-    runtimes::RuntimeLabel,
     timestamp::Timestamp,
 };
 

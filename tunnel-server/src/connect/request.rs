@@ -9,6 +9,7 @@ use ipnet::IpNet;
 use parking_lot::Mutex;
 use rustls_pki_types::CertificateDer;
 use tokio::sync::watch;
+use tunnel_directory::ClaimRefusal;
 use tunnel_http::{forwarded, permits::Permit};
 use tunnel_proto::{
     handshake::{self, CONNECT_PATH, Greeting},
@@ -26,7 +27,6 @@ use crate::{
     auth::{Grant, Presented, bearer},
     budget::sources,
     client_address::ClientAddress,
-    directory::ClaimRefusal,
     events::{Event, EventKind},
     metrics::OpenConnection,
 };

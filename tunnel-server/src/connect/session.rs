@@ -20,6 +20,7 @@ use tokio::{
     time::timeout,
 };
 use tokio_util::task::task_tracker::TaskTrackerToken;
+use tunnel_directory::{ClaimRefusal, OnConflict, RuntimeLabel};
 use tunnel_ops::task::Owned;
 use tunnel_proto::{
     close::CloseReason,
@@ -34,11 +35,9 @@ use crate::{
     allowance::Allowance,
     client_address::ClientAddress,
     config::Config,
-    directory::{ClaimRefusal, OnConflict},
     events::{Event, EventKind},
     history::{EndedSession, RefusedDial},
     registry::{JoinRefusal, JoinRequest, Membership},
-    runtimes::RuntimeLabel,
     timestamp::Timestamp,
     tunnel::Peer,
 };

@@ -12,15 +12,10 @@
 
 mod claiming;
 mod feed;
-mod holds;
-mod outage;
 mod pause;
-mod peer_reports;
 mod presence;
-mod record;
 mod report;
 mod sweep;
-mod table;
 mod writer;
 
 use std::{
@@ -32,34 +27,28 @@ use std::{
     time::{Duration, SystemTime},
 };
 
+pub(crate) use self::report::{REPORT_INTERVAL, ReceivedReports, SentReports};
 use self::{
-    holds::{Action, Holds},
-    record::{Keys, NodeRecord},
     report::{LastReports, Unrecorded},
-    table::{Effect, Moment, Read, Table},
     writer::ClaimRequest,
 };
-pub(crate) use self::{
-    outage::EtcdState,
-    record::NodeState,
-    report::{REPORT_INTERVAL, ReceivedReports, SentReports},
-    table::Holder,
-};
-use super::{
-    Claim, ClaimGuard, Epoch, WithoutDirectory,
-    metrics::DirectoryMetrics,
-    node::{Incarnation, NodeName},
-    owner::Owner,
-};
+use super::{ClaimGuard, metrics::DirectoryMetrics};
 use crate::{
     lock::{Mutex, RwLock},
-    runtimes::{AccountName, RuntimeEntry, RuntimeLabel, RuntimeName},
+    runtimes::RuntimeEntry,
 };
 use tokio::{
     sync::{Notify, mpsc, watch},
     time::Instant,
 };
 use tokio_rustls::rustls::ClientConfig;
+use tunnel_directory::{
+    AccountName, Claim, Epoch, EtcdState, Holder, Incarnation, NodeName, NodeRun, NodeState, Owner,
+    RuntimeLabel, RuntimeName, WithoutDirectory,
+    holds::{HoldAction, Holds},
+    record::{Keys, NodeRecord},
+    table::{Change, Source, Table},
+};
 use tunnel_etcd::{Client, EtcdError, User};
 use tunnel_ops::task::Owned;
 
@@ -127,11 +116,11 @@ pub(crate) struct Shared {
     client: Client,
     keys: Keys,
     node: Node,
+    run: NodeRun,
     /// The port that the kernel chose, where the one to be announced was 0.
     peer_port: AtomicU16,
     /// Shards that have just started and are not linked to all other nodes yet.
     unlinked: AtomicUsize,
-    incarnation: Incarnation,
     metrics: DirectoryMetrics,
     table: RwLock<Table>,
     /// Locked before the table where both are needed.
@@ -185,12 +174,15 @@ impl Shared {
         let keys = Keys::new(prefix);
         Arc::new(Self {
             client,
-            table: RwLock::new(Table::new(keys.clone())),
+            table: RwLock::new(Table::new(keys.clone(), random)),
             keys,
+            run: NodeRun {
+                node: node.name.clone(),
+                incarnation: Incarnation::new(random),
+            },
             node,
             peer_port: AtomicU16::new(0),
             unlinked: AtomicUsize::new(0),
-            incarnation: Incarnation::new(random),
             metrics,
             holds: Mutex::default(),
             observer: OnceLock::new(),
@@ -321,7 +313,7 @@ impl Shared {
     }
 
     pub(crate) fn incarnation(&self) -> Incarnation {
-        self.incarnation
+        self.run.incarnation
     }
 
     /// The number of runtimes that this node holds, and of those with a record.
@@ -372,7 +364,7 @@ impl Shared {
         let Some(claim) = table.claim(label.as_str()) else {
             return true;
         };
-        let own = table.held_by(label, &self.node.name, self.incarnation);
+        let own = table.held_by(label, &self.run);
         claim.epoch < epoch || own.is_some_and(|(held, _)| held == claim.epoch)
     }
 
@@ -386,16 +378,16 @@ impl Shared {
         let table = self.table.read();
         let reported = || {
             table
-                .peer_holds(label)
+                .unrecorded_holds(label)
                 .next()
-                .map(|(_, _, hold)| &hold.claim)
+                .map(|(_, hold)| &hold.claim)
         };
         let epoch = match table.claim(label) {
             Some(claim) => claim.epoch,
             None => reported()?.epoch,
         };
         let mut holders = table.holders(label);
-        holders.retain(|holder| holder.incarnation != self.incarnation);
+        holders.retain(|holder| holder.incarnation != self.run.incarnation);
         (!holders.is_empty()).then_some((epoch, holders))
     }
 
@@ -406,10 +398,10 @@ impl Shared {
         Some((incarnation, record.clone()))
     }
 
-    /// Whether the key of this node is there, and is of this run of it.
-    fn is_shown(&self) -> bool {
+    /// Whether etcd has this node's key, written by this process.
+    fn has_own_key(&self) -> bool {
         let shown = self.node_record(&self.node.name);
-        shown.is_some_and(|(incarnation, _)| incarnation == self.incarnation)
+        shown.is_some_and(|(incarnation, _)| incarnation == self.run.incarnation)
     }
 
     /// All nodes, this one included.
@@ -421,50 +413,49 @@ impl Shared {
             .collect()
     }
 
-    /// Whether another node takes sessions that is none of these.
+    /// Whether any node besides this one and the avoided ones takes sessions.
     pub(crate) fn has_other_serving(&self, is_avoided: impl Fn(&NodeName) -> bool) -> bool {
         let table = self.table.read();
         let mut nodes = table.nodes();
         nodes.any(|(name, incarnation, record)| {
-            incarnation != self.incarnation
+            incarnation != self.run.incarnation
                 && record.state == NodeState::Serving
                 && !is_avoided(name)
         })
     }
 
     /// Acts on changes of the table.
-    fn on_effects(&self, effects: impl IntoIterator<Item = Effect>) {
-        for effect in effects {
-            match effect {
-                Effect::Runtime(label) => self.settle(&label),
-                Effect::Node(name) if name == self.node.name && !self.is_shown() => {
+    fn on_changes(&self, changes: impl IntoIterator<Item = Change>) {
+        for change in changes {
+            match change {
+                Change::Runtime(label) => self.settle(&label),
+                Change::Node(name) if name == self.node.name && !self.has_own_key() => {
                     self.is_challenged.notify_one();
                 }
-                Effect::Challenge(name) if name == self.node.name => {
+                Change::Challenge(name) if name == self.node.name => {
                     self.is_challenged.notify_one()
                 }
-                Effect::Restored => self.is_restored.notify_one(),
-                Effect::Node(_) | Effect::Challenge(_) => {}
+                Change::Cluster => self.is_restored.notify_one(),
+                Change::Node(_) | Change::Challenge(_) => {}
             }
         }
     }
 
     fn settle(&self, label: &RuntimeLabel) {
         let mut holds = self.holds.lock();
-        let own = (&self.node.name, self.incarnation);
-        let action = holds.settle(label, &self.table.read(), own);
+        let action = holds.settle(label, &self.table.read(), &self.run);
         drop(holds);
         let observer = self.observer.get().and_then(Weak::upgrade);
         match action {
-            Action::Nothing => {}
-            Action::Write => self.write(label),
-            Action::Adopt(claim) => {
+            HoldAction::None => {}
+            HoldAction::Write => self.write(label),
+            HoldAction::Adopt(claim) => {
                 self.write(label);
                 if let Some(observer) = &observer {
                     observer.on_claim(label, &claim);
                 }
             }
-            Action::Superseded(claim) => {
+            HoldAction::Supersede(claim) => {
                 if let Some(observer) = &observer {
                     observer.on_claim(label, &claim);
                 }
@@ -477,7 +468,7 @@ impl Shared {
 
     /// Settles all that this node holds, after a listing.
     fn settle_all(&self) {
-        let labels: Vec<RuntimeLabel> = self.holds.lock().labels().cloned().collect();
+        let labels: Vec<RuntimeLabel> = self.holds.lock().labels_after(None).cloned().collect();
         for label in labels {
             self.settle(&label);
         }
@@ -485,7 +476,7 @@ impl Shared {
 
     fn record(&self, sessions: u64) -> NodeRecord {
         NodeRecord {
-            incarnation: self.incarnation.to_string(),
+            incarnation: self.run.incarnation.to_string(),
             peer: self.peer(),
             zone: self.node.zone.clone(),
             version: env!("CARGO_PKG_VERSION").to_owned(),
@@ -546,17 +537,11 @@ fn wall_ms() -> u64 {
     u64::try_from(since.unwrap_or(Duration::ZERO).as_millis()).unwrap_or(u64::MAX)
 }
 
-/// What an event of the watch, or an own write, is applied with.
-fn event_now() -> Moment {
-    Moment::of_event(Instant::now())
-}
-
-/// What records are applied with that were read at this revision.
-fn read_now(revision: i64) -> Moment {
-    let at_ms = wall_ms();
-    Moment {
-        now: Instant::now(),
-        read: Some(Read { revision, at_ms }),
+/// How records come that were read at this revision.
+fn read_at(revision: i64) -> Source {
+    Source::Read {
+        revision,
+        wall_ms: wall_ms(),
     }
 }
 

@@ -9,6 +9,7 @@ use tokio::{
     time::{sleep, timeout},
 };
 use tokio_rustls::server::TlsStream;
+use tunnel_directory::NodeName;
 use tunnel_http::listener::accept;
 use tunnel_ops::read_ahead::ReadAhead;
 use tunnel_proto::{
@@ -24,7 +25,7 @@ use super::{
     link::{PING_INTERVAL, link_socket},
 };
 use crate::{
-    directory::{NodeName, ReceivedReports},
+    directory::ReceivedReports,
     peer_tls::{ALPN, node_of},
 };
 

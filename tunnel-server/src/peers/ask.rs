@@ -16,6 +16,7 @@ use http::{Method, Request, Response, StatusCode, header::CONTENT_LENGTH};
 use http_body_util::{BodyExt, Full, Limited};
 use tokio::time::timeout;
 use tower_service::Service;
+use tunnel_directory::NodeName;
 use tunnel_proto::{
     exchange::{HeadEncoder, RecvBody, open},
     problem::{Hop, Problem, Reason},
@@ -23,7 +24,6 @@ use tunnel_proto::{
 };
 
 use super::Peers;
-use crate::directory::NodeName;
 
 /// The note of an admin request.
 pub(super) const NOTE: &str = "admin 1";

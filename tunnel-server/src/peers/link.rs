@@ -12,6 +12,7 @@ use tokio::{
     time::{MissedTickBehavior, interval, sleep, timeout},
 };
 use tokio_rustls::{TlsConnector, client::TlsStream};
+use tunnel_directory::{Holder, Incarnation, NodeName};
 use tunnel_ops::{
     read_ahead::ReadAhead,
     socket::{set_unsent_limit, set_user_timeout},
@@ -25,7 +26,7 @@ use tunnel_proto::{
 };
 
 use crate::{
-    directory::{Holder, Incarnation, NodeName, REPORT_INTERVAL, SentReports, Shared},
+    directory::{REPORT_INTERVAL, SentReports, Shared},
     peer_tls::{ALPN, PeerTls},
 };
 

@@ -4,8 +4,7 @@
 //! address, for the source networks of the instance.
 
 use std::net::IpAddr;
-
-use crate::{directory::Epoch, runtimes::RuntimeLabel};
+use tunnel_directory::{Epoch, RuntimeLabel};
 
 /// The version of the note.
 const VERSION: &str = "1";

@@ -9,6 +9,7 @@ use std::{future::pending, sync::Arc};
 
 use http::{HeaderMap, StatusCode};
 use http_body::Body;
+use tunnel_directory::RuntimeLabel;
 use tunnel_http::{connection::http1_buffer_bytes, received::ReceivedBody};
 use tunnel_proto::{
     exchange::{EncodedHead, open},
@@ -28,7 +29,6 @@ use crate::{
     budget::{sources, waiting},
     peers::Tried,
     router::NextHop,
-    runtimes::RuntimeLabel,
     tunnel::Tunnel,
 };
 

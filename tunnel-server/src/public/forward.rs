@@ -15,6 +15,7 @@ use http::{HeaderMap, StatusCode};
 use http_body::{Body, Frame, SizeHint};
 use parking_lot::Mutex;
 use tokio::sync::oneshot;
+use tunnel_directory::NodeName;
 use tunnel_proto::{
     exchange::{EncodedHead, ExchangeError, open},
     problem::{Hop, Problem, Reason},
@@ -31,7 +32,6 @@ use super::{
     observe::Observation,
 };
 use crate::{
-    directory::NodeName,
     metrics::Forwarding,
     peers::{Forward, HELD, Note},
 };

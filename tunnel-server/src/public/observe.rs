@@ -7,6 +7,7 @@ use std::sync::{
 
 use http::StatusCode;
 use prometheus::IntCounter;
+use tunnel_directory::NodeName;
 use tunnel_http::access_log::{AccessLog, ExchangeRecord, Forwarded, LoggedRequest, Observer};
 use tunnel_ops::telemetry::tracer::{AttemptTarget, Trace};
 use tunnel_proto::{
@@ -17,7 +18,6 @@ use tunnel_proto::{
 use super::PublicListener;
 use crate::{
     budget::{Permit, shaper::Shaper},
-    directory::NodeName,
     metrics::RuntimeMetrics,
     tunnel::Tunnel,
 };

@@ -9,6 +9,7 @@ use http::{
     HeaderMap, HeaderValue, Method, Request, Response, StatusCode, Version, header, request::Parts,
 };
 use http_body::Body;
+use tunnel_directory::RuntimeLabel;
 use tunnel_http::access_log::{self, LoggedRequest};
 use tunnel_http::{
     answer::{ProblemAnswers, ProblemRequest},
@@ -37,10 +38,7 @@ use super::{
     session_carrier::SessionCarrier,
     upgraded::{ExchangeUpgrade, GrantedUpgrade},
 };
-use crate::{
-    budget::{CountedHead, pace::Paced},
-    runtimes::RuntimeLabel,
-};
+use crate::budget::{CountedHead, pace::Paced};
 
 /// What a response of the server itself depends on in its request.
 struct Requester {

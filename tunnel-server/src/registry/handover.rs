@@ -4,12 +4,12 @@ use std::sync::{Arc, atomic::Ordering};
 
 use serde::{Deserialize, Serialize};
 use tokio::time::Instant;
+use tunnel_directory::{AccountName, HANDOVER_GRACE, HandedClaim, RuntimeLabel, RuntimeName};
 
 use super::{Registry, Slot};
 use crate::{
-    directory::{EXPECTED, HandedClaim},
     events::{Event, EventKind},
-    runtimes::{AccountName, RuntimeEntry, RuntimeLabel, RuntimeLimits, RuntimeName},
+    runtimes::{RuntimeEntry, RuntimeLimits},
     tunnel::Tunnel,
 };
 
@@ -83,12 +83,12 @@ impl Registry {
                 allow_from: None,
             });
             let slot = self.slot_of(&mut self.slots.write(), &entry);
-            slot.state.lock().expected_until = Some(Instant::now() + EXPECTED);
-            self.directory.expect(label, &entry.account, Some(claim));
+            slot.state.lock().expected_until = Some(Instant::now() + HANDOVER_GRACE);
+            self.directory.take_over(label, &entry.account, Some(claim));
         }
         let offline = handed.offline.iter().filter_map(HandedName::parse);
         for (account, _, label) in offline {
-            self.directory.expect(label, &account, None);
+            self.directory.take_over(label, &account, None);
         }
     }
 
@@ -153,10 +153,10 @@ impl Registry {
 mod tests {
     use futures_util::FutureExt as _;
     use tokio::time::advance;
+    use tunnel_directory::ClaimRefusal;
 
     use super::*;
     use crate::{
-        directory::{ClaimRefusal, unlisted},
         events::Reader,
         registry::{
             JoinRefusal,
@@ -183,7 +183,7 @@ mod tests {
         drop(membership);
         // A dial that was under way ends at the older process.
         drop(join(&older, 2).await);
-        advance(EXPECTED * 2).await;
+        advance(HANDOVER_GRACE * 2).await;
         newer.sweep();
         assert_eq!(kinds(&mut at_older), []);
         assert_eq!(kinds(&mut at_newer), [EventKind::Online]);
@@ -199,7 +199,7 @@ mod tests {
         second.expect(first.hand_over());
         third.expect(second.hand_over());
         let _moved = join(&third, 1).await;
-        advance(EXPECTED * 2).await;
+        advance(HANDOVER_GRACE * 2).await;
         second.sweep();
         third.sweep();
         assert_eq!(kinds(&mut at_second), []);
@@ -209,7 +209,10 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn a_label_belongs_to_its_runtime_at_the_next_process_too() {
         let (older, newer) = (unlisted_registry(), unlisted_registry());
-        let (owner, other) = (unlisted("a-b", "c"), unlisted("a", "b-c"));
+        let (owner, other) = (
+            RuntimeEntry::unlisted("a-b", "c"),
+            RuntimeEntry::unlisted("a", "b-c"),
+        );
         let _membership = join_as(&older, &owner, 1).await.unwrap();
         newer.expect(older.hand_over());
         let refused = async || join_as(&newer, &other, 2).await.err();
@@ -217,7 +220,7 @@ mod tests {
             refused().await,
             Some(JoinRefusal::Claim(ClaimRefusal::LabelTaken(_)))
         ));
-        advance(2 * EXPECTED).await;
+        advance(2 * HANDOVER_GRACE).await;
         newer.sweep();
         assert!(refused().await.is_some(), "its client comes late");
         let third = unlisted_registry();
@@ -239,10 +242,10 @@ mod tests {
         let (newer, _slot) = registry();
         let mut events = newer.events.read();
         newer.expect(older.hand_over());
-        advance(EXPECTED).await;
+        advance(HANDOVER_GRACE).await;
         newer.sweep();
         assert_eq!(kinds(&mut events), []);
-        advance(EXPECTED).await;
+        advance(HANDOVER_GRACE).await;
         newer.sweep();
         newer.sweep();
         assert_eq!(kinds(&mut events), [EventKind::Offline]);

@@ -1,13 +1,10 @@
 //! Acts on changes of a shared directory that concern runtimes of this node.
 
 use tokio::time::Instant;
+use tunnel_directory::{Claim, RuntimeLabel};
 
 use super::Registry;
-use crate::{
-    directory::{Claim, Observer},
-    runtimes::RuntimeLabel,
-    tunnel::Directive,
-};
+use crate::{directory::Observer, tunnel::Directive};
 
 /// What other nodes do to the runtimes of this one.
 impl Observer for Registry {

@@ -361,13 +361,8 @@ fn two_claims_that_end_are_both_removed_in_every_schedule() {
         let newer = directory.clone();
         let hold = |directory: &Directory, number| {
             let (entry, instance) = (entry(), instance(number));
-            let claim = directory.claim(Claimant {
-                runtime: &entry,
-                is_listed: false,
-                instance: &instance,
-                on_conflict: OnConflict::Supersede,
-            });
-            block_on(claim)
+            let claimant = entry.claimant(false, &instance, OnConflict::Supersede);
+            block_on(directory.claim(claimant))
         };
         let newer = thread::spawn(move || hold(&newer, 2).map(drop));
         let older = hold(&directory, 1);

@@ -4,7 +4,9 @@
 
 use std::sync::Arc;
 
-use super::{HostName, RuntimeEntry, RuntimeLabel, Runtimes};
+use tunnel_directory::RuntimeLabel;
+
+use super::{HostName, RuntimeEntry, Runtimes};
 use crate::token::TokenId;
 
 /// Why a runtime cannot stand beside the others.

@@ -6,8 +6,9 @@
 use toml_edit::{
     Array, ArrayOfTables, DocumentMut, InlineTable, Item, Table, TableLike, TomlError, Value, value,
 };
+use tunnel_directory::{AccountName, RuntimeName};
 
-use super::{AccountName, HostName, Moment, RuntimeName};
+use super::{HostName, Moment};
 use crate::token::{Token, TokenId};
 
 /// A token to add to a runtime, which is added too if it is missing.

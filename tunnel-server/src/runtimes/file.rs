@@ -6,15 +6,13 @@ use std::sync::Arc;
 
 use serde::Deserialize;
 use toml::Spanned;
+use tunnel_directory::RuntimeLabel;
 use tunnel_ops::config_file::{ConfigFileError, TomlFile};
 use tunnel_ops::config_value::{BoundedSize, Count, Network, SizeText};
 use tunnel_ops::faults::FaultCollector;
 use tunnel_ops::settings::SettingValue;
 
-use super::{
-    HostName, ListedToken, Moment, RuntimeEntry, RuntimeLabel, RuntimeLimits, Runtimes,
-    RuntimesError,
-};
+use super::{HostName, ListedToken, Moment, RuntimeEntry, RuntimeLimits, Runtimes, RuntimesError};
 use crate::token::{TokenHash, TokenId};
 
 /// The file as written.

@@ -4,14 +4,9 @@
 use std::{sync::Arc, time::Duration};
 
 use tokio::time::{Instant, MissedTickBehavior, interval};
+use tunnel_directory::{EtcdState, Incarnation, NodeState};
 
-use crate::{
-    config::live::LiveConfig,
-    directory::{EtcdState, Incarnation, NodeState},
-    lifecycle::Lifecycle,
-    metrics::Metrics,
-    registry::Registry,
-};
+use crate::{config::live::LiveConfig, lifecycle::Lifecycle, metrics::Metrics, registry::Registry};
 
 /// Time between two checks of the load of the nodes.
 const CHECK_INTERVAL: Duration = Duration::from_secs(1);

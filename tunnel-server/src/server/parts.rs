@@ -9,6 +9,7 @@ use arc_swap::{ArcSwap, ArcSwapOption};
 use parking_lot::Mutex;
 use std::time::Duration;
 use tokio::sync::oneshot;
+use tunnel_directory::NodeName;
 use tunnel_http::{access_log::AccessLog, outgoing::ViaName, permits::Permits};
 use tunnel_ops::{
     admin::{BearerFileError, BearerGuard},
@@ -32,7 +33,7 @@ use crate::{
     budget::usage::Usage,
     config::{Config, Settings, effective::Effective, live::LiveConfig},
     connect::{TunnelListener, checks::Checks, gate::Gate},
-    directory::{Directory, Node, NodeName},
+    directory::{Directory, Node},
     events::Events,
     gauges::{Gauges, Threads},
     lifecycle::Lifecycle,

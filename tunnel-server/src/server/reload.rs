@@ -27,7 +27,7 @@ use crate::{
     },
     events::{Event, EventKind},
     public::answer::Cors,
-    runtimes::NameError,
+    runtimes::HostError,
 };
 
 /// How long a list has to be unchanged before an entry that is no more in it is lifted: a program that writes the file in
@@ -68,7 +68,7 @@ pub(crate) enum ApplyError {
     Auth(#[from] AuthSetupError),
     /// A runtime's host.
     #[error(transparent)]
-    Name(#[from] NameError),
+    Name(#[from] HostError),
     /// The operator's token.
     #[error(transparent)]
     AdminToken(#[from] BearerFileError),

@@ -197,10 +197,11 @@ mod tests {
     use rustls_pki_types::ServerName;
     use tokio::io::duplex;
     use tokio_rustls::TlsConnector;
+    use tunnel_directory::NodeName;
     use tunnel_ops::tls_files::Identity;
 
     use super::*;
-    use crate::{certs::NodeAuthority, directory::NodeName, peer_tls::PeerCa};
+    use crate::{certs::NodeAuthority, peer_tls::PeerCa};
 
     fn issued(authority: &NodeAuthority, node: &NodeName) -> PeerLinks {
         let (pem, key) = authority.issue(node, 1).unwrap();

@@ -11,8 +11,8 @@ use testkit::{
     },
 };
 use tokio::time::sleep;
+use tunnel_directory::OnConflict;
 use tunnel_proto::{close::CloseReason, control::Control, handshake::CHECK_SUBPROTOCOL};
-use tunnel_server::directory::OnConflict;
 
 use crate::{
     rig::{PROD, Rig},

@@ -13,13 +13,13 @@ use testkit::{
     },
 };
 use tokio::{io::AsyncReadExt, sync::mpsc};
+use tunnel_directory::OnConflict;
 use tunnel_proto::{
     close::CloseReason,
     control::Control,
     handshake::{InstanceSecret, Refusal},
     session::SessionEnd,
 };
-use tunnel_server::directory::OnConflict;
 
 use crate::rig::{DEV, DEV_HOST, PROD, PROD_HOST, Rig};
 

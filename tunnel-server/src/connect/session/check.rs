@@ -14,6 +14,7 @@ use std::{
 };
 
 use tokio::time::{Instant, sleep_until, timeout};
+use tunnel_directory::ClaimRefusal;
 use tunnel_proto::{
     close::CloseReason,
     control::{Control, millis},
@@ -22,7 +23,7 @@ use tunnel_proto::{
 };
 
 use super::{LiveSession, READY};
-use crate::{connect::TunnelListener, directory::ClaimRefusal};
+use crate::connect::TunnelListener;
 
 /// How long a check may last: longer than any idle limit that is worth measuring.
 pub(super) const MAX_LIFE: Duration = Duration::from_secs(60 * 60);

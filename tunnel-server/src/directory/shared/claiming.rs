@@ -2,26 +2,25 @@
 
 use std::sync::Arc;
 
-use tokio::{sync::oneshot, time::Instant};
+use tokio::sync::oneshot;
+use tunnel_directory::{
+    Claim, ClaimRefusal, Claimant, Right, RuntimeLabel, WithoutDirectory,
+    holds::{Hold, Holds},
+    table::{ClaimStep, Table},
+};
 
 use super::{
-    super::{
-        Claim, ClaimGuard, ClaimRefusal, Claimant, WithoutDirectory, metrics::PROVISIONAL,
-        owner::Right,
-    },
+    super::{ClaimGuard, metrics::PROVISIONAL, now},
     Shared,
-    holds::{Hold, Holds},
-    table::{Step, Table},
     writer::{ClaimAnswer, ClaimRequest},
 };
-use crate::runtimes::RuntimeLabel;
 
 /// How often a claim is decided again because another one was faster.
 pub(super) const ROUNDS: u32 = 5;
 
 impl Shared {
     pub(crate) fn precheck(&self, claimant: Claimant<'_>) -> Result<(), ClaimRefusal> {
-        let (label, instance) = (&claimant.runtime.label, claimant.instance);
+        let (label, instance) = (claimant.label, claimant.instance);
         let holds = self.holds.lock();
         let table = self.table.read();
         let right = right(&holds, &table, claimant)?;
@@ -29,13 +28,13 @@ impl Shared {
         if right != Right::Overruling && hold.is_some_and(|hold| hold.claim.instance == *instance) {
             return Ok(());
         }
-        let step = table.decide(label.as_str(), instance, right, Instant::now())?;
-        let is_takeover = matches!(step, Step::Claim(_));
+        let step = table.decide(label.as_str(), instance, right, now())?;
+        let is_takeover = matches!(step, ClaimStep::Claim(_));
         let is_held = || {
             let is_own = holds.get(label).is_some();
             is_own
-                || table.is_held_elsewhere(label.as_str(), self.incarnation)
-                || table.peer_holds(label.as_str()).next().is_some()
+                || table.is_held_elsewhere(label.as_str(), self.run.incarnation)
+                || table.unrecorded_holds(label.as_str()).next().is_some()
         };
         match is_takeover && self.is_away() && is_held() {
             true => Err(ClaimRefusal::Unavailable),
@@ -51,14 +50,16 @@ impl Shared {
             let step = match self.enter(claimant)? {
                 Entered::Joined(guard) => return Ok(guard),
                 // It has the claim: only the record of this node is missing, and follows.
-                Entered::Next(Step::Hold(_)) if self.is_away() => {
+                Entered::Next(ClaimStep::Hold(_)) if self.is_away() => {
                     return self.claim_alone(claimant);
                 }
                 Entered::Next(step) => step,
             };
             let (answer, answered) = oneshot::channel();
             let request = ClaimRequest {
-                runtime: claimant.runtime.clone(),
+                label: claimant.label.clone(),
+                account: claimant.account.clone(),
+                name: claimant.name.clone(),
                 instance: claimant.instance.clone(),
                 step,
                 answer,
@@ -78,22 +79,23 @@ impl Shared {
 
     /// Joins what this node holds for the instance already, or decides how it gets the runtime.
     pub(super) fn enter(self: &Arc<Self>, claimant: Claimant<'_>) -> Result<Entered, ClaimRefusal> {
-        let (label, instance) = (&claimant.runtime.label, claimant.instance);
+        let (label, instance) = (claimant.label, claimant.instance);
         let mut holds = self.holds.lock();
         let table = self.table.read();
         let right = right(&holds, &table, claimant)?;
         let is_here = current(&holds, &table, label).is_some();
-        if is_here
-            && let Some((serial, claim, is_changed)) =
-                holds.enter(label, claimant.owner(), instance)
-        {
+        if is_here && let Some(added) = holds.add_session(label, claimant.owner(), instance) {
             drop((table, holds));
-            if is_changed {
+            if added.is_record_changed {
                 self.write(label);
             }
-            return Ok(Entered::Joined(self.guard(label, claim, serial)));
+            return Ok(Entered::Joined(self.guard(
+                label,
+                added.claim,
+                added.serial,
+            )));
         }
-        let step = table.decide(label.as_str(), instance, right, Instant::now())?;
+        let step = table.decide(label.as_str(), instance, right, now())?;
         Ok(Entered::Next(step))
     }
 
@@ -103,13 +105,12 @@ impl Shared {
         self: &Arc<Self>,
         claimant: Claimant<'_>,
     ) -> Result<ClaimGuard, ClaimRefusal> {
-        let (runtime, instance) = (claimant.runtime, claimant.instance);
-        let label = &runtime.label;
+        let (label, instance) = (claimant.label, claimant.instance);
         let mut holds = self.holds.lock();
         let table = self.table.read();
         let right = right(&holds, &table, claimant)?;
-        let reported = table.peer_holds(label.as_str()).next();
-        let reported = reported.map(|(_, _, hold)| hold.claim.clone());
+        let reported = table.unrecorded_holds(label.as_str()).next();
+        let reported = reported.map(|(_, hold)| hold.claim.clone());
         let current = reported.or_else(|| table.claim(label.as_str()));
         let is_own = right != Right::Overruling
             && current
@@ -118,8 +119,8 @@ impl Shared {
         let is_held = holds
             .get(label)
             .is_some_and(|hold| hold.claim.instance != *instance)
-            || table.is_held_elsewhere(label.as_str(), self.incarnation)
-            || table.peer_holds(label.as_str()).next().is_some();
+            || table.is_held_elsewhere(label.as_str(), self.run.incarnation)
+            || table.unrecorded_holds(label.as_str()).next().is_some();
         let is_refused = is_held
             || self.node.without_directory == WithoutDirectory::Refuse
             || self.state().is_behind();
@@ -131,7 +132,7 @@ impl Shared {
             epoch: current.map_or_else(|| table.epoch(0), |claim| claim.epoch),
         };
         drop(table);
-        let names = (runtime.account.clone(), runtime.name.clone());
+        let names = (claimant.account.clone(), claimant.name.clone());
         let serial = holds.insert(label, claim.clone(), names, !is_own);
         drop(holds);
         if !is_own {
@@ -145,7 +146,7 @@ impl Shared {
 /// How a claim goes on.
 pub(super) enum Entered {
     Joined(ClaimGuard),
-    Next(Step),
+    Next(ClaimStep),
 }
 
 /// What this node holds of a label, if it is not replaced by another instance's claim.
@@ -158,7 +159,7 @@ fn current<'a>(holds: &'a Holds, table: &Table, label: &RuntimeLabel) -> Option<
 
 /// The right of a session to its label, by what this node holds, by the record, and by what other nodes hold without one.
 fn right(holds: &Holds, table: &Table, claimant: Claimant<'_>) -> Result<Right, ClaimRefusal> {
-    let label = &claimant.runtime.label;
+    let label = claimant.label;
     let held = current(holds, table, label).map(Hold::owner);
     claimant.right(held.or_else(|| table.owner(label)))
 }

@@ -9,16 +9,15 @@ use std::{
 
 use bytes::Bytes;
 use tokio::time::{Instant, MissedTickBehavior, interval, sleep};
+use tunnel_directory::{
+    record::{ClusterRecord, FORMAT, decode, encode},
+    table::{Change, Source},
+};
 use tunnel_etcd::{
     Compare, EtcdError, Event, KeyValue, RangeRequest, RequestOp, TxnRequest, Watch, WatchReport,
 };
 
-use super::{
-    DirectoryError, Shared, event_now, read_now,
-    record::{ClusterRecord, FORMAT, decode, encode},
-    table::Effect,
-    writer::nonce,
-};
+use super::{super::now, DirectoryError, Shared, read_at, writer::nonce};
 
 /// Keys in a page of the listing: some 4 MB.
 const PAGE: i64 = 20_000;
@@ -132,8 +131,8 @@ async fn list_kind(shared: &Shared, kind: &str, revision: &mut i64) -> Result<()
             *revision = page.header.map_or(0, |header| header.revision);
         }
         let last = page.kvs.last().map(|kv| kv.key.clone());
-        let effects = apply_page(shared, &page.kvs, *revision);
-        shared.on_effects(effects);
+        let changes = apply_page(shared, &page.kvs, *revision);
+        shared.on_changes(changes);
         match last {
             Some(last) if page.more => key = Bytes::from([&last[..], b"\0"].concat()),
             _ => return Ok(()),
@@ -156,19 +155,19 @@ pub(super) fn begin(shared: &Shared, is_restored: bool) {
 /// Ends a listing of this revision.
 pub(super) fn end(shared: &Shared, revision: i64) {
     let gone = shared.table.write().end_listing(revision);
-    shared.on_effects(gone);
+    shared.on_changes(gone);
     shared.settle_all();
     shared.set_position(revision);
 }
 
 /// Applies records that were read at this revision.
-pub(super) fn apply_page(shared: &Shared, page: &[KeyValue], revision: i64) -> Vec<Effect> {
-    let moment = read_now(revision);
+pub(super) fn apply_page(shared: &Shared, page: &[KeyValue], revision: i64) -> Vec<Change> {
+    let (source, now) = (read_at(revision), now());
     let mut table = shared.table.write();
-    let effects = page
+    let changes = page
         .iter()
-        .filter_map(|kv| table.put(&kv.key, &kv.value, kv, moment));
-    effects.collect()
+        .filter_map(|kv| table.put(&kv.key, &kv.value, kv, source, now));
+    changes.collect()
 }
 
 /// Raises the generation above the one that this node knows, so that new claims have a greater epoch than those that it has
@@ -293,8 +292,8 @@ async fn follow(shared: &Shared, mut watch: Watch, position: &mut i64) -> Ended 
                 signs_left = SIGNS;
                 match report {
                     Ok(WatchReport::Events { events, up_to }) => {
-                        let effects = apply_events(shared, &events);
-                        shared.on_effects(effects);
+                        let changes = apply_events(shared, &events);
+                        shared.on_changes(changes);
                         *position = up_to.unwrap_or(*position).max(*position);
                         shared.set_position(*position);
                     }
@@ -328,17 +327,17 @@ async fn follow(shared: &Shared, mut watch: Watch, position: &mut i64) -> Ended 
     }
 }
 
-pub(super) fn apply_events(shared: &Shared, events: &[Event]) -> Vec<Effect> {
+pub(super) fn apply_events(shared: &Shared, events: &[Event]) -> Vec<Change> {
     let mut table = shared.table.write();
-    let moment = event_now();
-    let effects = events.iter().filter_map(|event| {
+    let now = now();
+    let changes = events.iter().filter_map(|event| {
         let kv = event.kv.as_ref()?;
         match event.is_delete() {
             true => table.delete(&kv.key, kv.mod_revision),
-            false => table.put(&kv.key, &kv.value, kv, moment),
+            false => table.put(&kv.key, &kv.value, kv, Source::Write, now),
         }
     });
-    effects.collect()
+    changes.collect()
 }
 
 /// Whether the table has as many records as etcd had at this revision. True if that cannot be found out.

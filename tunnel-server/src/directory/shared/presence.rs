@@ -4,18 +4,19 @@
 //! are valid again: nothing that a client feels hangs on it.
 
 use std::{
-    collections::HashSet,
+    collections::BTreeSet,
     sync::{Arc, atomic::Ordering},
     time::Duration,
 };
 
 use tokio::time::{Instant, sleep, timeout};
+use tunnel_directory::{
+    record::{NodeRecord, decode, encode},
+    table::{Source, Table},
+};
 use tunnel_etcd::{EtcdError, RequestOp, TxnRequest};
 
-use super::{
-    DirectoryError, Shared, Unanswered, event_now,
-    record::{NodeRecord, decode, encode},
-};
+use super::{super::now, DirectoryError, Shared, Unanswered};
 
 /// Life of the lease without renewal. Long, since routing does not depend on it, and an election takes 1.5 s.
 pub(super) const TTL: Duration = Duration::from_secs(20);
@@ -166,7 +167,7 @@ impl Shown {
 /// an earlier incarnation, as a restored etcd has it, does not count.
 async fn has_lost_name(shared: &Shared, lease: i64) -> Result<bool, EtcdError> {
     let known = shared.node_record(&shared.node.name);
-    if known.is_none_or(|(incarnation, _)| incarnation == shared.incarnation) {
+    if known.is_none_or(|(incarnation, _)| incarnation == shared.run.incarnation) {
         return Ok(false);
     }
     match find(shared).await? {
@@ -179,7 +180,7 @@ async fn has_lost_name(shared: &Shared, lease: i64) -> Result<bool, EtcdError> {
 /// What is left when etcd does not answer, or when the time is over, is void once the key is gone.
 pub(super) async fn depart(shared: &Shared) {
     let _ = timeout(DEPARTURE, remove_held(shared)).await;
-    let held = shared.keys.held_by(&shared.node.name, shared.incarnation);
+    let held = shared.keys.held_by(&shared.run);
     let removed = TxnRequest {
         success: vec![RequestOp::delete_range(held)],
         ..TxnRequest::default()
@@ -196,12 +197,16 @@ pub(super) async fn depart(shared: &Shared) {
 
 /// Removes the records that this node is known to have, so many at once that no other write waits for long.
 async fn remove_held(shared: &Shared) {
-    let own = HashSet::from([(shared.node.name.clone(), shared.incarnation)]);
-    let held = shared.table.read().records_of(&own, usize::MAX);
+    let own = BTreeSet::from([shared.run.clone()]);
+    let held: Vec<_> = {
+        let table = shared.table.read();
+        let parts = (0..Table::PARTS).flat_map(|part| table.records_of(part, &own));
+        parts.map(|(label, _)| label.clone()).collect()
+    };
     for batch in held.chunks(BATCH) {
-        let removals = batch.iter().map(|(label, (node, incarnation))| {
-            RequestOp::delete(shared.keys.held(node, *incarnation, label))
-        });
+        let removals = batch.iter();
+        let removals =
+            removals.map(|label| RequestOp::delete(shared.keys.held(&shared.run, label)));
         let removed = TxnRequest {
             success: removals.collect(),
             ..TxnRequest::default()
@@ -228,7 +233,7 @@ async fn put(shared: &Shared, lease: i64) -> Result<(), EtcdError> {
     shared
         .table
         .write()
-        .put(key.as_bytes(), &value, revision, event_now());
+        .put(key.as_bytes(), &value, revision, Source::Write, now());
     Ok(())
 }
 
@@ -243,7 +248,7 @@ async fn find(shared: &Shared) -> Result<Found, EtcdError> {
     };
     let record: Option<NodeRecord> = decode(&read.value);
     Ok(match record {
-        Some(record) if record.incarnation != shared.incarnation.to_string() => {
+        Some(record) if record.incarnation != shared.run.incarnation.to_string() => {
             Found::Other(record, read.mod_revision)
         }
         _ => Found::Free,
@@ -261,7 +266,7 @@ async fn is_alive(
     let asked = TxnRequest {
         success: vec![RequestOp::put(
             question.clone(),
-            shared.incarnation.to_string(),
+            shared.run.incarnation.to_string(),
             lease,
         )],
         ..TxnRequest::default()

@@ -10,27 +10,22 @@
 //! reported it.
 
 use std::{
-    collections::HashMap,
+    collections::BTreeMap,
     sync::{Arc, atomic::Ordering},
     time::Duration,
 };
 
 use serde::{Deserialize, Serialize};
 use tokio::time::{Instant, MissedTickBehavior, interval};
+use tunnel_directory::{
+    Claim, Epoch, EtcdState, Incarnation, NodeName, NodeRun, PeerReport, RuntimeLabel,
+    peer_reports::UnrecordedHold,
+    record::{ClaimRecord, HeldState},
+    table::{Change, ClaimPosition},
+};
 use tunnel_proto::handshake::InstanceId;
 
-use super::{
-    Shared, event_now,
-    outage::{EtcdState, PeerReport, state},
-    peer_reports::UnrecordedHold,
-    presence::TTL,
-    record::{ClaimRecord, HeldState, encode},
-    table::Effect,
-};
-use crate::{
-    directory::{Claim, Epoch, Incarnation, NodeName},
-    runtimes::RuntimeLabel,
-};
+use super::{super::now, Shared, presence::TTL};
 
 /// Time between two reports, and between two ticks at the state.
 pub(crate) const REPORT_INTERVAL: Duration = Duration::from_millis(500);
@@ -46,10 +41,10 @@ const CLAIMS_IN_ONE: usize = 8;
 const AT_ONCE: usize = 16;
 
 /// What this node holds without a record.
-pub(super) type Unrecorded = HashMap<RuntimeLabel, UnrecordedHold>;
+pub(super) type Unrecorded = BTreeMap<RuntimeLabel, UnrecordedHold>;
 
 /// The last report of each node.
-pub(super) type LastReports = HashMap<NodeName, LastReport>;
+pub(super) type LastReports = BTreeMap<NodeName, LastReport>;
 
 /// The last report of a node.
 #[derive(Debug)]
@@ -67,8 +62,9 @@ pub(super) struct LastReport {
 /// What was sent on one link.
 #[derive(Debug, Default)]
 pub(crate) struct SentReports {
-    held: HashMap<RuntimeLabel, UnrecordedHold>,
-    claims_up_to: i64,
+    held: BTreeMap<RuntimeLabel, UnrecordedHold>,
+    /// The last claim.
+    claims_up_to: Option<ClaimPosition>,
 }
 
 /// What was received on one link; forgotten when it is dropped.
@@ -148,7 +144,7 @@ impl Shared {
             answered: last.report.answered + last.received.elapsed(),
             ..last.report
         });
-        let now = state(answered, TTL, has_others, aged);
+        let now = EtcdState::of(answered, TTL, has_others, aged);
         drop(reports);
         for each in EtcdState::ALL {
             self.metrics.set_state(each.name(), each == now);
@@ -177,7 +173,7 @@ impl Shared {
             let holds = self.holds.lock();
             let table = self.table.read();
             for (label, hold) in holds.iter() {
-                let record = table.held_by(label, &self.node.name, self.incarnation);
+                let record = table.held_by(label, &self.run);
                 if record != Some((hold.epoch(), hold.state())) {
                     let held = UnrecordedHold {
                         claim: hold.claim.clone(),
@@ -213,8 +209,8 @@ impl Shared {
             let gone = sent.held.keys();
             let gone = gone.filter(|label| !unrecorded.contains_key(*label));
             let released: Vec<RuntimeLabel> = gone.take(HOLDS_IN_ONE).cloned().collect();
-            let claims = self.claims_for(node, incarnation, sent.claims_up_to);
-            let last = claims.last().map(|claim| claim.revision);
+            let claims = self.claims_for(node, incarnation, sent.claims_up_to.as_ref());
+            let last = claims.last().map(ReportedClaim::position);
             report.held = held.iter().map(ReportedHold::of).collect();
             report.released = released.iter().map(ToString::to_string).collect();
             report.claims = claims;
@@ -231,7 +227,7 @@ impl Shared {
             for label in released {
                 sent.held.remove(&label);
             }
-            sent.claims_up_to = last.unwrap_or(sent.claims_up_to);
+            sent.claims_up_to = last.or(sent.claims_up_to.take());
         }
     }
 
@@ -239,7 +235,7 @@ impl Shared {
         let table = self.table.read();
         let answered = self.answered.lock().elapsed();
         Report {
-            incarnation: self.incarnation.to_string(),
+            incarnation: self.run.incarnation.to_string(),
             generation: table.generation(),
             revision: self.position.load(Ordering::Relaxed),
             answered_ms: u64::try_from(answered.as_millis()).unwrap_or(u64::MAX),
@@ -255,7 +251,7 @@ impl Shared {
         &self,
         node: &NodeName,
         incarnation: Incarnation,
-        sent: i64,
+        sent: Option<&ClaimPosition>,
     ) -> Vec<ReportedClaim> {
         let reports = self.last_reports.lock();
         let Some(revision) = reports
@@ -266,16 +262,22 @@ impl Shared {
             return Vec::new();
         };
         drop(reports);
-        let after = revision.max(sent);
+        let known = ClaimPosition::after(revision);
+        let after = match sent {
+            Some(sent) => known.max(sent.clone()),
+            None => known,
+        };
+        let run = NodeRun {
+            node: node.clone(),
+            incarnation,
+        };
         let table = self.table.read();
-        let taken = table.superseded_at(node, incarnation, after, CLAIMS_IN_ONE);
-        let claims = taken
-            .into_iter()
-            .map(|(label, revision, record)| ReportedClaim {
-                label: label.to_string(),
-                revision,
-                record,
-            });
+        let taken = table.taken_from(&run, &after, CLAIMS_IN_ONE, now());
+        let claims = taken.into_iter().map(|taken| ReportedClaim {
+            label: taken.label.to_string(),
+            revision: taken.revision,
+            record: taken.record,
+        });
         claims.collect()
     }
 
@@ -283,7 +285,11 @@ impl Shared {
     fn apply(&self, node: &NodeName, incarnation: Incarnation, report: Report) {
         let mut table = self.table.write();
         let is_new = !table.peer_reports.is_reporting(node, incarnation);
-        let mut changed = table.peer_reports.on_report(node, incarnation);
+        let run = NodeRun {
+            node: node.clone(),
+            incarnation,
+        };
+        let mut changed = table.peer_reports.on_report(&run);
         for held in report.held {
             if let Some((label, hold)) = held.read() {
                 table.peer_reports.hold(node, label.clone(), hold);
@@ -296,24 +302,29 @@ impl Shared {
                 changed.push(label);
             }
         }
-        let mut effects: Vec<Effect> = changed.into_iter().map(Effect::Runtime).collect();
+        let mut changes: Vec<Change> = changed.into_iter().map(Change::Runtime).collect();
         if report.generation == table.generation() {
             for claim in report.claims {
                 if let Ok(label) = RuntimeLabel::parse(&claim.label) {
-                    let (key, value) = (self.keys.claim(&label), encode(&claim.record));
-                    let (revision, moment) = (claim.revision, event_now());
-                    if let Some(effect) = table.put(key.as_bytes(), &value, revision, moment) {
-                        effects.push(effect);
-                        table.put_claimant(label, &claim.record, revision, moment);
-                    }
+                    let (record, revision) = (claim.record, claim.revision);
+                    changes.extend(table.put_reported_claim(label, record, revision, now()));
                 }
             }
         }
         drop(table);
-        self.on_effects(effects);
+        self.on_changes(changes);
         if is_new {
             // What it holds by its records counts again.
             self.settle_all();
+        }
+    }
+}
+
+impl ReportedClaim {
+    fn position(&self) -> ClaimPosition {
+        ClaimPosition {
+            revision: self.revision,
+            label: RuntimeLabel::parse(&self.label).ok(),
         }
     }
 }
@@ -406,6 +417,6 @@ impl Drop for ReceivedReports {
         drop(reports);
         let forgotten = self.shared.table.write().peer_reports.forget(&self.node);
         self.shared
-            .on_effects(forgotten.into_iter().map(Effect::Runtime));
+            .on_changes(forgotten.into_iter().map(Change::Runtime));
     }
 }

@@ -3,38 +3,40 @@
 //! One node does it for all: the first by name of those that live. A record that is removed although its node lives, as
 //! after an hour without etcd, is written again by that node.
 
-use std::{collections::HashSet, sync::Arc, time::Duration};
+use std::{collections::BTreeSet, sync::Arc, time::Duration};
 
 use tokio::time::{MissedTickBehavior, interval};
+use tunnel_directory::{NodeRun, table::Table};
 use tunnel_etcd::{Compare, RequestOp, TxnRequest};
 
-use super::{
-    super::node::{Incarnation, NodeName},
-    Shared,
-};
+use super::{super::now, Shared};
 
-/// Time between two looks. What is dead at two of them is removed.
-const LOOK_EACH: Duration = Duration::from_secs(60);
+/// Interval of the sweep. What is dead at two sweeps in a row is removed.
+const INTERVAL: Duration = Duration::from_secs(60);
 
 /// How long a claim stays that nobody holds: its instance gets the runtime by it again, and hosts of the runtime are
 /// known meanwhile.
 const FREE: Duration = Duration::from_secs(24 * 60 * 60);
 
-/// Most keys that are removed in one transaction, and in one look.
+/// Most keys that are removed in one transaction, and of each kind in one sweep.
 const BATCH: usize = 100;
-const LOOK: usize = 5_000;
+const MAX_REMOVED: usize = 5_000;
 
-/// Runs of nodes that have died.
-type Dead = HashSet<(NodeName, Incarnation)>;
+/// Processes of nodes that have died.
+type Dead = BTreeSet<NodeRun>;
 
 /// Sweeps until it is dropped.
 pub(super) async fn sweep(shared: Arc<Shared>) {
-    let mut look = interval(LOOK_EACH);
-    look.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    let mut ticks = interval(INTERVAL);
+    ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
     let mut seen_dead = Dead::new();
     loop {
-        look.tick().await;
-        let dead = shared.table.read().dead_nodes();
+        ticks.tick().await;
+        let dead: Dead = {
+            let table = shared.table.read();
+            let parts = (0..Table::PARTS).flat_map(|part| table.dead_runs(part));
+            parts.cloned().collect()
+        };
         if shared.is_ready() && shared.is_first() {
             let confirmed = dead.intersection(&seen_dead).cloned().collect();
             remove(&shared, &confirmed).await;
@@ -44,18 +46,21 @@ pub(super) async fn sweep(shared: Arc<Shared>) {
 }
 
 async fn remove(shared: &Shared, dead: &Dead) {
-    let records = shared.table.read().records_of(dead, LOOK);
-    let free = shared.table.write().long_free(FREE, LOOK);
-    let keys = records
-        .iter()
-        .map(|(label, (node, incarnation))| TxnRequest {
-            success: vec![RequestOp::delete(shared.keys.held(
-                node,
-                *incarnation,
-                label,
-            ))],
-            ..TxnRequest::default()
-        });
+    let records: Vec<String> = {
+        let table = shared.table.read();
+        let parts = (0..Table::PARTS).flat_map(|part| table.records_of(part, dead));
+        let keys = parts.map(|(label, run)| shared.keys.held(run, label));
+        keys.take(MAX_REMOVED).collect()
+    };
+    let mut free = Vec::new();
+    for part in 0..Table::PARTS {
+        free.extend(shared.table.write().long_free(part, FREE, now()));
+    }
+    free.truncate(MAX_REMOVED);
+    let keys = records.into_iter().map(|key| TxnRequest {
+        success: vec![RequestOp::delete(key)],
+        ..TxnRequest::default()
+    });
     let claims = free.iter().map(|(label, revision)| {
         let key = shared.keys.claim(label);
         TxnRequest {
@@ -70,7 +75,7 @@ async fn remove(shared: &Shared, dead: &Dead) {
             success: batch.to_vec(),
             ..TxnRequest::default()
         };
-        // The next look tries again.
+        // The next sweep tries again.
         if let Err(error) = shared.client.txn(txn).await {
             tracing::debug!(%error, "cannot remove records that nobody needs");
             return;

@@ -6,6 +6,10 @@ use std::collections::BTreeMap;
 use futures_util::FutureExt;
 use proptest::prelude::*;
 use tokio::{runtime, sync::oneshot};
+use tunnel_directory::{
+    ClaimRefusal, Claimant, MemoryClaims, OnConflict,
+    record::{self, ClusterRecord, encode},
+};
 use tunnel_etcd::{
     Event, EventKind, KeyValue, Operand, RangeResponse, Request, RequestOp, Response,
     ResponseHeader, ResponseOp, Settings, TxnRequest, TxnResponse,
@@ -14,13 +18,11 @@ use tunnel_ops::tls_files::{Roots, client_config};
 use tunnel_proto::handshake::{InstanceId, InstanceSecret};
 
 use super::{
-    super::{ClaimRefusal, Claimant, OnConflict, claims::Claims},
+    super::now,
     claiming::{Entered, ROUNDS},
-    record::{ClusterRecord, encode},
     writer::ClaimAnswer,
     *,
 };
-use crate::runtimes::RuntimeEntry;
 
 mod labels;
 
@@ -191,8 +193,8 @@ impl Nodes {
         let events = std::mem::take(&mut self.store.events);
         let nodes = self.nodes.iter().enumerate();
         for (_, node) in nodes.filter(|(number, _)| Some(*number) != self.cut_off) {
-            let effects = feed::apply_events(node, &events);
-            node.on_effects(effects);
+            let changes = feed::apply_events(node, &events);
+            node.on_changes(changes);
         }
     }
 
@@ -202,8 +204,8 @@ impl Nodes {
         let records: Vec<KeyValue> = self.store.keys.values().cloned().collect();
         for node in &self.nodes {
             feed::begin(node, is_restored);
-            let effects = feed::apply_page(node, &records, self.store.revision);
-            node.on_effects(effects);
+            let changes = feed::apply_page(node, &records, self.store.revision);
+            node.on_changes(changes);
             feed::end(node, self.store.revision);
         }
     }
@@ -255,7 +257,9 @@ impl Nodes {
             };
             let (answer, mut answered) = oneshot::channel();
             let request = ClaimRequest {
-                runtime: claimant.runtime.clone(),
+                label: claimant.label.clone(),
+                account: claimant.account.clone(),
+                name: claimant.name.clone(),
                 instance: claimant.instance.clone(),
                 step,
                 answer,
@@ -279,16 +283,11 @@ fn entry() -> Arc<RuntimeEntry> {
 
 /// A runtime of a credential, as which no file lists it.
 fn claimant<'a>(
-    runtime: &'a Arc<RuntimeEntry>,
+    runtime: &'a RuntimeEntry,
     instance: &'a InstanceId,
     on_conflict: OnConflict,
 ) -> Claimant<'a> {
-    Claimant {
-        runtime,
-        is_listed: false,
-        instance,
-        on_conflict,
-    }
+    runtime.claimant(false, instance, on_conflict)
 }
 
 fn claim_alone(node: &Arc<Shared>, number: u8) -> Result<ClaimGuard, ClaimRefusal> {
@@ -333,7 +332,7 @@ fn is_leaving(held: &[Both], instance: &InstanceId) -> bool {
 
 async fn compare_with_memory(steps: Vec<Happening>) {
     let mut nodes = Nodes::new(3);
-    let (mut model, mut held) = (Claims::default(), Vec::<Both>::new());
+    let (mut model, mut held) = (MemoryClaims::default(), Vec::<Both>::new());
     let label = entry().label.clone();
     for step in steps {
         match step {
@@ -346,8 +345,8 @@ async fn compare_with_memory(steps: Vec<Happening>) {
                     false => OnConflict::Supersede,
                 };
                 let instance = instance(number);
-                let (runtime, now) = (entry(), Instant::now());
-                let expected = model.claim(claimant(&runtime, &instance, on_conflict), now);
+                let runtime = entry();
+                let expected = model.claim(claimant(&runtime, &instance, on_conflict), now());
                 match (nodes.claim(node, &instance, on_conflict), expected) {
                     (Ok(guard), Ok(model)) => held.push(Both {
                         guard,
@@ -380,8 +379,8 @@ async fn compare_with_memory(steps: Vec<Happening>) {
         nodes.write_all();
         let expected = model.current(&label).map(|claim| claim.instance.clone());
         for node in &nodes.nodes {
-            let standing = node.table.read().standing(label.as_str());
-            assert_eq!(standing.map(|standing| standing.claim.instance), expected);
+            let held = node.table.read().held_claim(label.as_str());
+            assert_eq!(held.map(|held| held.claim.instance), expected);
         }
     }
     drop(held);
@@ -510,7 +509,7 @@ async fn a_claim_from_before_a_restore_is_made_again_for_the_next_session() {
 
 /// Sends the reports of one node to another, as on their link.
 fn report(from: &Shared, to: &Shared, sent: &mut SentReports, received: &mut ReceivedReports) {
-    from.report_to(&to.node.name, to.incarnation, sent, |report| {
+    from.report_to(&to.node.name, to.run.incarnation, sent, |report| {
         received.on_report(&report);
         true
     });
@@ -735,9 +734,11 @@ fn a_million_runtimes() {
         pages * 4_096
     };
     let keys = Keys::new("/t/");
-    let mut table = Table::new(keys.clone());
-    let node: NodeName = "node-1".parse().unwrap();
-    let run = Incarnation::new(1);
+    let mut table = Table::new(keys.clone(), 1);
+    let run = NodeRun {
+        node: "node-1".parse().unwrap(),
+        incarnation: Incarnation::new(1),
+    };
     let before = resident();
     for number in 0..RUNTIMES {
         let (account, runtime) = (
@@ -752,10 +753,10 @@ fn a_million_runtimes() {
             account,
             runtime,
             overrules: false,
-            node: node.to_string(),
+            node: run.node.to_string(),
             at_ms: wall_ms(),
-            row: 0,
-            row_age_ms: 0,
+            takeovers: 0,
+            last_takeover_ms: 0,
             superseded: std::collections::VecDeque::new(),
         };
         let held = record::HeldRecord {
@@ -766,10 +767,17 @@ fn a_million_runtimes() {
             keys.claim(&label).as_bytes(),
             &encode(&claim),
             number + 1,
-            event_now(),
+            Source::Write,
+            now(),
         );
-        let key = keys.held(&node, run, &label);
-        table.put(key.as_bytes(), &encode(&held), number + 1, event_now());
+        let key = keys.held(&run, &label);
+        table.put(
+            key.as_bytes(),
+            &encode(&held),
+            number + 1,
+            Source::Write,
+            now(),
+        );
     }
     eprintln!(
         "{} bytes for each runtime",

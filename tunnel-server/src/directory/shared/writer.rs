@@ -13,21 +13,22 @@ use tokio::{
     sync::{mpsc, oneshot},
     time::{Instant, sleep, timeout_at},
 };
+use tunnel_directory::{
+    AccountName, Claim, OnConflict, Right, RuntimeLabel, RuntimeName,
+    record::{ClaimRecord, HeldRecord, HeldState, decode, encode},
+    table::{ClaimStep, NextClaim, Source},
+};
 use tunnel_etcd::{Compare, EtcdError, Request, RequestOp, Response, TxnRequest, TxnResponse};
-use tunnel_proto::handshake::InstanceId;
+use tunnel_proto::{control::millis, handshake::InstanceId};
 
 use super::{
     super::{
-        Claim, ClaimGuard, OnConflict,
+        ClaimGuard,
         metrics::{FAILED, LOST, WON},
-        owner::Right,
+        now,
     },
-    Shared, Unanswered, event_now, read_now,
-    record::{ClaimRecord, HeldRecord, HeldState, decode, encode},
-    table::{NextClaim, Step},
-    wall_ms,
+    Shared, Unanswered, read_at, wall_ms,
 };
-use crate::runtimes::{AccountName, RuntimeEntry, RuntimeLabel, RuntimeName};
 
 /// Most runtimes in a batch. etcd allows 128 operations in a transaction, and each runtime takes up to three.
 const BATCH: usize = 40;
@@ -46,9 +47,11 @@ const AWAY_PAUSE: Duration = Duration::from_millis(500);
 
 /// A claim that a session waits for.
 pub(super) struct ClaimRequest {
-    pub(super) runtime: Arc<RuntimeEntry>,
+    pub(super) label: RuntimeLabel,
+    pub(super) account: AccountName,
+    pub(super) name: RuntimeName,
     pub(super) instance: InstanceId,
-    pub(super) step: Step,
+    pub(super) step: ClaimStep,
     pub(super) answer: oneshot::Sender<ClaimAnswer>,
 }
 
@@ -132,7 +135,7 @@ pub(super) fn batch(shared: &Shared, waiting: &mut Vec<ClaimRequest>) -> Vec<Ite
         if request.answer.is_closed() {
             continue;
         }
-        match batch.len() < BATCH && labels.insert(request.runtime.label.clone()) {
+        match batch.len() < BATCH && labels.insert(request.label.clone()) {
             true => batch.push(shared.requested(request)),
             false => later.push(request),
         }
@@ -209,17 +212,12 @@ impl Shared {
 
     /// The transaction of a claim, or of one more node of the claim's instance.
     fn requested(&self, request: ClaimRequest) -> Item {
-        let ClaimRequest {
-            runtime,
-            instance,
-            step,
-            ..
-        } = &request;
-        let label = runtime.label.clone();
-        let names = (&runtime.account, &runtime.name);
-        let (txn, record) = match step {
-            Step::Hold(revision) => (self.hold(&label, *revision, HeldState::Open), None),
-            Step::Claim(next) => {
+        let label = request.label.clone();
+        let instance = &request.instance;
+        let names = (&request.account, &request.name);
+        let (txn, record) = match &request.step {
+            ClaimStep::Hold(revision) => (self.hold(&label, *revision, HeldState::Open), None),
+            ClaimStep::Claim(next) => {
                 let (txn, record) = self.claim_txn(&label, instance, names, next);
                 (txn, Some(record))
             }
@@ -236,7 +234,7 @@ impl Shared {
         let holds = self.holds.lock();
         let table = self.table.read();
         let Some(hold) = holds.get(&label) else {
-            let key = self.keys.held(&self.node.name, self.incarnation, &label);
+            let key = self.keys.held(&self.run, &label);
             let txn = TxnRequest {
                 success: vec![RequestOp::delete(key)],
                 ..TxnRequest::default()
@@ -261,9 +259,9 @@ impl Shared {
                     true => Right::Overruling,
                     false => Right::Own(OnConflict::Supersede),
                 };
-                let decided = table.decide(label.as_str(), instance, right, Instant::now());
+                let decided = table.decide(label.as_str(), instance, right, now());
                 let next = match decided {
-                    Ok(Step::Claim(next)) => next,
+                    Ok(ClaimStep::Claim(next)) => next,
                     _ => NextClaim {
                         seen,
                         overrules: is_rival,
@@ -287,7 +285,7 @@ impl Shared {
         next: &NextClaim,
     ) -> (TxnRequest, ClaimRecord) {
         let claim = self.keys.claim(label);
-        let held = self.keys.held(&self.node.name, self.incarnation, label);
+        let held = self.keys.held(&self.run, label);
         let record = ClaimRecord {
             instance: instance.clone(),
             nonce: nonce(),
@@ -296,8 +294,8 @@ impl Shared {
             overrules: next.overrules,
             node: self.node.name.to_string(),
             at_ms: wall_ms(),
-            row: next.row,
-            row_age_ms: u64::try_from(next.row_age.as_millis()).unwrap_or(u64::MAX),
+            takeovers: next.takeovers,
+            last_takeover_ms: millis(next.since_takeover),
             superseded: next.superseded.clone(),
         };
         let together = HeldRecord {
@@ -317,7 +315,7 @@ impl Shared {
 
     fn hold(&self, label: &RuntimeLabel, revision: i64, state: HeldState) -> TxnRequest {
         let claim = self.keys.claim(label);
-        let held = self.keys.held(&self.node.name, self.incarnation, label);
+        let held = self.keys.held(&self.run, label);
         let record = HeldRecord {
             epoch: revision,
             state,
@@ -373,7 +371,7 @@ impl Shared {
         for operation in &txn.success {
             // A removal has no revision of its own in the table: the watch reports it.
             if let Some(Request::Put(put)) = &operation.request {
-                table.put(&put.key, &put.value, revision, event_now());
+                table.put(&put.key, &put.value, revision, Source::Write, now());
             }
         }
     }
@@ -385,7 +383,9 @@ impl Shared {
         revision: i64,
     ) {
         let ClaimRequest {
-            runtime,
+            label,
+            account,
+            name,
             instance,
             step,
             answer,
@@ -393,22 +393,21 @@ impl Shared {
         let mut holds = self.holds.lock();
         let table = self.table.read();
         let epoch = match &step {
-            Step::Hold(revision) => table.epoch(*revision),
-            Step::Claim(_) => table.epoch(revision),
+            ClaimStep::Hold(revision) => table.epoch(*revision),
+            ClaimStep::Claim(_) => table.epoch(revision),
         };
         drop(table);
         let claim = Claim { instance, epoch };
-        let names = (runtime.account.clone(), runtime.name.clone());
-        let serial = holds.insert(&runtime.label, claim.clone(), names, false);
+        let serial = holds.insert(&label, claim.clone(), (account, name), false);
         drop(holds);
         if record.is_some() {
             self.metrics.claims(WON).inc();
         }
-        let guard = self.guard(&runtime.label, claim, serial);
+        let guard = self.guard(&label, claim, serial);
         // If the session has ended meanwhile, the guard is dropped, which releases the runtime.
         drop(answer.send(ClaimAnswer::Claimed(guard)));
         // Events that came before the hold was there have been settled without it.
-        self.settle(&runtime.label);
+        self.settle(&label);
     }
 
     /// The record is written; if the claim was, too, it has a new epoch.
@@ -434,17 +433,17 @@ impl Shared {
         answer: &TxnResponse,
         revision: i64,
     ) {
-        let effect = {
+        let change = {
             let mut table = self.table.write();
             match answer.first_read() {
                 Some(read) => {
-                    let moment = read_now(revision);
-                    table.put(&read.key, &read.value, read, moment)
+                    let source = read_at(revision);
+                    table.put(&read.key, &read.value, read, source, now())
                 }
                 None => table.delete(self.keys.claim(label).as_bytes(), revision),
             }
         };
-        self.on_effects(effect);
+        self.on_changes(change);
         match kind {
             ItemKind::Requested(request, _) => {
                 self.metrics.claims(LOST).inc();

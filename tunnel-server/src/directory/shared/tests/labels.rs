@@ -2,12 +2,14 @@
 //! other.
 
 use super::*;
-use crate::directory::unlisted;
 
 const LABEL: &str = "a-b-c";
 
 fn pair() -> [Arc<RuntimeEntry>; 2] {
-    [unlisted("a-b", "c"), unlisted("a", "b-c")]
+    [
+        RuntimeEntry::unlisted("a-b", "c"),
+        RuntimeEntry::unlisted("a", "b-c"),
+    ]
 }
 
 fn taken() -> ClaimRefusal {
@@ -70,8 +72,8 @@ impl Nodes {
             overrules: false,
             node: "n9".to_owned(),
             at_ms: wall_ms(),
-            row: 0,
-            row_age_ms: 0,
+            takeovers: 0,
+            last_takeover_ms: 0,
             superseded: std::collections::VecDeque::new(),
         };
         let held = record::HeldRecord {
@@ -79,9 +81,7 @@ impl Nodes {
             state: record::HeldState::Open,
         };
         let older = run_of(9, 1);
-        let key = older
-            .keys
-            .held(&older.node.name, older.incarnation, &runtime.label);
+        let key = older.keys.held(&older.run, &runtime.label);
         self.store.revision += 1;
         let claim = older.keys.claim(&runtime.label);
         self.store.put(claim.as_bytes(), &encode(&record));
@@ -240,7 +240,9 @@ async fn a_held_label_is_taken_back_after_etcd_was_emptied() {
     };
     let (answer, mut answered) = oneshot::channel();
     let request = ClaimRequest {
-        runtime: second.clone(),
+        label: second.label.clone(),
+        account: second.account.clone(),
+        name: second.name.clone(),
         instance: id.clone(),
         step,
         answer,
@@ -339,7 +341,7 @@ async fn run(events: Vec<Event>, has_older: bool) {
                 nodes.claim_at_older_node(&runtimes[runtime]);
             }
             Event::Sweep => {
-                let is_free = nodes.nodes[0].table.read().standing(LABEL).is_none();
+                let is_free = nodes.nodes[0].table.read().held_claim(LABEL).is_none();
                 if is_free {
                     nodes.store.revision += 1;
                     nodes.store.delete(format!("/t/claim/{LABEL}").as_bytes());

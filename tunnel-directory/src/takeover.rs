@@ -2,31 +2,35 @@
 //!
 //! Both directories use them: the one in memory, and the shared one, whose records have the same content.
 
-use std::collections::VecDeque;
+use std::{collections::VecDeque, time::Instant};
 
-use tokio::time::Instant;
 use tunnel_proto::handshake::InstanceId;
 
-use super::{Claim, ClaimRefusal, OnConflict, contention::Contention};
+use crate::{
+    claim::{Claim, ClaimRefusal, OnConflict},
+    contention::Contention,
+};
 
 /// How many superseded instances are stored per runtime: more than are connected at once in any rollout.
 const MAX_SUPERSEDED: usize = 16;
 
 /// The claim of a runtime that is held, and what decides about the next one.
 #[derive(Debug, Clone, PartialEq)]
-pub(super) struct Standing {
-    pub(super) claim: Claim,
-    pub(super) contention: Contention,
-    /// The holder is leaving: the next instance does not supersede it.
-    pub(super) is_leaving: bool,
+pub struct HeldClaim {
+    /// The claim.
+    pub claim: Claim,
+    /// The takeovers that led to it.
+    pub contention: Contention,
+    /// Whether the holder is leaving: the next instance does not supersede it.
+    pub is_leaving: bool,
     /// Instances that lost the runtime since it was last free, the latest last. They do not get it back before it is free
     /// again, since one of their dials may have been on its way when they lost it.
-    pub(super) superseded: VecDeque<InstanceId>,
+    pub superseded: VecDeque<InstanceId>,
 }
 
-impl Standing {
+impl HeldClaim {
     /// A claim of a runtime that was free.
-    pub(super) fn new(claim: Claim) -> Self {
+    pub(crate) fn new(claim: Claim) -> Self {
         Self {
             claim,
             contention: Contention::default(),
@@ -36,7 +40,7 @@ impl Standing {
     }
 
     /// Whether an instance gets the runtime now.
-    pub(super) fn precheck(
+    pub(crate) fn precheck(
         &self,
         instance: &InstanceId,
         on_conflict: OnConflict,
@@ -68,8 +72,8 @@ impl Standing {
         })
     }
 
-    /// What stands after another instance has taken the runtime over.
-    pub(super) fn succeeded_by(&self, claim: Claim, now: Instant) -> Self {
+    /// The claim after another instance has taken the runtime over.
+    pub(crate) fn succeeded_by(&self, claim: Claim, now: Instant) -> Self {
         let mut next = self.clone();
         let older = std::mem::replace(&mut next.claim, claim);
         if next.superseded.len() >= MAX_SUPERSEDED {

@@ -12,9 +12,9 @@
 
 use std::time::Duration;
 
-/// How this node stands to etcd.
+/// Whether etcd answers this node and others, as this node sees it.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub(crate) enum EtcdState {
+pub enum EtcdState {
     /// It is answered.
     #[default]
     Ok,
@@ -27,10 +27,12 @@ pub(crate) enum EtcdState {
 }
 
 impl EtcdState {
-    pub(crate) const ALL: [Self; 4] = [Self::Ok, Self::Outage, Self::CutOff, Self::Alone];
+    /// All states.
+    pub const ALL: [Self; 4] = [Self::Ok, Self::Outage, Self::CutOff, Self::Alone];
 
     /// The name in the metric and in logs.
-    pub(crate) fn name(self) -> &'static str {
+    #[must_use]
+    pub fn name(self) -> &'static str {
         match self {
             Self::Ok => "ok",
             Self::Outage => "outage",
@@ -40,41 +42,45 @@ impl EtcdState {
     }
 
     /// Whether this node may serve what has been taken over, so that its clients are to go to other nodes.
-    pub(crate) fn is_behind(self) -> bool {
+    #[must_use]
+    pub fn is_behind(self) -> bool {
         matches!(self, Self::CutOff | Self::Alone)
     }
 }
 
 /// A recent report of another node.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct PeerReport {
+pub struct PeerReport {
     /// Time since etcd has answered it.
-    pub(super) answered: Duration,
+    pub answered: Duration,
     /// It knows the key of this node.
-    pub(super) sees_own: bool,
+    pub sees_own: bool,
 }
 
-/// The state of a node that was answered last so long ago. `has_others` is whether it is linked to other nodes in general;
-/// `reports` are those that it has received lately.
-pub(super) fn state(
-    answered: Duration,
-    ttl: Duration,
-    has_others: bool,
-    reports: impl IntoIterator<Item = PeerReport>,
-) -> EtcdState {
-    if answered <= ttl {
-        return EtcdState::Ok;
-    }
-    let mut has_reports = false;
-    for report in reports {
-        has_reports = true;
-        if report.answered <= ttl && !report.sees_own {
-            return EtcdState::CutOff;
+impl EtcdState {
+    /// The state of a node that etcd has answered last `answered` ago, and whose lease lives for `ttl`. `has_others` is whether
+    /// it is linked to other nodes in general; `reports` are those that it has received lately.
+    #[must_use]
+    pub fn of(
+        answered: Duration,
+        ttl: Duration,
+        has_others: bool,
+        reports: impl IntoIterator<Item = PeerReport>,
+    ) -> Self {
+        if answered <= ttl {
+            return Self::Ok;
         }
-    }
-    match has_reports || !has_others {
-        true => EtcdState::Outage,
-        false => EtcdState::Alone,
+        let mut has_reports = false;
+        for report in reports {
+            has_reports = true;
+            if report.answered <= ttl && !report.sees_own {
+                return Self::CutOff;
+            }
+        }
+        match has_reports || !has_others {
+            true => Self::Outage,
+            false => Self::Alone,
+        }
     }
 }
 
@@ -93,7 +99,8 @@ mod tests {
 
     #[test]
     fn the_reports_of_peers_decide_what_silence_of_etcd_means() {
-        let now = |reports: &[PeerReport]| state(2 * TTL, TTL, true, reports.iter().copied());
+        let now =
+            |reports: &[PeerReport]| EtcdState::of(2 * TTL, TTL, true, reports.iter().copied());
         assert_eq!(now(&[]), EtcdState::Alone);
         assert_eq!(
             now(&[report(40, false), report(30, true)]),
@@ -108,9 +115,9 @@ mod tests {
             EtcdState::Outage,
             "the lease lives"
         );
-        assert_eq!(state(TTL, TTL, true, []), EtcdState::Ok);
+        assert_eq!(EtcdState::of(TTL, TTL, true, []), EtcdState::Ok);
         assert_eq!(
-            state(2 * TTL, TTL, false, []),
+            EtcdState::of(2 * TTL, TTL, false, []),
             EtcdState::Outage,
             "there are no others, or they are not linked"
         );

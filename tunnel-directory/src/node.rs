@@ -1,4 +1,4 @@
-//! Names of nodes, and of their lives.
+//! Names of nodes, and of their incarnations.
 
 use std::{fmt, str::FromStr, sync::Arc};
 
@@ -14,9 +14,18 @@ pub struct NodeName(Arc<str>);
 #[error("`{0}` is no name of a node: use lower-case letters, digits, hyphens and dots")]
 pub struct BadNodeName(String);
 
-/// One run of a server process: a node that starts again under its name is another one.
+/// One run of a server process, named at random: a node that starts again under its name is another one.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub(crate) struct Incarnation(u64);
+pub struct Incarnation(u64);
+
+/// One process of a node. Its records name it.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct NodeRun {
+    /// The node.
+    pub node: NodeName,
+    /// The process.
+    pub incarnation: Incarnation,
+}
 
 impl NodeName {
     /// The name.
@@ -31,12 +40,12 @@ impl FromStr for NodeName {
 
     fn from_str(text: &str) -> Result<Self, BadNodeName> {
         let is_allowed = |byte: u8| matches!(byte, b'a'..=b'z' | b'0'..=b'9' | b'-' | b'.');
-        let edge = |byte: Option<u8>| byte.is_some_and(|byte| byte.is_ascii_alphanumeric());
+        let is_edge = |byte: Option<u8>| byte.is_some_and(|byte| byte.is_ascii_alphanumeric());
         let mut bytes = text.bytes();
         match text.len() <= NAME_BYTES
             && text.bytes().all(is_allowed)
-            && edge(bytes.next())
-            && edge(text.bytes().next_back())
+            && is_edge(bytes.next())
+            && is_edge(text.bytes().next_back())
         {
             true => Ok(Self(text.into())),
             false => Err(BadNodeName(text.to_owned())),
@@ -59,8 +68,9 @@ impl fmt::Debug for NodeName {
 tunnel_ops::text_value!(NodeName);
 
 impl Incarnation {
-    /// A new one, by chance.
-    pub(crate) fn new(random: u64) -> Self {
+    /// The incarnation of this random number.
+    #[must_use]
+    pub fn new(random: u64) -> Self {
         Self(random)
     }
 }

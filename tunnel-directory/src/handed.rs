@@ -1,16 +1,22 @@
 //! Claims in the form in which one process hands them to the next.
 
-use std::{collections::VecDeque, time::Duration};
+use std::{
+    collections::VecDeque,
+    time::{Duration, Instant},
+};
 
 use serde::{Deserialize, Serialize};
-use tokio::time::Instant;
 use tunnel_proto::{control::millis, handshake::InstanceId};
 
-use super::{Claim, Epoch, contention::Contention, standing::Standing};
+use crate::{
+    claim::{Claim, Epoch},
+    contention::Contention,
+    takeover::HeldClaim,
+};
 
 /// The claim of one runtime.
 #[derive(Debug, Serialize, Deserialize)]
-pub(crate) struct HandedClaim {
+pub struct HandedClaim {
     instance: InstanceId,
     epoch: u64,
     #[serde(default)]
@@ -26,22 +32,26 @@ pub(crate) struct HandedClaim {
 }
 
 impl HandedClaim {
-    pub(super) fn of(standing: Standing, now: Instant) -> Self {
-        let (takeovers, since) = standing.contention.parts(now);
+    /// The claim as it is handed over at this time.
+    #[must_use]
+    pub fn of(held: HeldClaim, now: Instant) -> Self {
+        let (takeovers, since) = held.contention.parts(now);
         Self {
-            instance: standing.claim.instance,
-            epoch: standing.claim.epoch.number(),
-            is_leaving: standing.is_leaving,
+            instance: held.claim.instance,
+            epoch: held.claim.epoch.number(),
+            is_leaving: held.is_leaving,
             takeovers,
             last_takeover_ms: millis(since),
-            superseded: standing.superseded,
+            superseded: held.superseded,
         }
     }
 
-    pub(super) fn standing(self, now: Instant) -> Standing {
+    /// The claim as it is taken over at this time.
+    #[must_use]
+    pub fn into_held(self, now: Instant) -> HeldClaim {
         let since = Duration::from_millis(self.last_takeover_ms);
         let last = now.checked_sub(since).unwrap_or(now);
-        Standing {
+        HeldClaim {
             claim: Claim {
                 instance: self.instance,
                 epoch: Epoch::from_number(self.epoch),

@@ -5,24 +5,28 @@
 //! refused. A runtime that is listed in the runtimes file or by the admin API gets its label in any case, also from one that
 //! has claimed it.
 
-use std::sync::Arc;
-
 use tunnel_proto::handshake::InstanceId;
 
-use super::{ClaimRefusal, OnConflict};
-use crate::runtimes::{AccountName, RuntimeEntry, RuntimeLabel, RuntimeName};
+use crate::{
+    claim::{ClaimRefusal, OnConflict},
+    names::{AccountName, RuntimeLabel, RuntimeName},
+};
 
 /// The runtime that a label belongs to: the length of the account's name, with which the label begins, tells it from all
 /// others of that label.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct Owner(u8);
+pub struct Owner(u8);
 
 /// A session that wants a runtime.
 #[derive(Debug, Clone, Copy)]
 pub struct Claimant<'a> {
-    /// The runtime, as its credential names it.
-    pub runtime: &'a Arc<RuntimeEntry>,
-    /// The runtimes file or the admin API lists it, so that its label is its own.
+    /// The label of the runtime.
+    pub label: &'a RuntimeLabel,
+    /// The account that the credential names.
+    pub account: &'a AccountName,
+    /// The runtime's name within the account.
+    pub name: &'a RuntimeName,
+    /// Whether the runtimes file or the admin API lists the runtime, so that its label is its own.
     pub is_listed: bool,
     /// The instance that the session belongs to.
     pub instance: &'a InstanceId,
@@ -32,7 +36,7 @@ pub struct Claimant<'a> {
 
 /// By what right a session may have a label.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Right {
+pub enum Right {
     /// The label is its runtime's, or nobody's.
     Own(OnConflict),
     /// The label is another runtime's, and is taken from it.
@@ -40,20 +44,23 @@ pub(super) enum Right {
 }
 
 impl Owner {
-    pub(super) fn of(account: &AccountName) -> Self {
+    /// The runtime of this account.
+    #[must_use]
+    pub fn of(account: &AccountName) -> Self {
         // A label has at most 63 octets.
         Self(u8::try_from(account.as_str().len()).unwrap_or(u8::MAX))
     }
 
     /// The owner of a label by the names in a record; `None` if they do not make this label, or are missing.
-    pub(super) fn named(label: &RuntimeLabel, account: &str, runtime: &str) -> Option<Self> {
+    pub(crate) fn named(label: &RuntimeLabel, account: &str, runtime: &str) -> Option<Self> {
         let (account, runtime) = (account.parse().ok()?, runtime.parse().ok()?);
         let named = RuntimeLabel::new(&account, &runtime).ok()?;
         (named == *label).then(|| Self::of(&account))
     }
 
     /// Account and name of the runtime.
-    pub(super) fn names(self, label: &RuntimeLabel) -> Option<(AccountName, RuntimeName)> {
+    #[must_use]
+    pub fn names(self, label: &RuntimeLabel) -> Option<(AccountName, RuntimeName)> {
         let (account, rest) = label.as_str().split_at_checked(self.0.into())?;
         let name = rest.strip_prefix('-')?;
         Some((account.parse().ok()?, name.parse().ok()?))
@@ -61,27 +68,29 @@ impl Owner {
 }
 
 impl Claimant<'_> {
-    pub(super) fn owner(&self) -> Owner {
-        Owner::of(&self.runtime.account)
+    /// The runtime of the session.
+    #[must_use]
+    pub fn owner(&self) -> Owner {
+        Owner::of(self.account)
     }
 
     /// The session's right to its label, which belongs to `owner` if that is known.
     ///
     /// # Errors
     /// When the label belongs to another runtime.
-    pub(super) fn right(&self, owner: Option<Owner>) -> Result<Right, ClaimRefusal> {
+    pub fn right(&self, owner: Option<Owner>) -> Result<Right, ClaimRefusal> {
         let is_own = owner.is_none_or(|owner| owner == self.owner());
         match (is_own, self.is_listed) {
             (true, _) => Ok(Right::Own(self.on_conflict)),
             (false, true) => Ok(Right::Overruling),
-            (false, false) => Err(ClaimRefusal::LabelTaken(self.runtime.label.clone())),
+            (false, false) => Err(ClaimRefusal::LabelTaken(self.label.clone())),
         }
     }
 }
 
 impl Right {
     /// What happens to the instance that holds the label: one of another runtime does not keep it.
-    pub(super) fn on_conflict(self) -> OnConflict {
+    pub(crate) fn on_conflict(self) -> OnConflict {
         match self {
             Self::Own(on_conflict) => on_conflict,
             Self::Overruling => OnConflict::Supersede,
@@ -90,36 +99,28 @@ impl Right {
 }
 
 #[cfg(test)]
-pub(super) mod tests {
+mod tests {
     use tunnel_proto::handshake::InstanceSecret;
 
     use super::*;
-    use crate::runtimes::RuntimeLimits;
-
-    /// A runtime that no file lists.
-    pub(crate) fn unlisted(account: &str, name: &str) -> Arc<RuntimeEntry> {
-        let (account, name) = (account.parse().unwrap(), name.parse().unwrap());
-        Arc::new(RuntimeEntry {
-            label: RuntimeLabel::new(&account, &name).unwrap(),
-            account,
-            name,
-            hosts: Vec::new(),
-            limits: RuntimeLimits::default(),
-            allow_from: None,
-        })
-    }
+    use crate::fixtures::Runtime;
 
     #[test]
     fn a_label_is_its_owners_alone_unless_another_runtime_is_listed() {
-        let (first, second) = (unlisted("a-b", "c"), unlisted("a", "b-c"));
+        let (first, second) = (Runtime::new("a-b", "c"), Runtime::new("a", "b-c"));
         assert_eq!(first.label, second.label);
         let secret = InstanceSecret::from_random([1; 16]);
-        let claimant = |runtime, is_listed| Claimant {
-            runtime,
-            is_listed,
-            instance: secret.id(),
-            on_conflict: OnConflict::Reject,
-        };
+        fn claimant<'a>(
+            runtime: &'a Runtime,
+            instance: &'a InstanceId,
+            is_listed: bool,
+        ) -> Claimant<'a> {
+            Claimant {
+                is_listed,
+                ..runtime.claimant(instance, OnConflict::Reject)
+            }
+        }
+        let claimant = |runtime, is_listed| claimant(runtime, secret.id(), is_listed);
         let owner = Some(Owner::of(&first.account));
         let own = Ok(Right::Own(OnConflict::Reject));
         assert_eq!(claimant(&first, false).right(owner), own);

@@ -1,21 +1,22 @@
 //! What the table keeps of one runtime. There may be a million, so that each is kept small: what its label says is not
 //! kept again, and what few have is apart.
 
-use std::{collections::VecDeque, sync::Arc, time::Duration};
+use std::{
+    collections::VecDeque,
+    sync::Arc,
+    time::{Duration, Instant},
+};
 
 use smallvec::SmallVec;
-use tokio::time::Instant;
-use tunnel_proto::handshake::InstanceId;
+use tunnel_proto::{control::millis, handshake::InstanceId};
 
-use super::super::{
-    super::{
-        contention::Contention,
-        node::{Incarnation, NodeName},
-        owner::Owner,
-    },
+use crate::{
+    contention::Contention,
+    names::{AccountName, RuntimeLabel, RuntimeName},
+    node::{NodeName, NodeRun},
+    owner::Owner,
     record::{ClaimRecord, HeldState},
 };
-use crate::runtimes::{AccountName, RuntimeLabel, RuntimeName};
 
 /// The records of one runtime.
 #[derive(Debug, Default)]
@@ -29,13 +30,14 @@ pub(super) struct RuntimeRecords {
 #[derive(Debug)]
 pub(super) struct ClaimEntry {
     pub(super) revision: i64,
-    pub(super) round: u32,
+    /// The listing that has had the record last.
+    pub(super) listing: u32,
     pub(super) instance: InstanceId,
     /// The runtime that the label belongs to; `None` if no record has named it.
     pub(super) owner: Option<Owner>,
     /// The record is for another runtime, and was written over the owner's by a node of a version that does not compare them:
-    /// it counts for nothing but its revision.
-    pub(super) is_usurped: bool,
+    /// nothing of it counts but its revision.
+    pub(super) is_void: bool,
     /// Whether the record says that the label was taken from another runtime on purpose.
     pub(super) overrules: bool,
     /// `None` if nobody has lost the runtime since it was free.
@@ -58,15 +60,9 @@ pub(super) struct HeldEntry {
     pub(super) revision: i64,
     /// The revision of the claim.
     pub(super) epoch: i64,
-    pub(super) round: u32,
+    /// The listing that has had the record last.
+    pub(super) listing: u32,
     pub(super) state: HeldState,
-}
-
-/// One run of a node.
-#[derive(Debug, Clone, PartialEq, Eq, Hash)]
-pub(super) struct NodeRun {
-    pub(super) node: NodeName,
-    pub(super) incarnation: Incarnation,
 }
 
 impl RuntimeRecords {
@@ -81,27 +77,27 @@ impl ClaimEntry {
         label: &RuntimeLabel,
         record: ClaimRecord,
         owner: Option<Owner>,
-        (revision, round): (i64, u32),
+        (revision, listing): (i64, u32),
         age: Duration,
         now: Instant,
     ) -> Self {
         let named = Owner::named(label, &record.account, &record.runtime);
         let owner = owner.filter(|_| !record.overrules).or(named);
-        let is_first = record.row == 0 && record.superseded.is_empty();
-        let age = age.saturating_add(Duration::from_millis(record.row_age_ms));
+        let is_first = record.takeovers == 0 && record.superseded.is_empty();
+        let age = age.saturating_add(Duration::from_millis(record.last_takeover_ms));
         let takeovers = (!is_first).then(|| {
             Box::new(Takeovers {
-                in_a_row: record.row,
+                in_a_row: record.takeovers,
                 last: now.checked_sub(age).unwrap_or(now),
                 superseded: record.superseded,
             })
         });
         Self {
             revision,
-            round,
+            listing,
             instance: record.instance,
             owner,
-            is_usurped: named.is_some() && named != owner,
+            is_void: named.is_some() && named != owner,
             overrules: record.overrules,
             takeovers,
         }
@@ -128,7 +124,7 @@ impl ClaimEntry {
         takeovers.map_or_else(VecDeque::new, |takeovers| takeovers.superseded.clone())
     }
 
-    /// The record again, apart from what only its writer needs; `node` has written it.
+    /// The record again, without what only its writer needs; `node` has written it.
     pub(super) fn to_record(
         &self,
         label: &RuntimeLabel,
@@ -138,7 +134,7 @@ impl ClaimEntry {
         let (account, runtime) = self.runtime(label).map_or_else(Default::default, |names| {
             (names.0.to_string(), names.1.to_string())
         });
-        let (row, row_age) = self.contention().parts(now);
+        let (takeovers, since) = self.contention().parts(now);
         ClaimRecord {
             instance: self.instance.clone(),
             nonce: String::new(),
@@ -147,8 +143,8 @@ impl ClaimEntry {
             overrules: self.overrules,
             node: node.map(ToString::to_string).unwrap_or_default(),
             at_ms: 0,
-            row,
-            row_age_ms: u64::try_from(row_age.as_millis()).unwrap_or(u64::MAX),
+            takeovers,
+            last_takeover_ms: millis(since),
             superseded: self.superseded(),
         }
     }

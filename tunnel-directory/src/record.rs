@@ -18,58 +18,66 @@ use bytes::Bytes;
 use serde::{Deserialize, Serialize};
 use tunnel_proto::handshake::InstanceId;
 
-use super::super::node::{Incarnation, NodeName};
-use crate::runtimes::RuntimeLabel;
+use crate::{
+    names::RuntimeLabel,
+    node::{NodeName, NodeRun},
+};
 
 /// The format of the records that this version reads and writes.
-pub(super) const FORMAT: u32 = 1;
+pub const FORMAT: u32 = 1;
 
 /// The keys below one prefix.
 #[derive(Debug, Clone)]
-pub(super) struct Keys {
+pub struct Keys {
     prefix: String,
 }
 
 /// What a key names.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) enum Key {
+pub(crate) enum Key {
     Cluster,
     Node(NodeName),
     Challenge(NodeName),
     Claim(RuntimeLabel),
-    Held(NodeName, Incarnation, RuntimeLabel),
+    Held(NodeRun, RuntimeLabel),
 }
 
 /// The record of all nodes together.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub(super) struct ClusterRecord {
+pub struct ClusterRecord {
     /// Random, so that an etcd that was emptied is told from what it was.
     #[serde(default)]
-    pub(super) id: String,
-    pub(super) format: u32,
+    pub id: String,
+    /// The format of all records.
+    pub format: u32,
     /// The upper bits of all epochs. Raised after a restore of etcd.
-    pub(super) generation: u16,
+    pub generation: u16,
 }
 
-/// A server node.
+/// The record of a server node.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) struct NodeRecord {
-    pub(crate) incarnation: String,
+pub struct NodeRecord {
+    /// The process that runs under the node's name.
+    pub incarnation: String,
     /// Where other nodes connect; none if they cannot.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub(crate) peer: Option<String>,
+    pub peer: Option<String>,
+    /// The zone that it lies in.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub(crate) zone: Option<Arc<str>>,
-    pub(crate) version: String,
-    pub(crate) state: NodeState,
+    pub zone: Option<Arc<str>>,
+    /// The version of the program.
+    pub version: String,
+    /// Whether it takes new sessions.
+    pub state: NodeState,
+    /// The number of runtimes that it holds, now and then.
     #[serde(default)]
-    pub(crate) sessions: u64,
+    pub sessions: u64,
 }
 
 /// Whether a node takes new sessions.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
-pub(crate) enum NodeState {
+pub enum NodeState {
     /// It does.
     Serving,
     /// It stops.
@@ -78,7 +86,8 @@ pub(crate) enum NodeState {
 
 impl NodeState {
     /// The name, as in the record.
-    pub(crate) fn name(self) -> &'static str {
+    #[must_use]
+    pub fn name(self) -> &'static str {
         match self {
             Self::Serving => "serving",
             Self::Leaving => "leaving",
@@ -88,45 +97,50 @@ impl NodeState {
 
 /// Which instance holds a runtime.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub(super) struct ClaimRecord {
-    pub(super) instance: InstanceId,
-    /// Drawn for each claim, so that the writer knows its own one after an answer was lost.
-    pub(super) nonce: String,
-    /// The runtime that the label belongs to.
+pub struct ClaimRecord {
+    /// The instance.
+    pub instance: InstanceId,
+    /// Random for each claim, so that the writer recognises its own one after an answer was lost.
+    pub nonce: String,
+    /// The account of the runtime that the label belongs to.
     #[serde(default)]
-    pub(super) account: String,
+    pub account: String,
+    /// The runtime's name.
     #[serde(default)]
-    pub(super) runtime: String,
+    pub runtime: String,
     /// The label has been taken from another runtime on purpose since it was free: by a listed one, or back by the one that
     /// had it. A node of a version that does not compare account and name writes over another runtime's record without it.
     #[serde(default, skip_serializing_if = "is_zero")]
-    pub(super) overrules: bool,
-    /// The node that wrote it together with its own record, and its clock, for people.
-    pub(super) node: String,
-    pub(super) at_ms: u64,
-    /// Takeovers in a row, and the time from the last one to this claim.
-    #[serde(default, skip_serializing_if = "is_zero")]
-    pub(super) row: u32,
-    #[serde(default, skip_serializing_if = "is_zero")]
-    pub(super) row_age_ms: u64,
+    pub overrules: bool,
+    /// The node that wrote it together with its own record.
+    pub node: String,
+    /// The writer's clock.
+    pub at_ms: u64,
+    /// Takeovers in a row.
+    #[serde(rename = "row", default, skip_serializing_if = "is_zero")]
+    pub takeovers: u32,
+    /// The time from the last takeover of the row to this claim.
+    #[serde(rename = "row_age_ms", default, skip_serializing_if = "is_zero")]
+    pub last_takeover_ms: u64,
     /// Instances that have lost the runtime since it was last free.
     #[serde(default, skip_serializing_if = "VecDeque::is_empty")]
-    pub(super) superseded: VecDeque<InstanceId>,
+    pub superseded: VecDeque<InstanceId>,
 }
 
 /// A node has sessions of the instance that holds the runtime.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-pub(super) struct HeldRecord {
+pub struct HeldRecord {
     /// The revision of the claim; 0 means that both were written in one revision.
     #[serde(default, skip_serializing_if = "is_zero")]
-    pub(super) epoch: i64,
-    pub(super) state: HeldState,
+    pub epoch: i64,
+    /// Whether the sessions take new exchanges.
+    pub state: HeldState,
 }
 
-/// Whether the sessions take new exchanges.
+/// Whether the sessions of an instance at one node take new exchanges.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
-pub(super) enum HeldState {
+pub enum HeldState {
     /// Some do.
     Open,
     /// None does: the instance leaves this node.
@@ -134,7 +148,9 @@ pub(super) enum HeldState {
 }
 
 impl HeldState {
-    pub(super) fn of(is_leaving: bool) -> Self {
+    /// The state of an instance that leaves the node, or does not.
+    #[must_use]
+    pub fn of(is_leaving: bool) -> Self {
         match is_leaving {
             true => Self::Leaving,
             false => Self::Open,
@@ -147,57 +163,68 @@ fn is_zero<T: Default + PartialEq>(value: &T) -> bool {
 }
 
 impl Keys {
-    pub(super) fn new(prefix: &str) -> Self {
+    /// The keys below this prefix.
+    #[must_use]
+    pub fn new(prefix: &str) -> Self {
         Self {
             prefix: prefix.to_owned(),
         }
     }
 
     /// The range of all keys.
-    pub(super) fn all(&self) -> (Bytes, Bytes) {
+    #[must_use]
+    pub fn all(&self) -> (Bytes, Bytes) {
         let prefix = self.prefix.as_bytes();
         (prefix.to_vec().into(), tunnel_etcd::prefix_end(prefix))
     }
 
     /// The range of the keys of one kind, such as `node/`.
-    pub(super) fn of_kind(&self, kind: &str) -> (Bytes, Bytes) {
+    #[must_use]
+    pub fn of_kind(&self, kind: &str) -> (Bytes, Bytes) {
         let prefix = format!("{}{kind}", self.prefix);
         let end = tunnel_etcd::prefix_end(prefix.as_bytes());
         (prefix.into(), end)
     }
 
-    pub(super) fn cluster(&self) -> String {
+    /// The key of the cluster's record.
+    #[must_use]
+    pub fn cluster(&self) -> String {
         format!("{}cluster", self.prefix)
     }
 
-    pub(super) fn node(&self, node: &NodeName) -> String {
+    /// The key of a node's record.
+    #[must_use]
+    pub fn node(&self, node: &NodeName) -> String {
         format!("{}node/{node}", self.prefix)
     }
 
-    pub(super) fn challenge(&self, node: &NodeName) -> String {
+    /// The key that asks whether a node lives.
+    #[must_use]
+    pub fn challenge(&self, node: &NodeName) -> String {
         format!("{}challenge/{node}", self.prefix)
     }
 
-    pub(super) fn claim(&self, label: &RuntimeLabel) -> String {
+    /// The key of a claim.
+    #[must_use]
+    pub fn claim(&self, label: &RuntimeLabel) -> String {
         format!("{}claim/{label}", self.prefix)
     }
 
-    pub(super) fn held(
-        &self,
-        node: &NodeName,
-        incarnation: Incarnation,
-        label: &RuntimeLabel,
-    ) -> String {
+    /// The key of the record that a process of a node holds a runtime.
+    #[must_use]
+    pub fn held(&self, run: &NodeRun, label: &RuntimeLabel) -> String {
+        let NodeRun { node, incarnation } = run;
         format!("{}held/{node}/{incarnation}/{label}", self.prefix)
     }
 
-    /// The range of all `held` records of one run of a node.
-    pub(super) fn held_by(&self, node: &NodeName, incarnation: Incarnation) -> (Bytes, Bytes) {
-        self.of_kind(&format!("held/{node}/{incarnation}/"))
+    /// The range of all such records of one process.
+    #[must_use]
+    pub fn held_by(&self, run: &NodeRun) -> (Bytes, Bytes) {
+        self.of_kind(&format!("held/{}/{}/", run.node, run.incarnation))
     }
 
     /// What a key names; `None` for one that this version does not know.
-    pub(super) fn parse(&self, key: &[u8]) -> Option<Key> {
+    pub(crate) fn parse(&self, key: &[u8]) -> Option<Key> {
         let key = std::str::from_utf8(key).ok()?;
         let rest = key.strip_prefix(&self.prefix)?;
         if rest == "cluster" {
@@ -211,12 +238,11 @@ impl Keys {
             "held" => {
                 let (node, rest) = rest.split_once('/')?;
                 let (incarnation, label) = rest.split_once('/')?;
-                let label = RuntimeLabel::parse(label).ok()?;
-                Some(Key::Held(
-                    node.parse().ok()?,
-                    incarnation.parse().ok()?,
-                    label,
-                ))
+                let run = NodeRun {
+                    node: node.parse().ok()?,
+                    incarnation: incarnation.parse().ok()?,
+                };
+                Some(Key::Held(run, RuntimeLabel::parse(label).ok()?))
             }
             _ => None,
         }
@@ -224,35 +250,38 @@ impl Keys {
 }
 
 /// The text of a record. Serialising these types cannot fail.
-pub(super) fn encode(record: &impl Serialize) -> Bytes {
+pub fn encode(record: &impl Serialize) -> Bytes {
     serde_json::to_vec(record).unwrap_or_default().into()
 }
 
 /// The record in a value; `None` if this version cannot read it.
-pub(super) fn decode<'a, T: Deserialize<'a>>(value: &'a [u8]) -> Option<T> {
+#[must_use]
+pub fn decode<'a, T: Deserialize<'a>>(value: &'a [u8]) -> Option<T> {
     serde_json::from_slice(value).ok()
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::node::Incarnation;
 
     #[test]
     fn keys_are_read_as_they_are_written() {
         let keys = Keys::new("/tunnel/v1/");
-        let (node, label) = (
-            "n1".parse().unwrap(),
-            RuntimeLabel::parse("acme-prod").unwrap(),
-        );
-        let incarnation = Incarnation::new(7);
+        let node: NodeName = "n1".parse().unwrap();
+        let label = RuntimeLabel::parse("acme-prod").unwrap();
+        let run = NodeRun {
+            node: node.clone(),
+            incarnation: Incarnation::new(7),
+        };
         for (text, key) in [
             (keys.cluster(), Key::Cluster),
             (keys.node(&node), Key::Node(node.clone())),
             (keys.challenge(&node), Key::Challenge(node.clone())),
             (keys.claim(&label), Key::Claim(label.clone())),
             (
-                keys.held(&node, incarnation, &label),
-                Key::Held(node.clone(), incarnation, label.clone()),
+                keys.held(&run, &label),
+                Key::Held(run.clone(), label.clone()),
             ),
         ] {
             assert_eq!(keys.parse(text.as_bytes()), Some(key), "{text}");
@@ -268,7 +297,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_usual_is_not_written() {
+    fn defaults_are_not_written() {
         let held = HeldRecord {
             epoch: 0,
             state: HeldState::Open,

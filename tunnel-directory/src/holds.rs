@@ -1,73 +1,91 @@
 //! The runtimes that this node holds: for each the instance, the number of its sessions here, and what is to be done so
 //! that the shared records say so. A plain value.
 
-use std::collections::HashMap;
+use std::{collections::BTreeMap, ops::Bound};
 
 use tunnel_proto::handshake::InstanceId;
 
-use super::super::{
-    Claim, Epoch,
-    node::{Incarnation, NodeName},
+use crate::{
+    claim::{Claim, Epoch},
+    names::{AccountName, RuntimeLabel, RuntimeName},
+    node::NodeRun,
     owner::Owner,
+    record::HeldState,
+    table::Table,
 };
-use super::{record::HeldState, table::Table};
-use crate::runtimes::{AccountName, RuntimeLabel, RuntimeName};
 
 /// All runtimes of which this node has sessions.
 #[derive(Debug, Default)]
-pub(super) struct Holds {
-    by_label: HashMap<RuntimeLabel, Hold>,
+pub struct Holds {
+    by_label: BTreeMap<RuntimeLabel, Hold>,
     last_serial: u64,
 }
 
 /// One of them.
 #[derive(Debug, Clone)]
-pub(super) struct Hold {
+pub struct Hold {
     /// Tells it from an earlier one of the runtime.
     serial: u64,
-    pub(super) claim: Claim,
-    pub(super) account: AccountName,
-    pub(super) name: RuntimeName,
+    /// The claim that the sessions are here by.
+    pub claim: Claim,
+    /// The account of the runtime.
+    pub account: AccountName,
+    /// The runtime's name.
+    pub name: RuntimeName,
     sessions: usize,
     is_leaving: bool,
     /// There is no record of the claim yet, because etcd is away.
-    pub(super) is_provisional: bool,
+    is_provisional: bool,
     /// Another instance has the runtime: the sessions finish what they have, and hold nothing any more.
     is_superseded: bool,
 }
 
 /// What is to be done about one runtime.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) enum Action {
-    Nothing,
+pub enum HoldAction {
+    /// Nothing.
+    None,
     /// The record of this node has to be written or removed.
     Write,
     /// There is a newer claim of the instance that is held here: it has this epoch from now on.
     Adopt(Claim),
     /// Another instance has the runtime.
-    Superseded(Claim),
+    Supersede(Claim),
+}
+
+/// A session that has been added to what is held already.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct AddedSession {
+    /// The number of the hold.
+    pub serial: u64,
+    /// The claim.
+    pub claim: Claim,
+    /// Whether the record of this node changes.
+    pub is_record_changed: bool,
 }
 
 impl Holds {
-    /// Adds a session to what is held already; `None` if this instance holds nothing. Also returns whether the record
-    /// changes.
-    pub(super) fn enter(
+    /// Adds a session to what is held already; `None` if this instance holds nothing.
+    pub fn add_session(
         &mut self,
         label: &RuntimeLabel,
         owner: Owner,
         instance: &InstanceId,
-    ) -> Option<(u64, Claim, bool)> {
+    ) -> Option<AddedSession> {
         let hold = self.by_label.get_mut(label)?;
         if hold.claim.instance != *instance || hold.owner() != owner || hold.is_superseded {
             return None;
         }
         hold.sessions += 1;
-        let is_changed = std::mem::take(&mut hold.is_leaving);
-        Some((hold.serial, hold.claim.clone(), is_changed))
+        Some(AddedSession {
+            serial: hold.serial,
+            claim: hold.claim.clone(),
+            is_record_changed: std::mem::take(&mut hold.is_leaving),
+        })
     }
 
-    /// The first session of an instance, or one of an instance that has got a newer claim. Returns the serial.
-    pub(super) fn insert(
+    /// Adds the first session of an instance, or one of an instance that has got a newer claim. Returns the serial.
+    pub fn insert(
         &mut self,
         label: &RuntimeLabel,
         claim: Claim,
@@ -101,21 +119,21 @@ impl Holds {
     }
 
     /// The instance leaves this node. Returns whether the record changes.
-    pub(super) fn leave(&mut self, label: &RuntimeLabel, serial: u64) -> bool {
+    pub fn leave(&mut self, label: &RuntimeLabel, serial: u64) -> bool {
         let hold = self.by_label.get_mut(label);
         let hold = hold.filter(|hold| hold.serial == serial);
         hold.is_some_and(|hold| !std::mem::replace(&mut hold.is_leaving, true))
     }
 
     /// Removes a session. Returns whether it was the last one.
-    pub(super) fn release(&mut self, label: &RuntimeLabel, serial: u64) -> bool {
+    pub fn release(&mut self, label: &RuntimeLabel, serial: u64) -> bool {
         let Some(hold) = self.by_label.get_mut(label) else {
             return false;
         };
         if hold.serial != serial {
             return false;
         }
-        hold.sessions -= 1;
+        hold.sessions = hold.sessions.saturating_sub(1);
         let is_last = hold.sessions == 0;
         if is_last {
             self.by_label.remove(label);
@@ -124,25 +142,42 @@ impl Holds {
     }
 
     /// What this node holds of a runtime.
-    pub(super) fn get(&self, label: &RuntimeLabel) -> Option<&Hold> {
+    #[must_use]
+    pub fn get(&self, label: &RuntimeLabel) -> Option<&Hold> {
         self.by_label.get(label).filter(|hold| !hold.is_superseded)
     }
 
     /// All that is held and not superseded.
-    pub(super) fn iter(&self) -> impl Iterator<Item = (&RuntimeLabel, &Hold)> {
+    pub fn iter(&self) -> impl Iterator<Item = (&RuntimeLabel, &Hold)> {
         self.by_label.iter().filter(|(_, hold)| !hold.is_superseded)
     }
 
-    pub(super) fn labels(&self) -> impl Iterator<Item = &RuntimeLabel> {
-        self.by_label.keys()
+    /// The labels after this one, superseded ones included; all labels if there is none.
+    pub fn labels_after(
+        &self,
+        label: Option<&RuntimeLabel>,
+    ) -> impl Iterator<Item = &RuntimeLabel> {
+        let from = label.map_or(Bound::Unbounded, Bound::Excluded);
+        let after = self
+            .by_label
+            .range::<RuntimeLabel, _>((from, Bound::Unbounded));
+        after.map(|(label, _)| label)
     }
 
-    pub(super) fn len(&self) -> usize {
+    /// The number of runtimes, superseded ones included.
+    #[must_use]
+    pub fn len(&self) -> usize {
         self.by_label.len()
     }
 
+    /// Whether this node holds no runtime.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.by_label.is_empty()
+    }
+
     /// The claim of this runtime was written for the instance that holds it here.
-    pub(super) fn on_claimed(&mut self, label: &RuntimeLabel, claim: &Claim) {
+    pub fn on_claimed(&mut self, label: &RuntimeLabel, claim: &Claim) {
         if let Some(hold) = self.by_label.get_mut(label)
             && hold.claim.instance == claim.instance
             && !hold.is_superseded
@@ -153,42 +188,38 @@ impl Holds {
         }
     }
 
-    /// What is to be done about a runtime after something of it has changed. An absent claim never takes a runtime away.
-    pub(super) fn settle(
-        &mut self,
-        label: &RuntimeLabel,
-        table: &Table,
-        (node, incarnation): (&NodeName, Incarnation),
-    ) -> Action {
-        let record = table.held_by(label, node, incarnation);
+    /// Compares what this node holds of a runtime with the records, and returns what is to be done. The absence of a claim
+    /// never takes a runtime away.
+    pub fn settle(&mut self, label: &RuntimeLabel, table: &Table, own: &NodeRun) -> HoldAction {
+        let record = table.held_by(label, own);
         let hold = self.by_label.get_mut(label);
         let Some(hold) = hold.filter(|hold| !hold.is_superseded) else {
             return match record {
-                Some(_) => Action::Write,
-                None => Action::Nothing,
+                Some(_) => HoldAction::Write,
+                None => HoldAction::None,
             };
         };
         let Some(current) = hold.current(table, label) else {
-            return Action::Write;
+            return HoldAction::Write;
         };
         if current.instance != hold.claim.instance {
             let is_newer = current.epoch > hold.claim.epoch;
             let has_returned =
-                hold.is_provisional && table.is_held_elsewhere(label.as_str(), incarnation);
+                hold.is_provisional && table.is_held_elsewhere(label.as_str(), own.incarnation);
             if is_newer || has_returned {
                 hold.is_superseded = true;
-                return Action::Superseded(current);
+                return HoldAction::Supersede(current);
             }
-            return Action::Write;
+            return HoldAction::Write;
         }
         hold.is_provisional = false;
         if current.epoch > hold.claim.epoch {
             hold.claim.epoch = current.epoch;
-            return Action::Adopt(current);
+            return HoldAction::Adopt(current);
         }
         match record == Some((hold.claim.epoch, hold.state())) {
-            true => Action::Nothing,
-            false => Action::Write,
+            true => HoldAction::None,
+            false => HoldAction::Write,
         }
     }
 }
@@ -196,7 +227,8 @@ impl Holds {
 impl Hold {
     /// The claim of the label, as far as it counts here. One for another runtime that does not overrule this one counts only
     /// if this one has no record yet.
-    pub(super) fn current(&self, table: &Table, label: &RuntimeLabel) -> Option<Claim> {
+    #[must_use]
+    pub fn current(&self, table: &Table, label: &RuntimeLabel) -> Option<Claim> {
         match self.is_provisional {
             true => table.claim(label.as_str()),
             false => table.claim_for(label.as_str(), self.owner()),
@@ -204,15 +236,20 @@ impl Hold {
     }
 
     /// The runtime that it is of.
-    pub(super) fn owner(&self) -> Owner {
+    #[must_use]
+    pub fn owner(&self) -> Owner {
         Owner::of(&self.account)
     }
 
-    pub(super) fn state(&self) -> HeldState {
+    /// The state that the record of this node has to have.
+    #[must_use]
+    pub fn state(&self) -> HeldState {
         HeldState::of(self.is_leaving)
     }
 
-    pub(super) fn epoch(&self) -> Epoch {
+    /// The epoch of the claim.
+    #[must_use]
+    pub fn epoch(&self) -> Epoch {
         self.claim.epoch
     }
 }

@@ -1,0 +1,44 @@
+//! Which instance holds a runtime: one claim for each, fenced by an epoch. The rules, without I/O.
+//!
+//! ```text
+//!   memory          the claims of a server that stands alone
+//!   takeover, contention, owner   one set of rules: which instance gets a runtime, and whose label it is
+//!   record ─▶ table  what several nodes have written to etcd        peer_reports   what they report to each other
+//!               └─▶ holds   what this node holds, and has to write
+//! ```
+//!
+//! Nothing here runs, waits, locks, reads a clock or draws random numbers: times, wall clock and random numbers are
+//! arguments, and whatever goes through many entries does so in an order that repeats. `tunnel-server/src/directory`
+//! calls etcd, keeps the time and delivers what is decided here.
+
+mod claim;
+mod contention;
+mod handed;
+mod memory;
+mod names;
+mod node;
+mod outage;
+mod owner;
+mod takeover;
+
+#[cfg(test)]
+mod fixtures;
+
+pub mod holds;
+pub mod peer_reports;
+pub mod record;
+pub mod table;
+
+pub use self::{
+    claim::{Claim, ClaimRefusal, Epoch, OnConflict, WithoutDirectory},
+    contention::Contention,
+    handed::HandedClaim,
+    memory::{HANDOVER_GRACE, MemoryClaims},
+    names::{AccountName, NameError, RuntimeLabel, RuntimeName},
+    node::{BadNodeName, Incarnation, NodeName, NodeRun},
+    outage::{EtcdState, PeerReport},
+    owner::{Claimant, Owner, Right},
+    record::NodeState,
+    table::Holder,
+    takeover::HeldClaim,
+};
