@@ -16,7 +16,7 @@ const RESET_AFTER: Duration = Duration::from_secs(60);
 
 /// The takeovers of one runtime since it was free.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
-pub struct Contention {
+pub(crate) struct Contention {
     in_a_row: u32,
     last: Option<Instant>,
 }

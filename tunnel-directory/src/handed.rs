@@ -33,8 +33,7 @@ pub struct HandedClaim {
 
 impl HandedClaim {
     /// The claim as it is handed over at this time.
-    #[must_use]
-    pub fn of(held: HeldClaim, now: Instant) -> Self {
+    pub(crate) fn of(held: HeldClaim, now: Instant) -> Self {
         let (takeovers, since) = held.contention.parts(now);
         Self {
             instance: held.claim.instance,
@@ -47,8 +46,7 @@ impl HandedClaim {
     }
 
     /// The claim as it is taken over at this time.
-    #[must_use]
-    pub fn into_held(self, now: Instant) -> HeldClaim {
+    pub(crate) fn into_held(self, now: Instant) -> HeldClaim {
         let since = Duration::from_millis(self.last_takeover_ms);
         let last = now.checked_sub(since).unwrap_or(now);
         HeldClaim {

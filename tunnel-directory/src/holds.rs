@@ -16,22 +16,22 @@ use crate::{
 
 /// All runtimes of which this node has sessions.
 #[derive(Debug, Default)]
-pub struct Holds {
+pub(crate) struct Holds {
     by_label: BTreeMap<RuntimeLabel, Hold>,
     last_serial: u64,
 }
 
 /// One of them.
 #[derive(Debug, Clone)]
-pub struct Hold {
+pub(crate) struct Hold {
     /// Tells it from an earlier one of the runtime.
     serial: u64,
     /// The claim that the sessions are here by.
-    pub claim: Claim,
+    pub(crate) claim: Claim,
     /// The account of the runtime.
-    pub account: AccountName,
+    pub(crate) account: AccountName,
     /// The runtime's name.
-    pub name: RuntimeName,
+    pub(crate) name: RuntimeName,
     sessions: usize,
     is_leaving: bool,
     /// There is no record of the claim yet, because etcd is away.
@@ -42,7 +42,7 @@ pub struct Hold {
 
 /// What is to be done about one runtime.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum HoldAction {
+pub(crate) enum HoldAction {
     /// Nothing.
     None,
     /// The record of this node has to be written or removed.
@@ -55,18 +55,18 @@ pub enum HoldAction {
 
 /// A session that has been added to what is held already.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct AddedSession {
+pub(crate) struct AddedSession {
     /// The number of the hold.
-    pub serial: u64,
+    pub(crate) serial: u64,
     /// The claim.
-    pub claim: Claim,
+    pub(crate) claim: Claim,
     /// Whether the record of this node changes.
-    pub is_record_changed: bool,
+    pub(crate) is_record_changed: bool,
 }
 
 impl Holds {
     /// Adds a session to what is held already; `None` if this instance holds nothing.
-    pub fn add_session(
+    pub(crate) fn add_session(
         &mut self,
         label: &RuntimeLabel,
         owner: Owner,
@@ -85,7 +85,7 @@ impl Holds {
     }
 
     /// Adds the first session of an instance, or one of an instance that has got a newer claim. Returns the serial.
-    pub fn insert(
+    pub(crate) fn insert(
         &mut self,
         label: &RuntimeLabel,
         claim: Claim,
@@ -119,14 +119,14 @@ impl Holds {
     }
 
     /// The instance leaves this node. Returns whether the record changes.
-    pub fn leave(&mut self, label: &RuntimeLabel, serial: u64) -> bool {
+    pub(crate) fn leave(&mut self, label: &RuntimeLabel, serial: u64) -> bool {
         let hold = self.by_label.get_mut(label);
         let hold = hold.filter(|hold| hold.serial == serial);
         hold.is_some_and(|hold| !std::mem::replace(&mut hold.is_leaving, true))
     }
 
     /// Removes a session. Returns whether it was the last one.
-    pub fn release(&mut self, label: &RuntimeLabel, serial: u64) -> bool {
+    pub(crate) fn release(&mut self, label: &RuntimeLabel, serial: u64) -> bool {
         let Some(hold) = self.by_label.get_mut(label) else {
             return false;
         };
@@ -142,18 +142,12 @@ impl Holds {
     }
 
     /// What this node holds of a runtime.
-    #[must_use]
-    pub fn get(&self, label: &RuntimeLabel) -> Option<&Hold> {
+    pub(crate) fn get(&self, label: &RuntimeLabel) -> Option<&Hold> {
         self.by_label.get(label).filter(|hold| !hold.is_superseded)
     }
 
-    /// All that is held and not superseded.
-    pub fn iter(&self) -> impl Iterator<Item = (&RuntimeLabel, &Hold)> {
-        self.by_label.iter().filter(|(_, hold)| !hold.is_superseded)
-    }
-
     /// The labels after this one, superseded ones included; all labels if there is none.
-    pub fn labels_after(
+    pub(crate) fn labels_after(
         &self,
         label: Option<&RuntimeLabel>,
     ) -> impl Iterator<Item = &RuntimeLabel> {
@@ -165,19 +159,12 @@ impl Holds {
     }
 
     /// The number of runtimes, superseded ones included.
-    #[must_use]
-    pub fn len(&self) -> usize {
+    pub(crate) fn len(&self) -> usize {
         self.by_label.len()
     }
 
-    /// Whether this node holds no runtime.
-    #[must_use]
-    pub fn is_empty(&self) -> bool {
-        self.by_label.is_empty()
-    }
-
     /// The claim of this runtime was written for the instance that holds it here.
-    pub fn on_claimed(&mut self, label: &RuntimeLabel, claim: &Claim) {
+    pub(crate) fn on_claimed(&mut self, label: &RuntimeLabel, claim: &Claim) {
         if let Some(hold) = self.by_label.get_mut(label)
             && hold.claim.instance == claim.instance
             && !hold.is_superseded
@@ -190,7 +177,12 @@ impl Holds {
 
     /// Compares what this node holds of a runtime with the records, and returns what is to be done. The absence of a claim
     /// never takes a runtime away.
-    pub fn settle(&mut self, label: &RuntimeLabel, table: &Table, own: &NodeRun) -> HoldAction {
+    pub(crate) fn settle(
+        &mut self,
+        label: &RuntimeLabel,
+        table: &Table,
+        own: &NodeRun,
+    ) -> HoldAction {
         let record = table.held_by(label, own);
         let hold = self.by_label.get_mut(label);
         let Some(hold) = hold.filter(|hold| !hold.is_superseded) else {
@@ -227,8 +219,7 @@ impl Holds {
 impl Hold {
     /// The claim of the label, as far as it counts here. One for another runtime that does not overrule this one counts only
     /// if this one has no record yet.
-    #[must_use]
-    pub fn current(&self, table: &Table, label: &RuntimeLabel) -> Option<Claim> {
+    pub(crate) fn current(&self, table: &Table, label: &RuntimeLabel) -> Option<Claim> {
         match self.is_provisional {
             true => table.claim(label.as_str()),
             false => table.claim_for(label.as_str(), self.owner()),
@@ -236,20 +227,17 @@ impl Hold {
     }
 
     /// The runtime that it is of.
-    #[must_use]
-    pub fn owner(&self) -> Owner {
+    pub(crate) fn owner(&self) -> Owner {
         Owner::of(&self.account)
     }
 
     /// The state that the record of this node has to have.
-    #[must_use]
-    pub fn state(&self) -> HeldState {
+    pub(crate) fn state(&self) -> HeldState {
         HeldState::of(self.is_leaving)
     }
 
     /// The epoch of the claim.
-    #[must_use]
-    pub fn epoch(&self) -> Epoch {
+    pub(crate) fn epoch(&self) -> Epoch {
         self.claim.epoch
     }
 }

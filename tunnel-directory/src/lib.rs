@@ -1,10 +1,11 @@
 //! Which instance holds a runtime: one claim for each, fenced by an epoch. The rules, without I/O.
 //!
 //! ```text
-//!   memory          the claims of a server that stands alone
-//!   takeover, contention, owner   one set of rules: which instance gets a runtime, and whose label it is
-//!   record ─▶ table  what several nodes have written to etcd        peer_reports   what they report to each other
-//!               └─▶ holds   what this node holds, and has to write
+//!   memory   the claims of a server that stands alone      shared   those of several nodes, as one of them sees them
+//!      │                                                     │ ├─▶ table ◀─ record         what nodes have written to etcd
+//!      │                                                     │ │     └──── peer_reports   what they report to each other
+//!      ▼                                                     ▼ └─▶ holds   what this node holds, and has to write
+//!   takeover, contention, owner: one set of rules: which instance gets a runtime, and whose label it is
 //! ```
 //!
 //! Nothing here runs, waits, locks, reads a clock or draws random numbers: times, wall clock and random numbers are
@@ -13,32 +14,31 @@
 
 mod claim;
 mod contention;
+mod error;
+#[cfg(test)]
+mod fixtures;
 mod handed;
+mod holds;
 mod memory;
 mod names;
 mod node;
 mod outage;
 mod owner;
+mod peer_reports;
+mod record;
+pub mod shared;
+mod table;
 mod takeover;
-
-#[cfg(test)]
-mod fixtures;
-
-pub mod holds;
-pub mod peer_reports;
-pub mod record;
-pub mod table;
 
 pub use self::{
     claim::{Claim, ClaimRefusal, Epoch, OnConflict, WithoutDirectory},
-    contention::Contention,
+    error::DirectoryError,
     handed::HandedClaim,
     memory::{HANDOVER_GRACE, MemoryClaims},
     names::{AccountName, NameError, RuntimeLabel, RuntimeName},
     node::{BadNodeName, Incarnation, NodeName, NodeRun},
-    outage::{EtcdState, PeerReport},
-    owner::{Claimant, Owner, Right},
-    record::NodeState,
+    outage::EtcdState,
+    owner::Claimant,
+    record::{NodeRecord, NodeState},
     table::Holder,
-    takeover::HeldClaim,
 };

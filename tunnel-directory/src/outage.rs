@@ -50,18 +50,17 @@ impl EtcdState {
 
 /// A recent report of another node.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct PeerReport {
+pub(crate) struct PeerReport {
     /// Time since etcd has answered it.
-    pub answered: Duration,
+    pub(crate) answered: Duration,
     /// It knows the key of this node.
-    pub sees_own: bool,
+    pub(crate) sees_own: bool,
 }
 
 impl EtcdState {
     /// The state of a node that etcd has answered last `answered` ago, and whose lease lives for `ttl`. `has_others` is whether
     /// it is linked to other nodes in general; `reports` are those that it has received lately.
-    #[must_use]
-    pub fn of(
+    pub(crate) fn of(
         answered: Duration,
         ttl: Duration,
         has_others: bool,

@@ -15,7 +15,7 @@ use crate::{
 /// The runtime that a label belongs to: the length of the account's name, with which the label begins, tells it from all
 /// others of that label.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Owner(u8);
+pub(crate) struct Owner(u8);
 
 /// A session that wants a runtime.
 #[derive(Debug, Clone, Copy)]
@@ -36,7 +36,7 @@ pub struct Claimant<'a> {
 
 /// By what right a session may have a label.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Right {
+pub(crate) enum Right {
     /// The label is its runtime's, or nobody's.
     Own(OnConflict),
     /// The label is another runtime's, and is taken from it.
@@ -45,8 +45,7 @@ pub enum Right {
 
 impl Owner {
     /// The runtime of this account.
-    #[must_use]
-    pub fn of(account: &AccountName) -> Self {
+    pub(crate) fn of(account: &AccountName) -> Self {
         // A label has at most 63 octets.
         Self(u8::try_from(account.as_str().len()).unwrap_or(u8::MAX))
     }
@@ -59,8 +58,7 @@ impl Owner {
     }
 
     /// Account and name of the runtime.
-    #[must_use]
-    pub fn names(self, label: &RuntimeLabel) -> Option<(AccountName, RuntimeName)> {
+    pub(crate) fn names(self, label: &RuntimeLabel) -> Option<(AccountName, RuntimeName)> {
         let (account, rest) = label.as_str().split_at_checked(self.0.into())?;
         let name = rest.strip_prefix('-')?;
         Some((account.parse().ok()?, name.parse().ok()?))
@@ -69,8 +67,7 @@ impl Owner {
 
 impl Claimant<'_> {
     /// The runtime of the session.
-    #[must_use]
-    pub fn owner(&self) -> Owner {
+    pub(crate) fn owner(&self) -> Owner {
         Owner::of(self.account)
     }
 
@@ -78,7 +75,7 @@ impl Claimant<'_> {
     ///
     /// # Errors
     /// When the label belongs to another runtime.
-    pub fn right(&self, owner: Option<Owner>) -> Result<Right, ClaimRefusal> {
+    pub(crate) fn right(&self, owner: Option<Owner>) -> Result<Right, ClaimRefusal> {
         let is_own = owner.is_none_or(|owner| owner == self.owner());
         match (is_own, self.is_listed) {
             (true, _) => Ok(Right::Own(self.on_conflict)),

@@ -14,7 +14,7 @@ use crate::{
 
 /// What is reported, by the nodes that send reports.
 #[derive(Debug, Default)]
-pub struct PeerReports {
+pub(crate) struct PeerReports {
     reporters: BTreeMap<NodeName, Reporter>,
 }
 
@@ -28,20 +28,20 @@ struct Reporter {
 
 /// A runtime that a node holds, and has no record of.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct UnrecordedHold {
+pub(crate) struct UnrecordedHold {
     /// The claim that it holds the runtime by.
-    pub claim: Claim,
+    pub(crate) claim: Claim,
     /// The account of the runtime.
-    pub account: AccountName,
+    pub(crate) account: AccountName,
     /// The runtime's name.
-    pub name: RuntimeName,
+    pub(crate) name: RuntimeName,
     /// Whether the instance leaves the node.
-    pub is_leaving: bool,
+    pub(crate) is_leaving: bool,
 }
 
 impl PeerReports {
     /// A process of a node has sent a report. Returns the runtimes that an earlier one has reported.
-    pub fn on_report(&mut self, run: &NodeRun) -> Vec<RuntimeLabel> {
+    pub(crate) fn on_report(&mut self, run: &NodeRun) -> Vec<RuntimeLabel> {
         if self.is_reporting(&run.node, run.incarnation) {
             return Vec::new();
         }
@@ -56,15 +56,14 @@ impl PeerReports {
     }
 
     /// A node sends no more reports. Returns the runtimes that it has reported.
-    pub fn forget(&mut self, node: &NodeName) -> Vec<RuntimeLabel> {
+    pub(crate) fn forget(&mut self, node: &NodeName) -> Vec<RuntimeLabel> {
         let reporter = self.reporters.remove(node);
         let holds = reporter.map(|reporter| reporter.holds).unwrap_or_default();
         holds.into_keys().collect()
     }
 
     /// Whether this process of a node sends reports.
-    #[must_use]
-    pub fn is_reporting(&self, node: &NodeName, incarnation: Incarnation) -> bool {
+    pub(crate) fn is_reporting(&self, node: &NodeName, incarnation: Incarnation) -> bool {
         let reporter = self.reporters.get(node);
         reporter.is_some_and(|reporter| reporter.run.incarnation == incarnation)
     }
@@ -97,14 +96,14 @@ impl PeerReports {
     }
 
     /// A node has reported that it holds a runtime.
-    pub fn hold(&mut self, node: &NodeName, label: RuntimeLabel, hold: UnrecordedHold) {
+    pub(crate) fn hold(&mut self, node: &NodeName, label: RuntimeLabel, hold: UnrecordedHold) {
         if let Some(reporter) = self.reporters.get_mut(node) {
             reporter.holds.insert(label, hold);
         }
     }
 
     /// A node holds a runtime no more, or has a record of it.
-    pub fn release(&mut self, label: &RuntimeLabel, node: &NodeName) {
+    pub(crate) fn release(&mut self, label: &RuntimeLabel, node: &NodeName) {
         if let Some(reporter) = self.reporters.get_mut(node) {
             reporter.holds.remove(label);
         }

@@ -24,11 +24,11 @@ use crate::{
 };
 
 /// The format of the records that this version reads and writes.
-pub const FORMAT: u32 = 1;
+pub(crate) const FORMAT: u32 = 1;
 
 /// The keys below one prefix.
 #[derive(Debug, Clone)]
-pub struct Keys {
+pub(crate) struct Keys {
     prefix: String,
 }
 
@@ -44,14 +44,14 @@ pub(crate) enum Key {
 
 /// The record of all nodes together.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct ClusterRecord {
+pub(crate) struct ClusterRecord {
     /// Random, so that an etcd that was emptied is told from what it was.
     #[serde(default)]
-    pub id: String,
+    pub(crate) id: String,
     /// The format of all records.
-    pub format: u32,
+    pub(crate) format: u32,
     /// The upper bits of all epochs. Raised after a restore of etcd.
-    pub generation: u16,
+    pub(crate) generation: u16,
 }
 
 /// The record of a server node.
@@ -97,50 +97,50 @@ impl NodeState {
 
 /// Which instance holds a runtime.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct ClaimRecord {
+pub(crate) struct ClaimRecord {
     /// The instance.
-    pub instance: InstanceId,
+    pub(crate) instance: InstanceId,
     /// Random for each claim, so that the writer recognises its own one after an answer was lost.
-    pub nonce: String,
+    pub(crate) nonce: String,
     /// The account of the runtime that the label belongs to.
     #[serde(default)]
-    pub account: String,
+    pub(crate) account: String,
     /// The runtime's name.
     #[serde(default)]
-    pub runtime: String,
+    pub(crate) runtime: String,
     /// The label has been taken from another runtime on purpose since it was free: by a listed one, or back by the one that
     /// had it. A node of a version that does not compare account and name writes over another runtime's record without it.
     #[serde(default, skip_serializing_if = "is_zero")]
-    pub overrules: bool,
+    pub(crate) overrules: bool,
     /// The node that wrote it together with its own record.
-    pub node: String,
+    pub(crate) node: String,
     /// The writer's clock.
-    pub at_ms: u64,
+    pub(crate) at_ms: u64,
     /// Takeovers in a row.
     #[serde(rename = "row", default, skip_serializing_if = "is_zero")]
-    pub takeovers: u32,
+    pub(crate) takeovers: u32,
     /// The time from the last takeover of the row to this claim.
     #[serde(rename = "row_age_ms", default, skip_serializing_if = "is_zero")]
-    pub last_takeover_ms: u64,
+    pub(crate) last_takeover_ms: u64,
     /// Instances that have lost the runtime since it was last free.
     #[serde(default, skip_serializing_if = "VecDeque::is_empty")]
-    pub superseded: VecDeque<InstanceId>,
+    pub(crate) superseded: VecDeque<InstanceId>,
 }
 
 /// A node has sessions of the instance that holds the runtime.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-pub struct HeldRecord {
+pub(crate) struct HeldRecord {
     /// The revision of the claim; 0 means that both were written in one revision.
     #[serde(default, skip_serializing_if = "is_zero")]
-    pub epoch: i64,
+    pub(crate) epoch: i64,
     /// Whether the sessions take new exchanges.
-    pub state: HeldState,
+    pub(crate) state: HeldState,
 }
 
 /// Whether the sessions of an instance at one node take new exchanges.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
-pub enum HeldState {
+pub(crate) enum HeldState {
     /// Some do.
     Open,
     /// None does: the instance leaves this node.
@@ -149,8 +149,7 @@ pub enum HeldState {
 
 impl HeldState {
     /// The state of an instance that leaves the node, or does not.
-    #[must_use]
-    pub fn of(is_leaving: bool) -> Self {
+    pub(crate) fn of(is_leaving: bool) -> Self {
         match is_leaving {
             true => Self::Leaving,
             false => Self::Open,
@@ -164,62 +163,53 @@ fn is_zero<T: Default + PartialEq>(value: &T) -> bool {
 
 impl Keys {
     /// The keys below this prefix.
-    #[must_use]
-    pub fn new(prefix: &str) -> Self {
+    pub(crate) fn new(prefix: &str) -> Self {
         Self {
             prefix: prefix.to_owned(),
         }
     }
 
     /// The range of all keys.
-    #[must_use]
-    pub fn all(&self) -> (Bytes, Bytes) {
+    pub(crate) fn all(&self) -> (Bytes, Bytes) {
         let prefix = self.prefix.as_bytes();
         (prefix.to_vec().into(), tunnel_etcd::prefix_end(prefix))
     }
 
     /// The range of the keys of one kind, such as `node/`.
-    #[must_use]
-    pub fn of_kind(&self, kind: &str) -> (Bytes, Bytes) {
+    pub(crate) fn of_kind(&self, kind: &str) -> (Bytes, Bytes) {
         let prefix = format!("{}{kind}", self.prefix);
         let end = tunnel_etcd::prefix_end(prefix.as_bytes());
         (prefix.into(), end)
     }
 
     /// The key of the cluster's record.
-    #[must_use]
-    pub fn cluster(&self) -> String {
+    pub(crate) fn cluster(&self) -> String {
         format!("{}cluster", self.prefix)
     }
 
     /// The key of a node's record.
-    #[must_use]
-    pub fn node(&self, node: &NodeName) -> String {
+    pub(crate) fn node(&self, node: &NodeName) -> String {
         format!("{}node/{node}", self.prefix)
     }
 
     /// The key that asks whether a node lives.
-    #[must_use]
-    pub fn challenge(&self, node: &NodeName) -> String {
+    pub(crate) fn challenge(&self, node: &NodeName) -> String {
         format!("{}challenge/{node}", self.prefix)
     }
 
     /// The key of a claim.
-    #[must_use]
-    pub fn claim(&self, label: &RuntimeLabel) -> String {
+    pub(crate) fn claim(&self, label: &RuntimeLabel) -> String {
         format!("{}claim/{label}", self.prefix)
     }
 
     /// The key of the record that a process of a node holds a runtime.
-    #[must_use]
-    pub fn held(&self, run: &NodeRun, label: &RuntimeLabel) -> String {
+    pub(crate) fn held(&self, run: &NodeRun, label: &RuntimeLabel) -> String {
         let NodeRun { node, incarnation } = run;
         format!("{}held/{node}/{incarnation}/{label}", self.prefix)
     }
 
     /// The range of all such records of one process.
-    #[must_use]
-    pub fn held_by(&self, run: &NodeRun) -> (Bytes, Bytes) {
+    pub(crate) fn held_by(&self, run: &NodeRun) -> (Bytes, Bytes) {
         self.of_kind(&format!("held/{}/{}/", run.node, run.incarnation))
     }
 
@@ -250,13 +240,12 @@ impl Keys {
 }
 
 /// The text of a record. Serialising these types cannot fail.
-pub fn encode(record: &impl Serialize) -> Bytes {
+pub(crate) fn encode(record: &impl Serialize) -> Bytes {
     serde_json::to_vec(record).unwrap_or_default().into()
 }
 
 /// The record in a value; `None` if this version cannot read it.
-#[must_use]
-pub fn decode<'a, T: Deserialize<'a>>(value: &'a [u8]) -> Option<T> {
+pub(crate) fn decode<'a, T: Deserialize<'a>>(value: &'a [u8]) -> Option<T> {
     serde_json::from_slice(value).ok()
 }
 

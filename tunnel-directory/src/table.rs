@@ -19,9 +19,10 @@ use std::{
 
 use tunnel_etcd::KeyValue;
 
-pub use self::{
+pub use self::holders::Holder;
+pub(crate) use self::{
     claims::{ClaimStep, NextClaim},
-    holders::{Holder, TakenClaim},
+    holders::TakenClaim,
     index::ClaimPosition,
 };
 use self::{
@@ -43,7 +44,7 @@ const GENERATION_SHIFT: u32 = 48;
 
 /// All records.
 #[derive(Debug)]
-pub struct Table {
+pub(crate) struct Table {
     keys: Keys,
     generation: u16,
     /// The value of the cluster's record, and its revision; empty before it is known.
@@ -57,7 +58,7 @@ pub struct Table {
     /// The process of the last record that was applied, which many have in common.
     last_run: Option<Arc<NodeRun>>,
     /// What other nodes have reported beside the records.
-    pub peer_reports: PeerReports,
+    pub(crate) peer_reports: PeerReports,
     /// The number of the listing that is being read, or was last.
     listing: u32,
     /// The first listing since etcd was restored: revisions of records that only earlier ones have had say nothing any more.
@@ -74,7 +75,7 @@ struct NodeEntry {
 
 /// What a change was about.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
-pub enum Change {
+pub(crate) enum Change {
     /// The claim of a runtime, or who holds it.
     Runtime(RuntimeLabel),
     /// The record of a node.
@@ -88,7 +89,7 @@ pub enum Change {
 
 /// The revisions of a key.
 #[derive(Debug, Clone, Copy)]
-pub struct Revisions {
+pub(crate) struct Revisions {
     /// The revision of the last change of the key.
     changed: i64,
     /// The revision of the change that made the key.
@@ -97,7 +98,7 @@ pub struct Revisions {
 
 /// How this node has got a record.
 #[derive(Debug, Clone, Copy)]
-pub enum Source {
+pub(crate) enum Source {
     /// By the watch, as its own write, or by another node: it has just been written.
     Write,
     /// By a read of etcd.
@@ -153,8 +154,7 @@ impl Source {
 
 impl Table {
     /// An empty table. The seed is random, and decides in what order it goes through the runtimes.
-    #[must_use]
-    pub fn new(keys: Keys, seed: u64) -> Self {
+    pub(crate) fn new(keys: Keys, seed: u64) -> Self {
         Self {
             keys,
             generation: 0,
@@ -172,7 +172,7 @@ impl Table {
     }
 
     /// Applies a write. Returns what it was about, if it changes anything.
-    pub fn put(
+    pub(crate) fn put(
         &mut self,
         key: &[u8],
         value: &[u8],
@@ -278,7 +278,7 @@ impl Table {
 
     /// Applies a claim that another node has reported: the node that wrote it holds the runtime, since its record is written
     /// together with the claim.
-    pub fn put_reported_claim(
+    pub(crate) fn put_reported_claim(
         &mut self,
         label: RuntimeLabel,
         record: ClaimRecord,
@@ -346,7 +346,7 @@ impl Table {
     }
 
     /// Applies a removal. Returns what it was about, if it changes anything.
-    pub fn delete(&mut self, key: &[u8], revision: i64) -> Option<Change> {
+    pub(crate) fn delete(&mut self, key: &[u8], revision: i64) -> Option<Change> {
         match self.keys.parse(key)? {
             Key::Node(name) => {
                 let known = self.nodes.get(&name)?;
@@ -383,27 +383,18 @@ impl Table {
     }
 
     /// Begins a listing.
-    pub fn begin_listing(&mut self) {
+    pub(crate) fn begin_listing(&mut self) {
         self.listing = self.listing.wrapping_add(1);
     }
 
     /// The listing that has begun is the first one since etcd was restored from a snapshot, or was emptied.
-    pub fn on_restored(&mut self) {
+    pub(crate) fn on_restored(&mut self) {
         self.first_listing = self.listing;
         self.cluster.clear();
     }
 
-    /// Ends a listing of this revision: what it had not got and is not younger is gone.
-    pub fn end_listing(&mut self, revision: i64) -> Vec<Change> {
-        let mut changes = self.end_listing_of_nodes(revision);
-        for part in 0..Self::PARTS {
-            changes.extend(self.end_listing_of_part(part, revision));
-        }
-        changes
-    }
-
     /// The number of parts into which the runtimes are divided, so that all are gone through in short steps.
-    pub const PARTS: usize = PARTS;
+    pub(crate) const PARTS: usize = PARTS;
 
     /// Whether what was seen last in a listing, and has changed last at a revision, stays when the listing of `revision` ends.
     fn stays(&self, revision: i64) -> impl Fn(u32, i64) -> bool + use<> {
@@ -411,8 +402,8 @@ impl Table {
         move |seen_in, changed| seen_in == listing || changed > revision && seen_in >= first_listing
     }
 
-    /// Ends a listing of this revision as far as nodes go.
-    pub fn end_listing_of_nodes(&mut self, revision: i64) -> Vec<Change> {
+    /// Ends a listing of this revision as far as nodes go: what it had not got and is not younger is gone.
+    pub(crate) fn end_listing_of_nodes(&mut self, revision: i64) -> Vec<Change> {
         let stays = self.stays(revision);
         let mut changes = Vec::new();
         let reports = &mut self.peer_reports;
@@ -427,10 +418,10 @@ impl Table {
         changes
     }
 
-    /// Ends a listing of this revision as far as the runtimes of a part go.
-    pub fn end_listing_of_part(&mut self, part: usize, revision: i64) -> Vec<Change> {
+    /// Ends a listing of this revision as far as the runtimes of a part go. Returns those of which something is gone.
+    pub(crate) fn end_listing_of_part(&mut self, part: usize, revision: i64) -> Vec<RuntimeLabel> {
         let stays = self.stays(revision);
-        let mut changes = Vec::new();
+        let mut changed = Vec::new();
         let index = &mut self.index;
         self.runtimes.update_part(part, |label, records| {
             let has_gone = |records: &RuntimeRecords| {
@@ -449,13 +440,13 @@ impl Table {
             let claim = &mut records.claim;
             claim.take_if(|claim| !stays(claim.listing, claim.revision));
             index.on_change(label, &before, records);
-            changes.push(Change::Runtime(label.clone()));
+            changed.push(label.clone());
         });
-        changes
+        changed
     }
 
     /// The processes that have records in a part and are no more.
-    pub fn dead_runs(&self, part: usize) -> impl Iterator<Item = &NodeRun> {
+    pub(crate) fn dead_runs(&self, part: usize) -> impl Iterator<Item = &NodeRun> {
         let records = self.runtimes.part(part);
         let held = records.flat_map(|(_, records)| &records.held);
         let dead = held.filter(|held| self.node_of(&held.run).is_none());
@@ -463,7 +454,7 @@ impl Table {
     }
 
     /// The records in a part of these processes.
-    pub fn records_of<'a>(
+    pub(crate) fn records_of<'a>(
         &'a self,
         part: usize,
         runs: &'a BTreeSet<NodeRun>,
@@ -476,7 +467,7 @@ impl Table {
     }
 
     /// The claims in a part, with their revisions, of runtimes that have been free for so long.
-    pub fn long_free(
+    pub(crate) fn long_free(
         &mut self,
         part: usize,
         long: Duration,
@@ -502,27 +493,18 @@ impl Table {
     }
 
     /// The number of nodes, of claims and of held records.
-    #[must_use]
-    pub fn counts(&self) -> [usize; 3] {
+    pub(crate) fn counts(&self) -> [usize; 3] {
         [self.nodes.len(), self.index.claims, self.index.held]
     }
 
     /// The number of runtimes with a record.
-    #[must_use]
-    pub fn len(&self) -> usize {
+    pub(crate) fn len(&self) -> usize {
         self.runtimes.len()
-    }
-
-    /// Whether no runtime has a record.
-    #[must_use]
-    pub fn is_empty(&self) -> bool {
-        self.len() == 0
     }
 
     /// The epoch of a claim of this revision. One from before the last raise of the generation is of the generation before:
     /// it may be what a snapshot has brought back, and supersedes nothing.
-    #[must_use]
-    pub fn epoch(&self, revision: i64) -> Epoch {
+    pub(crate) fn epoch(&self, revision: i64) -> Epoch {
         let generation = match self.is_outlived(revision) {
             true => self.generation.saturating_sub(1),
             false => self.generation,
@@ -537,34 +519,34 @@ impl Table {
     }
 
     /// The value of the cluster's record; empty before it is known.
-    #[must_use]
-    pub fn cluster(&self) -> &[u8] {
+    pub(crate) fn cluster(&self) -> &[u8] {
         &self.cluster
     }
 
     /// The upper bits of epochs.
-    #[must_use]
-    pub fn generation(&self) -> u16 {
+    pub(crate) fn generation(&self) -> u16 {
         self.generation
     }
 
     /// The record that a process has of a runtime: the epoch and the state.
-    #[must_use]
-    pub fn held_by(&self, label: &RuntimeLabel, run: &NodeRun) -> Option<(Epoch, HeldState)> {
+    pub(crate) fn held_by(
+        &self,
+        label: &RuntimeLabel,
+        run: &NodeRun,
+    ) -> Option<(Epoch, HeldState)> {
         let mut held = self.runtimes.get(label.as_str())?.held.iter();
         let own = held.find(|held| *held.run == *run)?;
         Some((self.epoch(own.epoch), own.state))
     }
 
     /// The node of this name.
-    #[must_use]
-    pub fn node(&self, name: &NodeName) -> Option<(Incarnation, &NodeRecord)> {
+    pub(crate) fn node(&self, name: &NodeName) -> Option<(Incarnation, &NodeRecord)> {
         let node = self.nodes.get(name)?;
         Some((node.incarnation, &node.record))
     }
 
     /// All nodes, in the order of their names.
-    pub fn nodes(&self) -> impl Iterator<Item = (&NodeName, Incarnation, &NodeRecord)> {
+    pub(crate) fn nodes(&self) -> impl Iterator<Item = (&NodeName, Incarnation, &NodeRecord)> {
         let nodes = self.nodes.iter();
         nodes.map(|(name, node)| (name, node.incarnation, &node.record))
     }

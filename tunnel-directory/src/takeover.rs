@@ -16,16 +16,16 @@ const MAX_SUPERSEDED: usize = 16;
 
 /// The claim of a runtime that is held, and what decides about the next one.
 #[derive(Debug, Clone, PartialEq)]
-pub struct HeldClaim {
+pub(crate) struct HeldClaim {
     /// The claim.
-    pub claim: Claim,
+    pub(crate) claim: Claim,
     /// The takeovers that led to it.
-    pub contention: Contention,
+    pub(crate) contention: Contention,
     /// Whether the holder is leaving: the next instance does not supersede it.
-    pub is_leaving: bool,
+    pub(crate) is_leaving: bool,
     /// Instances that lost the runtime since it was last free, the latest last. They do not get it back before it is free
     /// again, since one of their dials may have been on its way when they lost it.
-    pub superseded: VecDeque<InstanceId>,
+    pub(crate) superseded: VecDeque<InstanceId>,
 }
 
 impl HeldClaim {

@@ -7,14 +7,14 @@
 //! ```
 //!
 //! The directory alone decides which instance holds a runtime, by the rules of `tunnel-directory`. The claims of a single
-//! server node live in memory; several nodes share theirs in etcd (`shared.rs`).
+//! server node live in memory; several nodes share theirs in etcd (`etcd.rs`).
 //!
 //! Releasing a claim ([`ClaimGuard::leave`], dropping [`ClaimGuard`]) is not async, since it is done in `Drop`. The shared
-//! directory passes it to a task, which writes and retries; what a failed node has held is void when its key is gone. A
-//! late release is harmless: it names what it releases and does not affect a later claim.
+//! directory has it written, again and again until it is; what a failed node has held is void when its key is gone. A late
+//! release is harmless: it names what it releases and does not affect a later claim.
 
+mod etcd;
 mod metrics;
-mod shared;
 
 use std::sync::{Arc, Weak};
 
@@ -22,15 +22,13 @@ use tokio::time::Instant;
 use tunnel_directory::{
     AccountName, Claim, ClaimRefusal, Claimant, HandedClaim, MemoryClaims, NodeName, RuntimeLabel,
     RuntimeName,
+    shared::{GrantedClaim, NodeSettings},
 };
 use tunnel_etcd::Client;
 use tunnel_ops::task::Owned;
 
-pub(crate) use self::shared::{Observer, REPORT_INTERVAL, ReceivedReports, SentReports, Shared};
-pub use self::{
-    metrics::DirectoryMetrics,
-    shared::{DirectoryError, Node},
-};
+pub(crate) use self::etcd::{EtcdDirectory, Observer, ReceivedReports};
+pub use self::metrics::DirectoryMetrics;
 use crate::{lock::Mutex, runtimes::RuntimeEntry};
 
 /// All claims.
@@ -43,7 +41,7 @@ pub struct Directory {
 #[derive(Clone)]
 enum ClaimStore {
     Memory(Arc<Mutex<MemoryClaims>>),
-    Shared(Arc<Shared>),
+    Shared(Arc<EtcdDirectory>),
 }
 
 /// Holds a claim until it is dropped. Several sessions of one instance hold one claim together.
@@ -61,18 +59,18 @@ impl Directory {
     pub(crate) fn on_etcd(
         client: Client,
         prefix: &str,
-        node: Node,
+        node: NodeSettings,
         random: u64,
         metrics: DirectoryMetrics,
     ) -> Self {
-        let shared = Shared::new(client, prefix, node, random, metrics);
+        let shared = EtcdDirectory::new(client, prefix, node, random, metrics);
         Self {
             store: ClaimStore::Shared(shared),
         }
     }
 
     /// What other nodes share with this one; `None` for a directory in memory.
-    pub(crate) fn shared(&self) -> Option<&Arc<Shared>> {
+    pub(crate) fn shared(&self) -> Option<&Arc<EtcdDirectory>> {
         match &self.store {
             ClaimStore::Memory(_) => None,
             ClaimStore::Shared(shared) => Some(shared),
@@ -95,13 +93,11 @@ impl Directory {
         (is_bad || is_avoided(&shared.node().name)) && shared.has_other_serving(is_avoided)
     }
 
-    /// Starts the tasks of a shared directory, which end when the result is dropped. `observer` gets the changes.
-    pub(crate) fn start(&self, observer: Weak<dyn Observer>) -> Vec<Owned<()>> {
-        let Some(shared) = self.shared() else {
-            return Vec::new();
-        };
+    /// Starts the task of a shared directory, which ends when the result is dropped. `observer` gets the changes.
+    pub(crate) fn start(&self, observer: Weak<dyn Observer>) -> Option<Owned<()>> {
+        let shared = self.shared()?;
         shared.observe(observer);
-        shared.start()
+        Some(shared.start())
     }
 
     /// Checks whether a claim would be granted now, without a change.
@@ -203,12 +199,12 @@ impl Directory {
 }
 
 impl ClaimGuard {
-    fn shared(shared: Arc<Shared>, runtime: RuntimeLabel, claim: Claim, serial: u64) -> Self {
+    fn shared(directory: Arc<EtcdDirectory>, granted: GrantedClaim) -> Self {
         Self {
-            store: ClaimStore::Shared(shared),
-            runtime,
-            claim,
-            serial,
+            store: ClaimStore::Shared(directory),
+            runtime: granted.label,
+            claim: granted.claim,
+            serial: granted.serial,
         }
     }
 

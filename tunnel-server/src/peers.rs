@@ -42,7 +42,7 @@ pub(crate) use self::{
     note::Note,
 };
 use crate::{
-    directory::Shared, lifecycle::Lifecycle, metrics::Metrics, peer_tls::PeerTls,
+    directory::EtcdDirectory, lifecycle::Lifecycle, metrics::Metrics, peer_tls::PeerTls,
     registry::Registry,
 };
 
@@ -72,7 +72,7 @@ pub(crate) struct PeerListener {
 
 /// The links of one shard to all other nodes.
 pub(crate) struct Peers {
-    directory: Arc<Shared>,
+    directory: Arc<EtcdDirectory>,
     tls: Arc<ArcSwap<PeerTls>>,
     metrics: Arc<Metrics>,
     /// Notified when a link has opened.
@@ -113,7 +113,7 @@ impl Tried {
 
 impl Peers {
     pub(crate) fn new(
-        directory: Arc<Shared>,
+        directory: Arc<EtcdDirectory>,
         tls: Arc<ArcSwap<PeerTls>>,
         metrics: Arc<Metrics>,
         registry: &Registry,
@@ -220,7 +220,7 @@ impl Peers {
             }
         }
         // A node whose key is gone may be alive: its link stays as long as it is open.
-        links.retain(|name, link| link.is_open() || self.directory.node_record(name).is_some());
+        links.retain(|name, link| link.is_open() || self.directory.has_node(name));
     }
 
     fn dialling(&self) -> link::Dialling {

@@ -26,6 +26,7 @@ use tokio::{
     runtime::Handle,
     time::{interval, timeout},
 };
+use tunnel_directory::DirectoryError;
 use tunnel_http::{
     access_log::AccessLog,
     listener::{self, Bound},
@@ -55,7 +56,6 @@ use crate::{
     },
     auth::AuthSetupError,
     config::{Config, effective::Effective},
-    directory::DirectoryError,
     events::{Event, EventKind},
     managed::ManagedStoreError,
     peers::Peers,
@@ -352,11 +352,10 @@ impl Server {
         parts.lifecycle.cut();
         drop(running);
         drop(managing);
-        // Before this node's key is removed, which they would write again.
-        drop(directory);
         if let Some(directory) = parts.registry.directory().shared() {
             directory.depart().await;
         }
+        drop(directory);
         if let Some((running, webhook)) = webhook {
             drop(running);
             let _ = timeout(LAST_EVENTS, webhook).await;

@@ -18,7 +18,7 @@ use crate::{
 
 /// How an instance gets a runtime.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum ClaimStep {
+pub(crate) enum ClaimStep {
     /// It has the claim of this revision already.
     Hold(i64),
     /// By a claim after the one that was seen.
@@ -27,17 +27,17 @@ pub enum ClaimStep {
 
 /// The next claim of a runtime, apart from who makes it.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct NextClaim {
+pub(crate) struct NextClaim {
     /// The revision of the claim that is replaced; 0 if there is none.
-    pub seen: i64,
+    pub(crate) seen: i64,
     /// Takeovers in a row.
-    pub takeovers: u32,
+    pub(crate) takeovers: u32,
     /// The time since the last one.
-    pub since_takeover: Duration,
+    pub(crate) since_takeover: Duration,
     /// Instances that have lost the runtime since it was free.
-    pub superseded: VecDeque<InstanceId>,
+    pub(crate) superseded: VecDeque<InstanceId>,
     /// The label has been taken from another runtime since it was free.
-    pub overrules: bool,
+    pub(crate) overrules: bool,
 }
 
 impl Table {
@@ -46,8 +46,7 @@ impl Table {
     }
 
     /// The claim of a runtime, held or not.
-    #[must_use]
-    pub fn claim(&self, label: &str) -> Option<Claim> {
+    pub(crate) fn claim(&self, label: &str) -> Option<Claim> {
         let claim = self.entry(label).filter(|claim| !claim.is_void)?;
         Some(Claim {
             instance: claim.instance.clone(),
@@ -56,15 +55,13 @@ impl Table {
     }
 
     /// The claim of a label, as far as it counts where the label is held for this runtime.
-    #[must_use]
-    pub fn claim_for(&self, label: &str, owner: Owner) -> Option<Claim> {
+    pub(crate) fn claim_for(&self, label: &str, owner: Owner) -> Option<Claim> {
         self.claim(label).filter(|_| !self.is_rival(label, owner))
     }
 
     /// Whether the record of the claim is another runtime's, and does not take the label from this one: by a node of a version
     /// that does not compare them, or because the record was missing for a moment, as after a restore of etcd.
-    #[must_use]
-    pub fn is_rival(&self, label: &str, owner: Owner) -> bool {
+    pub(crate) fn is_rival(&self, label: &str, owner: Owner) -> bool {
         self.entry(label).is_some_and(|claim| {
             let is_other = claim.owner.is_some_and(|other| other != owner);
             claim.is_void || is_other && !claim.overrules
@@ -72,14 +69,12 @@ impl Table {
     }
 
     /// The revision of the claim's record; 0 if there is none.
-    #[must_use]
-    pub fn claim_revision(&self, label: &str) -> i64 {
+    pub(crate) fn claim_revision(&self, label: &str) -> i64 {
         self.entry(label).map_or(0, |claim| claim.revision)
     }
 
     /// The runtime that a label belongs to, by its record, or by what another node holds without one.
-    #[must_use]
-    pub fn owner(&self, label: &RuntimeLabel) -> Option<Owner> {
+    pub(crate) fn owner(&self, label: &RuntimeLabel) -> Option<Owner> {
         let recorded = self.entry(label.as_str()).and_then(|claim| claim.owner);
         let reported = || {
             let (_, account, _) = self.peer_reports.runtime(label.as_str())?;
@@ -89,8 +84,7 @@ impl Table {
     }
 
     /// The label of a runtime that has a claim, with its account and name.
-    #[must_use]
-    pub fn runtime(&self, label: &str) -> Option<(RuntimeLabel, AccountName, RuntimeName)> {
+    pub(crate) fn runtime(&self, label: &str) -> Option<(RuntimeLabel, AccountName, RuntimeName)> {
         let claimed = || {
             let (label, records) = self.runtimes.get_key_value(label)?;
             let (account, name) = records.claim.as_ref()?.runtime(label)?;
@@ -100,8 +94,7 @@ impl Table {
     }
 
     /// The claim by which nodes hold a runtime; `None` while no node does.
-    #[must_use]
-    pub fn held_claim(&self, label: &str) -> Option<HeldClaim> {
+    pub(crate) fn held_claim(&self, label: &str) -> Option<HeldClaim> {
         let records = self.runtimes.get(label)?;
         let entry = records.claim.as_ref()?;
         let mut is_held = false;
@@ -126,7 +119,7 @@ impl Table {
     ///
     /// # Errors
     /// When the instance does not get the runtime.
-    pub fn decide(
+    pub(crate) fn decide(
         &self,
         label: &str,
         instance: &InstanceId,

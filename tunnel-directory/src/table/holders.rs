@@ -31,19 +31,18 @@ pub struct Holder {
 
 /// A claim by which a runtime was taken from a node.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct TakenClaim {
+pub(crate) struct TakenClaim {
     /// The label of the runtime.
-    pub label: RuntimeLabel,
+    pub(crate) label: RuntimeLabel,
     /// The revision of the claim.
-    pub revision: i64,
+    pub(crate) revision: i64,
     /// Its record.
-    pub record: ClaimRecord,
+    pub(crate) record: ClaimRecord,
 }
 
 impl Table {
     /// The nodes that hold the runtime by its current claim.
-    #[must_use]
-    pub fn holders(&self, label: &str) -> Vec<Holder> {
+    pub(crate) fn holders(&self, label: &str) -> Vec<Holder> {
         let records = self.runtimes.get(label);
         let holders = records.into_iter().flat_map(|records| self.live(records));
         let holder = |(held, node): (&HeldEntry, &NodeRecord)| Holder {
@@ -71,8 +70,7 @@ impl Table {
 
     /// Whether a node other than this one may hold the runtime, as far as can be known without etcd: by the records, and by
     /// which nodes send reports. A node that sends none is dead, unless no node sends any, or it has no link.
-    #[must_use]
-    pub fn is_held_elsewhere(&self, label: &str, own: Incarnation) -> bool {
+    pub(crate) fn is_held_elsewhere(&self, label: &str, own: Incarnation) -> bool {
         let mut holders = self.holders(label);
         holders.retain(|holder| holder.incarnation != own);
         let reports = &self.peer_reports;
@@ -93,7 +91,7 @@ impl Table {
 
     /// Holds that other nodes report without a record in etcd, unless a record contradicts them: those of the instance that
     /// has the claim, or of any other while nobody holds the runtime by the claim.
-    pub fn unrecorded_holds(
+    pub(crate) fn unrecorded_holds(
         &self,
         label: &str,
     ) -> impl Iterator<Item = (&NodeRun, &UnrecordedHold)> {
@@ -115,8 +113,7 @@ impl Table {
     }
 
     /// The claims after this position by which runtimes were taken from a process, the oldest first, at most so many.
-    #[must_use]
-    pub fn taken_from(
+    pub(crate) fn taken_from(
         &self,
         run: &NodeRun,
         after: &ClaimPosition,

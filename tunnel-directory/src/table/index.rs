@@ -32,17 +32,16 @@ pub(super) struct Indexed {
 
 /// A claim in the order of revisions; without a label, after all claims of its revision.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct ClaimPosition {
+pub(crate) struct ClaimPosition {
     /// The revision of the claim.
-    pub revision: i64,
+    pub(crate) revision: i64,
     /// The label of the runtime.
-    pub label: Option<RuntimeLabel>,
+    pub(crate) label: Option<RuntimeLabel>,
 }
 
 impl ClaimPosition {
     /// After all claims of this revision.
-    #[must_use]
-    pub fn after(revision: i64) -> Self {
+    pub(crate) fn after(revision: i64) -> Self {
         Self {
             revision,
             label: None,
@@ -50,8 +49,7 @@ impl ClaimPosition {
     }
 
     /// The later one of both.
-    #[must_use]
-    pub fn max(self, other: Self) -> Self {
+    pub(crate) fn max(self, other: Self) -> Self {
         // `None` is after all labels.
         let key = |position: &Self| (position.revision, position.label.is_none());
         let is_later = match key(&self) == key(&other) {

@@ -3,13 +3,8 @@
 use std::time::Duration;
 
 use prometheus::{IntCounter, IntCounterVec, IntGauge, IntGaugeVec};
+use tunnel_directory::{EtcdState, shared::ClaimResult};
 use tunnel_ops::metrics::Families;
-
-/// Results of claims.
-pub(super) const WON: &str = "won";
-pub(super) const LOST: &str = "lost";
-pub(super) const PROVISIONAL: &str = "provisional";
-pub(super) const FAILED: &str = "failed";
 
 /// What the node sees of the shared directory. Clones count together.
 #[derive(Debug, Clone)]
@@ -29,7 +24,7 @@ impl DirectoryMetrics {
                 "directory_claims_total",
                 "Claims in the shared directory: won, lost to another one, failed without an answer of etcd, or provisional",
                 "result",
-                [WON, LOST, FAILED, PROVISIONAL],
+                ClaimResult::ALL.map(ClaimResult::name),
             )?,
             is_away: new.gauge(
                 "directory_away",
@@ -51,23 +46,21 @@ impl DirectoryMetrics {
                 "directory_state",
                 "1 for how this node stands to etcd: ok, outage for all nodes, cut_off while others are answered, or alone",
                 "state",
-                ["ok", "outage", "cut_off", "alone"],
+                EtcdState::ALL.map(EtcdState::name),
             )?,
         })
     }
 
-    /// The counter of claims with this result.
-    pub(crate) fn claims(&self, result: &str) -> IntCounter {
-        self.claims.with_label_values(&[result])
+    pub(crate) fn on_claim(&self, result: ClaimResult) {
+        self.claims.with_label_values(&[result.name()]).inc();
     }
 
     pub(crate) fn set_away(&self, is_away: bool) {
         self.is_away.set(i64::from(is_away));
     }
 
-    pub(crate) fn set_revision(&self, revision: u64) {
-        self.revision
-            .set(i64::try_from(revision).unwrap_or(i64::MAX));
+    pub(crate) fn set_revision(&self, revision: i64) {
+        self.revision.set(revision);
     }
 
     pub(crate) fn set_lease_left(&self, left: Duration) {
@@ -75,10 +68,11 @@ impl DirectoryMetrics {
         self.lease_left.set(seconds);
     }
 
-    /// Whether the node is in the state of this name.
-    pub(crate) fn set_state(&self, name: &str, is_in: bool) {
-        let gauge = self.state.with_label_values(&[name]);
-        gauge.set(i64::from(is_in));
+    pub(crate) fn set_state(&self, state: EtcdState) {
+        for each in EtcdState::ALL {
+            let gauge = self.state.with_label_values(&[each.name()]);
+            gauge.set(i64::from(each == state));
+        }
     }
 
     pub(crate) fn on_relisted(&self) {

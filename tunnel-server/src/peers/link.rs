@@ -12,7 +12,10 @@ use tokio::{
     time::{MissedTickBehavior, interval, sleep, timeout},
 };
 use tokio_rustls::{TlsConnector, client::TlsStream};
-use tunnel_directory::{Holder, Incarnation, NodeName};
+use tunnel_directory::{
+    Holder, Incarnation, NodeName, NodeRun,
+    shared::{REPORT_INTERVAL, SentReports},
+};
 use tunnel_ops::{
     read_ahead::ReadAhead,
     socket::{set_unsent_limit, set_user_timeout},
@@ -26,7 +29,7 @@ use tunnel_proto::{
 };
 
 use crate::{
-    directory::{REPORT_INTERVAL, SentReports, Shared},
+    directory::EtcdDirectory,
     peer_tls::{ALPN, PeerTls},
 };
 
@@ -58,7 +61,7 @@ pub(super) struct Dialling {
     /// Notified when the link has opened.
     pub(super) linked: Arc<Notify>,
     /// The source of the reports that are sent to the other node; `None` on links that only forward.
-    pub(super) reporter: Option<Arc<Shared>>,
+    pub(super) reporter: Option<Arc<EtcdDirectory>>,
     /// Counts what is received and not sent on yet.
     pub(super) memory: Arc<MemoryAccount>,
 }
@@ -196,7 +199,7 @@ async fn carry(
     };
     let reporting = async {
         match reporter {
-            Some(shared) => send_reports(shared, target, &session).await,
+            Some(directory) => send_reports(directory, target, &session).await,
             None => pending().await,
         }
     };
@@ -207,13 +210,17 @@ async fn carry(
 }
 
 /// Sends reports to the other node; never ends.
-async fn send_reports(shared: &Shared, target: &Target, session: &Session) -> Infallible {
+async fn send_reports(directory: &EtcdDirectory, target: &Target, session: &Session) -> Infallible {
     let mut each = interval(REPORT_INTERVAL);
     each.set_missed_tick_behavior(MissedTickBehavior::Delay);
     let mut sent = SentReports::default();
+    let node = NodeRun {
+        node: target.name.clone(),
+        incarnation: target.incarnation,
+    };
     loop {
         each.tick().await;
-        shared.report_to(&target.name, target.incarnation, &mut sent, |report| {
+        directory.report_to(&node, &mut sent, |report| {
             session.send(Control::Node { report }).is_ok()
         });
     }

@@ -9,7 +9,7 @@ use arc_swap::{ArcSwap, ArcSwapOption};
 use parking_lot::Mutex;
 use std::time::Duration;
 use tokio::sync::oneshot;
-use tunnel_directory::NodeName;
+use tunnel_directory::{NodeName, shared::NodeSettings};
 use tunnel_http::{access_log::AccessLog, outgoing::ViaName, permits::Permits};
 use tunnel_ops::{
     admin::{BearerFileError, BearerGuard},
@@ -33,7 +33,7 @@ use crate::{
     budget::usage::Usage,
     config::{Config, Settings, effective::Effective, live::LiveConfig},
     connect::{TunnelListener, checks::Checks, gate::Gate},
-    directory::{Directory, Node},
+    directory::Directory,
     events::Events,
     gauges::{Gauges, Threads},
     lifecycle::Lifecycle,
@@ -346,7 +346,7 @@ fn directory(config: &Config, etcd: Option<tunnel_etcd::Client>, metrics: &Metri
     let _ = getrandom::fill(&mut random);
     let random = u64::from_ne_bytes(random);
     let prefix = &config.settings.etcd_prefix;
-    let node = Node {
+    let node = NodeSettings {
         name: shared.node.clone(),
         peer: shared.links.as_ref().map(|links| links.advertised.clone()),
         zone: config.settings.zone.as_deref().map(Into::into),

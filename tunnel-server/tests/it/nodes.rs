@@ -14,14 +14,13 @@ use testkit::{
     },
 };
 use tokio::time::Instant;
-use tunnel_directory::OnConflict;
+use tunnel_directory::{DirectoryError, OnConflict};
 use tunnel_ops::tls_files::{Roots, client_config};
 use tunnel_proto::{
     close::CloseReason, control::Control, handshake::InstanceSecret, session::SessionEnd,
 };
 use tunnel_server::{
     config::{Config, SharedDirectory},
-    directory::DirectoryError,
     server::RunError,
 };
 

@@ -5,11 +5,8 @@ use super::*;
 
 const LABEL: &str = "a-b-c";
 
-fn pair() -> [Arc<RuntimeEntry>; 2] {
-    [
-        RuntimeEntry::unlisted("a-b", "c"),
-        RuntimeEntry::unlisted("a", "b-c"),
-    ]
+fn pair() -> [Runtime; 2] {
+    [Runtime::new("a-b", "c"), Runtime::new("a", "b-c")]
 }
 
 fn taken() -> ClaimRefusal {
@@ -17,14 +14,9 @@ fn taken() -> ClaimRefusal {
 }
 
 impl Nodes {
-    fn dial(
-        &mut self,
-        number: usize,
-        runtime: &Arc<RuntimeEntry>,
-        by: u8,
-    ) -> Result<ClaimGuard, ClaimRefusal> {
+    fn dial(&mut self, number: usize, runtime: &Runtime, by: u8) -> Result<Guard, ClaimRefusal> {
         let instance = instance(by);
-        let claimant = claimant(runtime, &instance, OnConflict::Supersede);
+        let claimant = runtime.claimant(&instance, OnConflict::Supersede);
         let precheck = self.nodes[number].precheck(claimant);
         let claimed = self.claim_by(number, claimant);
         assert_eq!(precheck.err().as_ref(), claimed.as_ref().err());
@@ -35,10 +27,7 @@ impl Nodes {
     /// The accounts whose clients get requests that reach this node.
     fn reached_from(&self, number: usize) -> Vec<String> {
         let label = &pair()[0].label;
-        let held = |node: &Shared| {
-            let holds = node.holds.lock();
-            holds.get(label).map(|hold| hold.account.to_string())
-        };
+        let held = |node: &Node| node.held(label).map(|account| account.to_string());
         let node = &self.nodes[number];
         if let Some(account) = held(node) {
             return vec![account];
@@ -46,7 +35,8 @@ impl Nodes {
         let holders = node.holders(LABEL).map_or_else(Vec::new, |(_, all)| all);
         let accounts = holders.iter().map(|holder| {
             let all = self.nodes.iter();
-            let mut holders = all.filter(|node| node.node.name == holder.node);
+            let is_it = |node: &&Rc<Node>| node.directory.borrow().run.node == holder.node;
+            let mut holders = all.filter(is_it);
             match holders.next() {
                 Some(node) => held(node).expect("a holder that holds nothing"),
                 None => self.at_older_node(),
@@ -57,33 +47,34 @@ impl Nodes {
 
     /// Registers a node of a version that does not compare the pairs of names.
     fn add_older_node(&mut self) {
-        let older = run_of(9, 1);
+        let older = self.run_of(9, 1);
         self.register(&older);
         self.deliver();
     }
 
     /// Its write for a client that has dialled it.
-    fn claim_at_older_node(&mut self, runtime: &RuntimeEntry) {
+    fn claim_at_older_node(&mut self, runtime: &Runtime) {
         let record = record::ClaimRecord {
             instance: instance(90),
-            nonce: writer::nonce(),
+            nonce: String::new(),
             account: runtime.account.to_string(),
             runtime: runtime.name.to_string(),
             overrules: false,
             node: "n9".to_owned(),
-            at_ms: wall_ms(),
+            at_ms: self.clock.borrow().wall_ms,
             takeovers: 0,
             last_takeover_ms: 0,
-            superseded: std::collections::VecDeque::new(),
+            superseded: VecDeque::new(),
         };
         let held = record::HeldRecord {
             epoch: 0,
             state: record::HeldState::Open,
         };
-        let older = run_of(9, 1);
+        let older = self.run_of(9, 1);
+        let older = older.directory.borrow();
         let key = older.keys.held(&older.run, &runtime.label);
-        self.store.revision += 1;
         let claim = older.keys.claim(&runtime.label);
+        self.store.revision += 1;
         self.store.put(claim.as_bytes(), &encode(&record));
         self.store.put(key.as_bytes(), &encode(&held));
         self.deliver();
@@ -98,15 +89,15 @@ impl Nodes {
     }
 }
 
-#[tokio::test]
-async fn a_label_is_its_owners_at_every_node_and_after_restarts() {
+#[test]
+fn a_label_is_its_owners_at_every_node_and_after_restarts() {
     let [first, second] = pair();
     let mut nodes = Nodes::new(2);
-    let held = nodes.dial(0, &first, 1).unwrap();
+    let held = nodes.dial(0, &first, 1).ok().unwrap();
     assert_eq!(nodes.dial(1, &second, 2).err(), Some(taken()));
     nodes.restart(1, 2);
     assert_eq!(nodes.dial(1, &second, 2).err(), Some(taken()));
-    let also = nodes.dial(1, &first, 1).unwrap();
+    let also = nodes.dial(1, &first, 1).ok().unwrap();
     assert_eq!(also.claim(), held.claim());
     nodes.restart(0, 2);
     assert_eq!(nodes.dial(0, &second, 2).err(), Some(taken()));
@@ -123,35 +114,35 @@ async fn a_label_is_its_owners_at_every_node_and_after_restarts() {
     assert!(nodes.dial(0, &second, 2).is_ok(), "it is long gone");
 }
 
-#[tokio::test]
-async fn a_listed_runtime_takes_its_label_at_every_node() {
+#[test]
+fn a_listed_runtime_takes_its_label_at_every_node() {
     let [first, second] = pair();
     let mut nodes = Nodes::new(2);
-    let _older = nodes.dial(0, &first, 1).unwrap();
+    let _older = nodes.dial(0, &first, 1).ok().unwrap();
     let id = instance(2);
     let listed = Claimant {
         is_listed: true,
-        ..claimant(&second, &id, OnConflict::Reject)
+        ..second.claimant(&id, OnConflict::Reject)
     };
-    let _newer = nodes.claim_by(1, listed).unwrap();
+    let _newer = nodes.claim_by(1, listed).ok().unwrap();
     nodes.write_all();
     for number in 0..2 {
         assert_eq!(nodes.reached_from(number), ["a"]);
         assert_eq!(nodes.dial(number, &first, 3).err(), Some(taken()));
     }
     // Its next instance has the label as well, also at a node that does not list it yet.
-    let _next = nodes.dial(0, &second, 4).unwrap();
+    let _next = nodes.dial(0, &second, 4).ok().unwrap();
     nodes.list(false);
     nodes.write_all();
     assert_eq!(nodes.reached_from(1), ["a"]);
 }
 
 /// During a rollout: a node of an earlier version gives the label to the other runtime.
-#[tokio::test]
-async fn what_an_older_node_writes_over_a_held_label_is_taken_back() {
+#[test]
+fn what_an_older_node_writes_over_a_held_label_is_taken_back() {
     let [first, second] = pair();
     let mut nodes = Nodes::new(2);
-    let held = nodes.dial(0, &first, 1).unwrap();
+    let held = nodes.dial(0, &first, 1).ok().unwrap();
     nodes.add_older_node();
     nodes.claim_at_older_node(&second);
     for number in 0..2 {
@@ -161,16 +152,16 @@ async fn what_an_older_node_writes_over_a_held_label_is_taken_back() {
         assert_eq!(claim.instance, instance(1));
         assert!(claim.epoch > held.claim().epoch, "the older node obeys it");
     }
-    let again = nodes.dial(1, &first, 1).unwrap();
+    let again = nodes.dial(1, &first, 1).ok().unwrap();
     assert!(again.claim().epoch > held.claim().epoch);
 }
 
 /// The same, while no node of this version has a session of the owner: its client comes back at once.
-#[tokio::test]
-async fn what_an_older_node_writes_over_a_label_that_is_offline_counts_for_nothing() {
+#[test]
+fn what_an_older_node_writes_over_a_label_that_is_offline_counts_for_nothing() {
     let [first, second] = pair();
     let mut nodes = Nodes::new(2);
-    drop(nodes.dial(0, &first, 1).unwrap());
+    drop(nodes.dial(0, &first, 1).ok().unwrap());
     nodes.write_all();
     nodes.add_older_node();
     nodes.claim_at_older_node(&second);
@@ -181,7 +172,7 @@ async fn what_an_older_node_writes_over_a_label_that_is_offline_counts_for_nothi
     // A node that has started since knows of the later record alone.
     nodes.restart(1, 2);
     assert_eq!(nodes.dial(1, &first, 1).err(), Some(taken()));
-    let _back = nodes.dial(0, &first, 1).unwrap();
+    let _back = nodes.dial(0, &first, 1).ok().unwrap();
     for number in 0..2 {
         assert_eq!(nodes.reached_from(number), ["a-b"]);
         assert_eq!(nodes.dial(number, &second, 2).err(), Some(taken()));
@@ -189,23 +180,23 @@ async fn what_an_older_node_writes_over_a_label_that_is_offline_counts_for_nothi
 }
 
 /// A takeover of an instance by another of its runtime, by a node of an earlier version.
-#[tokio::test]
-async fn an_older_node_gives_a_label_to_the_next_instance_of_its_owner() {
+#[test]
+fn an_older_node_gives_a_label_to_the_next_instance_of_its_owner() {
     let [first, second] = pair();
     let mut nodes = Nodes::new(1);
-    let _held = nodes.dial(0, &first, 1).unwrap();
+    let _held = nodes.dial(0, &first, 1).ok().unwrap();
     nodes.add_older_node();
     nodes.claim_at_older_node(&first);
     assert_eq!(
         nodes.nodes[0].current(LABEL).unwrap().instance,
         instance(90)
     );
-    assert!(nodes.nodes[0].holds.lock().get(&first.label).is_none());
+    assert!(nodes.nodes[0].held(&first.label).is_none());
     assert_eq!(nodes.dial(0, &second, 2).err(), Some(taken()));
 }
 
-#[tokio::test]
-async fn a_record_without_names_belongs_to_nobody() {
+#[test]
+fn a_record_without_names_belongs_to_nobody() {
     let [first, second] = pair();
     let mut nodes = Nodes::new(1);
     nodes.store.revision += 1;
@@ -217,40 +208,26 @@ async fn a_record_without_names_belongs_to_nobody() {
         .store
         .put(format!("/t/claim/{LABEL}").as_bytes(), record.as_bytes());
     nodes.deliver();
-    let _own = nodes.dial(0, &first, 1).unwrap();
-    let _next = nodes.dial(0, &first, 2).unwrap();
+    let _own = nodes.dial(0, &first, 1).ok().unwrap();
+    let _next = nodes.dial(0, &first, 2).ok().unwrap();
     assert_eq!(nodes.dial(0, &second, 3).err(), Some(taken()));
 }
 
 /// The other runtime dials before the holder has written its record again.
-#[tokio::test]
-async fn a_held_label_is_taken_back_after_etcd_was_emptied() {
+#[test]
+fn a_held_label_is_taken_back_after_etcd_was_emptied() {
     let [first, second] = pair();
     let mut nodes = Nodes::new(2);
-    let _held = nodes.dial(0, &first, 1).unwrap();
+    let _held = nodes.dial(0, &first, 1).ok().unwrap();
     nodes.store.keys.clear();
     for node in nodes.nodes.clone() {
         nodes.register(&node);
     }
     nodes.store.set_generation(1);
     nodes.list(true);
-    let (node, id) = (nodes.nodes[1].clone(), instance(2));
-    let Ok(Entered::Next(step)) = node.enter(claimant(&second, &id, OnConflict::Supersede)) else {
-        panic!("nothing says whose the label is");
-    };
-    let (answer, mut answered) = oneshot::channel();
-    let request = ClaimRequest {
-        label: second.label.clone(),
-        account: second.account.clone(),
-        name: second.name.clone(),
-        instance: id.clone(),
-        step,
-        answer,
-    };
-    nodes.write(1, vec![request]);
-    let Ok(ClaimAnswer::Claimed(_quick)) = answered.try_recv() else {
-        panic!("the record was missing");
-    };
+    let id = instance(2);
+    let quick = nodes.claim_by(1, second.claimant(&id, OnConflict::Supersede));
+    assert!(quick.is_ok(), "the record was missing");
     nodes.write_all();
     for number in 0..2 {
         assert_eq!(nodes.reached_from(number), ["a-b"]);
@@ -258,23 +235,22 @@ async fn a_held_label_is_taken_back_after_etcd_was_emptied() {
     }
 }
 
-#[tokio::test]
-async fn a_label_is_its_owners_while_etcd_is_away() {
+#[test]
+fn a_label_is_its_owners_while_etcd_is_away() {
     let [first, second] = pair();
     let nodes = Nodes::new(2);
     let (one, two) = (nodes.nodes[0].clone(), nodes.nodes[1].clone());
-    let alone = |node: &Arc<Shared>, runtime: &Arc<RuntimeEntry>, by: u8| {
+    let claim = |node: &Rc<Node>, runtime: &Runtime, by: u8| {
         let instance = instance(by);
-        node.claim_alone(claimant(runtime, &instance, OnConflict::Supersede))
+        node.claim_provisionally(runtime.claimant(&instance, OnConflict::Supersede))
     };
-    let _held = alone(&one, &first, 1).unwrap();
-    assert_eq!(alone(&one, &second, 2).err(), Some(taken()));
-    one.on_unanswered(Unanswered::Writes, &EtcdError::LeaseEnded);
-    one.update_unrecorded();
-    let mut received = ReceivedReports::new(two.clone(), one.node.name.clone());
-    report(&one, &two, &mut SentReports::default(), &mut received);
+    let _held = claim(&one, &first, 1).ok().unwrap();
+    assert_eq!(claim(&one, &second, 2).err(), Some(taken()));
+    one.on_unanswered(availability::EtcdService::Writes);
+    let mut link = Link::new(&one, &two);
+    link.report();
     assert_eq!(
-        alone(&two, &second, 2).err(),
+        claim(&two, &second, 2).err(),
         Some(taken()),
         "by what the other node reports"
     );
@@ -282,7 +258,7 @@ async fn a_label_is_its_owners_while_etcd_is_away() {
 
 /// Something that happens to the label.
 #[derive(Debug, Clone)]
-enum Event {
+enum LabelEvent {
     /// A client of one of the runtimes dials a node.
     Dial(usize, usize, u8),
     /// A session ends.
@@ -295,21 +271,21 @@ enum Event {
     Sweep,
 }
 
-fn events(has_older: bool) -> impl Strategy<Value = Vec<Event>> {
+fn events(has_older: bool) -> impl Strategy<Value = Vec<LabelEvent>> {
     let rare = match has_older {
-        true => (0..2_usize).prop_map(Event::DialOlder).boxed(),
-        false => (0..2_usize).prop_map(Event::Restart).boxed(),
+        true => (0..2_usize).prop_map(LabelEvent::DialOlder).boxed(),
+        false => (0..2_usize).prop_map(LabelEvent::Restart).boxed(),
     };
     let event = prop_oneof![
-        6 => (0..2_usize, 0..2_usize, 0..3_u8).prop_map(|(node, runtime, by)| Event::Dial(node, runtime, by)),
-        3 => (0..8_usize).prop_map(Event::End),
+        6 => (0..2_usize, 0..2_usize, 0..3_u8).prop_map(|(node, runtime, by)| LabelEvent::Dial(node, runtime, by)),
+        3 => (0..8_usize).prop_map(LabelEvent::End),
         2 => rare,
-        1 => Just(Event::Sweep),
+        1 => Just(LabelEvent::Sweep),
     ];
     proptest::collection::vec(event, 1..60)
 }
 
-async fn run(events: Vec<Event>, has_older: bool) {
+fn run(events: Vec<LabelEvent>, has_older: bool) {
     let runtimes = pair();
     let mut nodes = Nodes::new(2);
     if has_older {
@@ -318,9 +294,9 @@ async fn run(events: Vec<Event>, has_older: bool) {
     let mut held = Vec::new();
     let mut owner = None;
     for (step, event) in events.into_iter().enumerate() {
-        tokio::time::advance(Duration::from_secs(100)).await;
+        nodes.advance(Duration::from_secs(100));
         match event {
-            Event::Dial(node, runtime, by) => {
+            LabelEvent::Dial(node, runtime, by) => {
                 let by = by + 10 * u8::try_from(runtime).unwrap();
                 match nodes.dial(node, &runtimes[runtime], by) {
                     Ok(guard) => {
@@ -331,17 +307,22 @@ async fn run(events: Vec<Event>, has_older: bool) {
                     Err(_) => assert_eq!(owner, Some(runtime)),
                 }
             }
-            Event::End(which) if !held.is_empty() => {
+            LabelEvent::End(which) if !held.is_empty() => {
                 drop(held.swap_remove(which % held.len()));
             }
-            Event::End(_) => {}
-            Event::Restart(node) => nodes.restart(node, 2 + step as u64),
-            Event::DialOlder(runtime) => {
+            LabelEvent::End(_) => {}
+            LabelEvent::Restart(node) => nodes.restart(node, 2 + step as u64),
+            LabelEvent::DialOlder(runtime) => {
                 owner.get_or_insert(runtime);
                 nodes.claim_at_older_node(&runtimes[runtime]);
             }
-            Event::Sweep => {
-                let is_free = nodes.nodes[0].table.read().held_claim(LABEL).is_none();
+            LabelEvent::Sweep => {
+                let is_free = nodes.nodes[0]
+                    .directory
+                    .borrow()
+                    .table
+                    .held_claim(LABEL)
+                    .is_none();
                 if is_free {
                     nodes.store.revision += 1;
                     nodes.store.delete(format!("/t/claim/{LABEL}").as_bytes());
@@ -370,12 +351,12 @@ proptest! {
     /// No request of one runtime ever reaches a client of the other.
     #[test]
     fn a_label_leads_to_its_owner(events in events(false)) {
-        paused(run(events, false));
+        run(events, false);
     }
 
     /// Nor while there are nodes of an earlier version, at those of this one.
     #[test]
     fn a_label_leads_to_its_owner_during_a_rollout(events in events(true)) {
-        paused(run(events, true));
+        run(events, true);
     }
 }

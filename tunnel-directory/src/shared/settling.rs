@@ -1,0 +1,139 @@
+//! Compares what this node holds with the records, after a change of one runtime or of all.
+
+use std::{collections::VecDeque, time::Instant};
+
+use super::{Now, Output, SharedDirectory};
+use crate::{holds::HoldAction, names::RuntimeLabel, table::Change};
+
+/// Runtimes that are settled in one step.
+const STEP: usize = 50;
+
+/// What is done to all that this node holds, in steps.
+#[derive(Debug, Default)]
+pub(super) struct Settling {
+    /// All are settled: those after this label are left.
+    all: Option<Rest>,
+    /// It is found out which have no record: of those after this label.
+    unrecorded: Option<Rest>,
+    /// Further runtimes that are settled, since then.
+    further: Option<(VecDeque<RuntimeLabel>, Instant)>,
+}
+
+/// What is left, and since when a step is due.
+#[derive(Debug)]
+struct Rest {
+    after: Option<RuntimeLabel>,
+    due: Instant,
+}
+
+impl Settling {
+    pub(super) fn deadline(&self) -> Option<Instant> {
+        let due = |rest: &Option<Rest>| rest.as_ref().map(|rest| rest.due);
+        let further = self.further.as_ref().map(|(_, due)| *due);
+        due(&self.all).or_else(|| due(&self.unrecorded)).or(further)
+    }
+}
+
+impl SharedDirectory {
+    /// Acts on changes of the table.
+    pub(super) fn on_changes(&mut self, changes: impl IntoIterator<Item = Change>, now: Now) {
+        for change in changes {
+            match change {
+                Change::Runtime(label) => self.settle(&label),
+                Change::Node(name) if name == self.run.node && !self.has_own_key() => {
+                    self.on_challenged();
+                }
+                Change::Challenge(name) if name == self.run.node => self.on_challenged(),
+                Change::Cluster => self.on_restored(),
+                Change::Node(_) | Change::Challenge(_) => {}
+            }
+        }
+        self.write_next(now);
+        self.presence_next(now);
+    }
+
+    /// Settles one runtime.
+    pub(super) fn settle(&mut self, label: &RuntimeLabel) {
+        match self.holds.settle(label, &self.table, &self.run) {
+            HoldAction::None => {}
+            HoldAction::Write => self.write(label),
+            HoldAction::Adopt(claim) => {
+                self.write(label);
+                self.output(Output::NewerClaim(label.clone(), claim));
+            }
+            HoldAction::Supersede(claim) => {
+                self.output(Output::NewerClaim(label.clone(), claim));
+            }
+        }
+        self.update_unrecorded(label);
+        self.output(Output::RuntimeChanged(label.clone()));
+    }
+
+    /// Settles all that this node holds, in steps from now on.
+    pub(super) fn settle_all(&mut self, now: Now) {
+        self.settling.all = Some(Rest {
+            after: None,
+            due: now.instant,
+        });
+    }
+
+    /// Settles these runtimes: in steps, if they are many.
+    pub(super) fn settle_many(&mut self, labels: Vec<RuntimeLabel>, now: Now) {
+        let further = self.settling.further.take();
+        let mut further = further.map(|(labels, _)| labels).unwrap_or_default();
+        further.extend(labels);
+        self.settling.further = Some((further, now.instant));
+        self.settle_further(now);
+    }
+
+    fn settle_further(&mut self, now: Now) {
+        let Some((mut labels, _)) = self.settling.further.take() else {
+            return;
+        };
+        for label in labels.drain(..labels.len().min(STEP)) {
+            self.settle(&label);
+        }
+        self.settling.further = (!labels.is_empty()).then_some((labels, now.instant));
+        self.write_next(now);
+    }
+
+    /// Finds out which runtimes this node holds without a record, in steps from now on.
+    pub(super) fn find_unrecorded(&mut self, now: Now) {
+        self.settling.unrecorded = Some(Rest {
+            after: None,
+            due: now.instant,
+        });
+    }
+
+    /// Does the next step.
+    pub(super) fn settle_next(&mut self, now: Now) {
+        if let Some(rest) = self.settling.all.take() {
+            let labels = self.next_held(&rest);
+            for label in &labels {
+                self.settle(label);
+            }
+            self.settling.all = rest_after(labels, now);
+            self.write_next(now);
+        } else if let Some(rest) = self.settling.unrecorded.take() {
+            let labels = self.next_held(&rest);
+            for label in &labels {
+                self.update_unrecorded(label);
+            }
+            self.settling.unrecorded = rest_after(labels, now);
+        } else {
+            self.settle_further(now);
+        }
+    }
+
+    fn next_held(&self, rest: &Rest) -> Vec<RuntimeLabel> {
+        let labels = self.holds.labels_after(rest.after.as_ref());
+        labels.take(STEP).cloned().collect()
+    }
+}
+
+fn rest_after(labels: Vec<RuntimeLabel>, now: Now) -> Option<Rest> {
+    (labels.len() == STEP).then(|| Rest {
+        after: labels.into_iter().last(),
+        due: now.instant,
+    })
+}
