@@ -75,22 +75,26 @@ pub struct NodeRecord {
 }
 
 /// Whether a node takes new sessions.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum NodeState {
     /// It does.
     Serving,
     /// It stops.
     Leaving,
+    /// Something that only a later version knows: the node is there, and is given no sessions.
+    #[serde(untagged)]
+    Other(Arc<str>),
 }
 
 impl NodeState {
     /// The name, as in the record.
     #[must_use]
-    pub fn name(self) -> &'static str {
+    pub fn name(&self) -> &str {
         match self {
             Self::Serving => "serving",
             Self::Leaving => "leaving",
+            Self::Other(name) => name,
         }
     }
 }
@@ -145,6 +149,9 @@ pub(crate) enum HeldState {
     Open,
     /// None does: the instance leaves this node.
     Leaving,
+    /// Something that only a later version knows: the node holds the runtime.
+    #[serde(other)]
+    Other,
 }
 
 impl HeldState {
@@ -283,6 +290,18 @@ mod tests {
         ] {
             assert_eq!(keys.parse(unknown.as_bytes()), None, "{unknown}");
         }
+    }
+
+    /// What a later version may say.
+    #[test]
+    fn a_state_that_is_not_known_is_kept() {
+        let node = br#"{"incarnation":"7","version":"9.0.0","state":"resting","sessions":1}"#;
+        let record: NodeRecord = decode(node).unwrap();
+        assert_eq!(record.state.name(), "resting");
+        assert_eq!(&encode(&record)[..], node);
+        let held: HeldRecord = decode(br#"{"epoch":5,"state":"resting"}"#).unwrap();
+        assert_eq!(held.epoch, 5);
+        assert_ne!(held.state, HeldState::Leaving);
     }
 
     #[test]

@@ -14,7 +14,7 @@ pub struct NodeView {
     pub name: String,
     /// Version of its program.
     pub version: String,
-    /// `serving` or `leaving`.
+    /// `serving`, `leaving`, or what a node of a later version says.
     pub state: String,
     /// The number of runtimes that it held when it last wrote its key.
     pub runtimes: u64,
