@@ -12,6 +12,7 @@
 
 mod connection;
 mod exchange;
+mod piece;
 mod places;
 
 use std::net::IpAddr;

@@ -7,7 +7,6 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use bytes::Bytes;
 use h2::client::{self, SendRequest};
 use parking_lot::Mutex;
 use tokio::sync::{OwnedSemaphorePermit, watch};
@@ -19,6 +18,7 @@ use tunnel_http::http2::{
 use tunnel_ops::task::Owned;
 use tunnel_proto::limits;
 
+use super::piece::Piece;
 use super::places::{Places, RESETS};
 use crate::upstream::socket::Socket;
 
@@ -53,7 +53,7 @@ pub(in crate::upstream) enum Sharing {
 pub(in crate::upstream) struct Http2Connection {
     /// The address of the upstream's name; `None` without a name.
     peer: Option<IpAddr>,
-    requests: SendRequest<Bytes>,
+    requests: SendRequest<Piece>,
     notes: watch::Receiver<PeerNotes>,
     contents: Arc<ContentRegistry>,
     places: Mutex<Places>,
@@ -178,7 +178,7 @@ impl Lease {
         &self.connection
     }
 
-    pub(super) fn requests(&self) -> SendRequest<Bytes> {
+    pub(super) fn requests(&self) -> SendRequest<Piece> {
         self.connection.requests.clone()
     }
 
@@ -234,7 +234,7 @@ impl Drop for Lease {
 
 /// Drives a connection to its end, and logs why the upstream has ended it. `name` is the upstream's.
 async fn run(
-    mut connection: client::Connection<FrameReader<Socket>, Bytes>,
+    mut connection: client::Connection<FrameReader<Socket>, Piece>,
     frames: ReadFrames,
     contents: Arc<ContentRegistry>,
     name: String,

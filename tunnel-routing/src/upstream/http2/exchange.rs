@@ -8,6 +8,7 @@
 
 use std::future::{Future, poll_fn};
 use std::pin::Pin;
+use std::sync::Arc;
 use std::task::{Context, Poll, Waker, ready};
 
 use bytes::Bytes;
@@ -19,6 +20,7 @@ use tunnel_http::http2::StreamContent;
 use tunnel_ops::task::Owned;
 
 use super::connection::Lease;
+use super::piece::{Piece, UnsentContent};
 use crate::upstream::outgoing_body::OutgoingBody;
 
 /// An exchange up to the head of its response.
@@ -44,13 +46,15 @@ pub(in crate::upstream) struct Http2Failure {
 /// A request's content that is being sent.
 struct Upload {
     /// `None` if the request has no content. Kept after the last piece, see [`Http2Content::on_end`].
-    stream: Option<SendStream<Bytes>>,
+    stream: Option<SendStream<Piece>>,
     /// Whether all was handed to `h2`, or the upstream wants no more.
     has_ended: bool,
     content: OutgoingBody,
     /// Data of it for which the upstream has given no window yet. It is taken before there is any, since an end and trailers
     /// need none.
     piece: Bytes,
+    /// The bytes that `h2` holds.
+    unsent: Arc<UnsentContent>,
     /// Whether a piece was handed to `h2`.
     has_begun: bool,
     /// Whether trailers may be sent.
@@ -84,6 +88,7 @@ impl Http2Exchange {
                         has_ended: is_whole,
                         content,
                         piece: Bytes::new(),
+                        unsent: Arc::default(),
                         has_begun: false,
                         has_trailers,
                         is_held: is_upgrade,
@@ -204,9 +209,9 @@ impl Upload {
                         Err(frame) if self.has_trailers => {
                             stream.send_trailers(frame.into_trailers().unwrap_or_default())
                         }
-                        Err(_) => stream.send_data(Bytes::new(), true),
+                        Err(_) => stream.send_data(Piece::empty(), true),
                     },
-                    None => stream.send_data(Bytes::new(), true),
+                    None => stream.send_data(Piece::empty(), true),
                     Some(Err(_)) => {
                         stream.send_reset(Reason::CANCEL);
                         self.has_ended = true;
@@ -221,8 +226,9 @@ impl Upload {
                     self.end();
                     break;
                 }
+                ready!(self.unsent.poll_room(cx, self.piece.len()));
                 let is_last = self.content.is_end_stream();
-                let piece = std::mem::take(&mut self.piece);
+                let piece = Piece::new(std::mem::take(&mut self.piece), &self.unsent);
                 self.has_begun = true;
                 stream.send_data(piece, is_last).map(|()| is_last)
             };
@@ -245,7 +251,7 @@ struct StreamOver;
 
 /// Ready when there is room for some data.
 fn poll_window(
-    stream: &mut SendStream<Bytes>,
+    stream: &mut SendStream<Piece>,
     cx: &mut Context<'_>,
 ) -> Poll<Result<(), StreamOver>> {
     stream.reserve_capacity(1);
@@ -262,9 +268,9 @@ fn poll_window(
 pub(in crate::upstream) struct Http2Content {
     content: StreamContent,
     /// Sends what is left of the request, and then gives its stream.
-    sending: Option<Owned<Result<Option<SendStream<Bytes>>, ContentFailed>>>,
+    sending: Option<Owned<Result<Option<SendStream<Piece>>, ContentFailed>>>,
     /// The stream of a request whose content was handed to `h2`.
-    sent: Option<SendStream<Bytes>>,
+    sent: Option<SendStream<Piece>>,
     /// Whether all of the response was taken.
     has_ended: bool,
     lease: Lease,
