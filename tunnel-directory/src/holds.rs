@@ -51,6 +51,8 @@ pub(crate) enum HoldAction {
     Adopt(Claim),
     /// Another instance has the runtime.
     Supersede(Claim),
+    /// Another instance has a newer claim, by which no node holds the runtime: the record of its holder is awaited.
+    AwaitHolder,
 }
 
 /// A session that has been added to what is held already.
@@ -196,13 +198,18 @@ impl Holds {
         };
         if current.instance != hold.claim.instance {
             let is_newer = current.epoch > hold.claim.epoch;
+            let is_effective =
+                is_newer && table.is_claim_held_by_other(label.as_str(), own.incarnation);
             let has_returned =
-                hold.is_provisional && table.is_held_elsewhere(label.as_str(), own.incarnation);
-            if is_newer || has_returned {
+                hold.is_provisional && table.is_claim_reported(label.as_str(), own.incarnation);
+            if is_effective || has_returned {
                 hold.is_superseded = true;
                 return HoldAction::Supersede(current);
             }
-            return HoldAction::Write;
+            return match is_newer {
+                true => HoldAction::AwaitHolder,
+                false => HoldAction::Write,
+            };
         }
         hold.is_provisional = false;
         if current.epoch > hold.claim.epoch {
@@ -229,6 +236,11 @@ impl Hold {
     /// The runtime that it is of.
     pub(crate) fn owner(&self) -> Owner {
         Owner::of(&self.account)
+    }
+
+    /// Whether the instance was given the runtime while etcd was away: no record is of its claim.
+    pub(crate) fn is_provisional(&self) -> bool {
+        self.is_provisional
     }
 
     /// The state that the record of this node has to have.

@@ -1,9 +1,11 @@
-//! What other nodes report to this one on their links, beside the records: that they live, and what they hold while etcd
-//! cannot be written. A plain value.
+//! What other nodes report to this one on their links, beside the records: that they live, and where what they hold differs
+//! from their records while etcd cannot be written. A plain value.
 //!
 //! The reports of a node are forgotten when its links have ended. Where etcd has a record too, the record decides.
 
 use std::collections::BTreeMap;
+
+use tunnel_proto::handshake::InstanceId;
 
 use crate::{
     claim::Claim,
@@ -23,7 +25,18 @@ struct Reporter {
     run: NodeRun,
     /// The last value of the node's key, if that is gone: its lease has ended, and it lives.
     keyless: Option<NodeRecord>,
-    holds: BTreeMap<RuntimeLabel, UnrecordedHold>,
+    differences: BTreeMap<RuntimeLabel, HoldDifference>,
+    /// Differences that are over: the revisions up to which this node has to know the records before it believes that.
+    ending: BTreeMap<RuntimeLabel, i64>,
+}
+
+/// How what a node holds of a runtime differs from its record.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum HoldDifference {
+    /// It holds the runtime, and has no record that says so.
+    Held(UnrecordedHold),
+    /// It has a record, and holds nothing.
+    Released,
 }
 
 /// A runtime that a node holds, and has no record of.
@@ -49,7 +62,8 @@ impl PeerReports {
         let reporter = Reporter {
             run: run.clone(),
             keyless: None,
-            holds: BTreeMap::new(),
+            differences: BTreeMap::new(),
+            ending: BTreeMap::new(),
         };
         self.reporters.insert(run.node.clone(), reporter);
         earlier
@@ -58,8 +72,8 @@ impl PeerReports {
     /// A node sends no more reports. Returns the runtimes that it has reported.
     pub(crate) fn forget(&mut self, node: &NodeName) -> Vec<RuntimeLabel> {
         let reporter = self.reporters.remove(node);
-        let holds = reporter.map(|reporter| reporter.holds).unwrap_or_default();
-        holds.into_keys().collect()
+        let differences = reporter.map(|reporter| reporter.differences);
+        differences.unwrap_or_default().into_keys().collect()
     }
 
     /// Whether this process of a node sends reports.
@@ -95,18 +109,61 @@ impl PeerReports {
         (reporter.run == *run).then_some(record)
     }
 
-    /// A node has reported that it holds a runtime.
-    pub(crate) fn hold(&mut self, node: &NodeName, label: RuntimeLabel, hold: UnrecordedHold) {
-        if let Some(reporter) = self.reporters.get_mut(node) {
-            reporter.holds.insert(label, hold);
+    /// A node has reported how what it holds of a runtime differs from its record; `None` if it does not any more.
+    pub(crate) fn set_difference(
+        &mut self,
+        node: &NodeName,
+        label: RuntimeLabel,
+        difference: Option<HoldDifference>,
+    ) {
+        let Some(reporter) = self.reporters.get_mut(node) else {
+            return;
+        };
+        reporter.ending.remove(&label);
+        match difference {
+            Some(difference) => reporter.differences.insert(label, difference),
+            None => reporter.differences.remove(&label),
+        };
+    }
+
+    /// A node has reported that its record of a runtime says what it holds, as of this revision, which is not known here yet.
+    pub(crate) fn end_difference(&mut self, node: &NodeName, label: &RuntimeLabel, revision: i64) {
+        if let Some(reporter) = self.reporters.get_mut(node)
+            && reporter.differences.contains_key(label)
+        {
+            reporter.ending.insert(label.clone(), revision);
         }
     }
 
-    /// A node holds a runtime no more, or has a record of it.
-    pub(crate) fn release(&mut self, label: &RuntimeLabel, node: &NodeName) {
-        if let Some(reporter) = self.reporters.get_mut(node) {
-            reporter.holds.remove(label);
+    /// The records are known up to this revision. Returns the runtimes of which differences are over.
+    pub(crate) fn on_position(&mut self, position: i64) -> Vec<RuntimeLabel> {
+        let mut over = Vec::new();
+        for reporter in self.reporters.values_mut() {
+            let ended = reporter
+                .ending
+                .extract_if(.., |_, revision| *revision <= position);
+            for (label, _) in ended {
+                reporter.differences.remove(&label);
+                over.push(label);
+            }
         }
+        over
+    }
+
+    /// Whether a process has reported that it does not hold a runtime for this instance, whatever its record says.
+    pub(crate) fn has_released(
+        &self,
+        label: &str,
+        run: &NodeRun,
+        instance: Option<&InstanceId>,
+    ) -> bool {
+        let reporter = self.reporters.get(&run.node);
+        let reporter = reporter.filter(|reporter| reporter.run == *run);
+        let difference = reporter.and_then(|reporter| reporter.differences.get(label));
+        difference.is_some_and(|difference| match difference {
+            HoldDifference::Held(hold) => Some(&hold.claim.instance) != instance,
+            HoldDifference::Released => true,
+        })
     }
 
     /// Who holds a runtime without a record, by the newest claim that is reported.
@@ -119,15 +176,23 @@ impl PeerReports {
     /// Reports of a runtime, in the order of the nodes' names.
     fn all(&self, label: &str) -> impl Iterator<Item = (&NodeRun, &UnrecordedHold)> {
         let reporters = self.reporters.values();
-        reporters.filter_map(move |reporter| Some((&reporter.run, reporter.holds.get(label)?)))
+        reporters.filter_map(move |reporter| match reporter.differences.get(label)? {
+            HoldDifference::Held(hold) => Some((&reporter.run, hold)),
+            HoldDifference::Released => None,
+        })
     }
 
     /// The label and the names of a runtime that is reported.
     pub(crate) fn runtime(&self, label: &str) -> Option<(RuntimeLabel, AccountName, RuntimeName)> {
         let mut reporters = self.reporters.values();
-        let found = reporters.find_map(|reporter| reporter.holds.get_key_value(label));
-        let (label, hold) = found?;
-        Some((label.clone(), hold.account.clone(), hold.name.clone()))
+        reporters.find_map(
+            |reporter| match reporter.differences.get_key_value(label)? {
+                (label, HoldDifference::Held(hold)) => {
+                    Some((label.clone(), hold.account.clone(), hold.name.clone()))
+                }
+                (_, HoldDifference::Released) => None,
+            },
+        )
     }
 }
 
@@ -136,8 +201,8 @@ mod tests {
     use super::*;
     use crate::{claim::Epoch, fixtures::instance};
 
-    fn hold(epoch: u64) -> UnrecordedHold {
-        UnrecordedHold {
+    fn hold(epoch: u64) -> Option<HoldDifference> {
+        Some(HoldDifference::Held(UnrecordedHold {
             claim: Claim {
                 instance: instance(1),
                 epoch: Epoch::from_number(epoch),
@@ -145,7 +210,7 @@ mod tests {
             account: "acme".parse().unwrap(),
             name: "prod".parse().unwrap(),
             is_leaving: false,
-        }
+        }))
     }
 
     fn run(node: &NodeName, number: u64) -> NodeRun {
@@ -162,8 +227,8 @@ mod tests {
         let mut reports = PeerReports::default();
         reports.on_report(&run(&n1, 1));
         reports.on_report(&run(&n2, 2));
-        reports.hold(&n1, label.clone(), hold(5));
-        reports.hold(&n2, label.clone(), hold(6));
+        reports.set_difference(&n1, label.clone(), hold(5));
+        reports.set_difference(&n2, label.clone(), hold(6));
         let nodes = |reports: &PeerReports| -> Vec<String> {
             let holds = reports.holds("acme-prod");
             holds.map(|(run, _)| run.node.to_string()).collect()
@@ -173,7 +238,9 @@ mod tests {
         let earlier = reports.on_report(&run(&n2, 3));
         assert_eq!(earlier, std::slice::from_ref(&label));
         assert_eq!(nodes(&reports), ["n1"]);
-        reports.release(&label, &n1);
+        reports.set_difference(&n1, label, Some(HoldDifference::Released));
         assert!(reports.runtime("acme-prod").is_none());
+        let has_released = |number| reports.has_released("acme-prod", &run(&n1, number), None);
+        assert!(has_released(1) && !has_released(4));
     }
 }

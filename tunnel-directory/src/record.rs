@@ -112,6 +112,10 @@ pub(crate) struct ClaimRecord {
     /// The runtime's name.
     #[serde(default)]
     pub(crate) runtime: String,
+    /// The upper bits of the epoch. A version that does not write it leaves it to be found out by the revision: such a claim is
+    /// of the last generation, or of the one before if it is older than the record of the cluster.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) generation: Option<u16>,
     /// The label has been taken from another runtime on purpose since it was free: by a listed one, or back by the one that
     /// had it. A node of a version that does not compare account and name writes over another runtime's record without it.
     #[serde(default, skip_serializing_if = "is_zero")]
@@ -164,7 +168,7 @@ impl HeldState {
     }
 }
 
-fn is_zero<T: Default + PartialEq>(value: &T) -> bool {
+pub(crate) fn is_zero<T: Default + PartialEq>(value: &T) -> bool {
     *value == T::default()
 }
 

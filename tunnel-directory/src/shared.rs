@@ -112,13 +112,14 @@ impl SharedDirectory {
     #[must_use]
     pub fn new(settings: NodeSettings, prefix: &str, random: u64, now: Instant) -> Self {
         let keys = Keys::new(prefix);
+        let run = NodeRun {
+            node: settings.name.clone(),
+            incarnation: Incarnation::new(random),
+        };
         Self {
-            table: Table::new(keys.clone(), random),
+            table: Table::new(keys.clone(), run.clone(), random),
             keys,
-            run: NodeRun {
-                node: settings.name.clone(),
-                incarnation: Incarnation::new(random),
-            },
+            run,
             settings,
             holds: Holds::default(),
             writer: Writer::default(),
@@ -240,7 +241,7 @@ impl SharedDirectory {
         self.state
     }
 
-    /// The claim of another instance that is newer than this one of a runtime, if there is one.
+    /// The claim of another instance that is newer than this one of a runtime, if there is one by which a node holds it.
     #[must_use]
     pub fn newer(
         &self,
@@ -249,7 +250,8 @@ impl SharedDirectory {
         than: &Claim,
     ) -> Option<Claim> {
         let claim = self.table.claim_for(label.as_str(), Owner::of(account))?;
-        (claim.instance != than.instance && claim.epoch > than.epoch).then_some(claim)
+        let is_newer = claim.instance != than.instance && claim.epoch > than.epoch;
+        (is_newer && self.table.is_claim_held(label.as_str())).then_some(claim)
     }
 
     /// The claim of a runtime.
@@ -275,16 +277,10 @@ impl SharedDirectory {
         self.table.runtime(label)
     }
 
-    /// The other nodes that hold a runtime by its current claim, and that claim's epoch.
+    /// The other nodes that hold a runtime, and the epoch of the claim by which they do.
     #[must_use]
     pub fn holders(&self, label: &str) -> Option<(Epoch, Vec<Holder>)> {
-        let table = &self.table;
-        let reported = || table.unrecorded_holds(label).next();
-        let epoch = match table.claim(label) {
-            Some(claim) => claim.epoch,
-            None => reported()?.1.claim.epoch,
-        };
-        let mut holders = table.holders(label);
+        let (epoch, mut holders) = self.table.holders(label)?;
         holders.retain(|holder| holder.incarnation != self.run.incarnation);
         (!holders.is_empty()).then_some((epoch, holders))
     }

@@ -13,11 +13,13 @@ mod runtimes;
 
 use std::{
     collections::{BTreeMap, BTreeSet},
+    ops::Bound,
     sync::Arc,
     time::{Duration, Instant},
 };
 
 use tunnel_etcd::KeyValue;
+use tunnel_proto::handshake::InstanceId;
 
 pub use self::holders::Holder;
 pub(crate) use self::{
@@ -59,6 +61,9 @@ pub(crate) struct Table {
     last_run: Option<Arc<NodeRun>>,
     /// What other nodes have reported beside the records.
     pub(crate) peer_reports: PeerReports,
+    /// This process, and the runtimes that it has released while its record of them is there.
+    own: NodeRun,
+    released: BTreeSet<RuntimeLabel>,
     /// The number of the listing that is being read, or was last.
     listing: u32,
     /// The first listing since etcd was restored: revisions of records that only earlier ones have had say nothing any more.
@@ -152,11 +157,19 @@ impl Source {
     }
 }
 
+/// The epoch of a claim of this generation and revision.
+fn epoch(generation: u16, revision: i64) -> Epoch {
+    let generation = u64::from(generation) << GENERATION_SHIFT;
+    Epoch::from_number(generation | u64::try_from(revision).unwrap_or(0))
+}
+
 impl Table {
-    /// An empty table. The seed is random, and decides in what order it goes through the runtimes.
-    pub(crate) fn new(keys: Keys, seed: u64) -> Self {
+    /// An empty table of the process `own`. The seed is random, and decides in what order it goes through the runtimes.
+    pub(crate) fn new(keys: Keys, own: NodeRun, seed: u64) -> Self {
         Self {
             keys,
+            own,
+            released: BTreeSet::new(),
             generation: 0,
             cluster: Vec::new(),
             cluster_revision: 0,
@@ -257,16 +270,18 @@ impl Table {
         let revision = revisions.changed;
         let is_changed = self.update(&label, |records| {
             let known = records.claim.as_mut().filter(|known| {
-                known.listing >= first_listing && !source.undoes(known.revision, revision)
+                known.listing >= first_listing && !source.undoes(known.revision(), revision)
             });
             let mut owner = None;
             if let Some(known) = known {
-                if known.revision >= revision {
+                if known.revision() >= revision {
                     known.listing = listing;
                     return false;
                 }
                 // The label was not free in between.
-                owner = known.owner.filter(|_| revisions.created <= known.revision);
+                owner = known
+                    .owner
+                    .filter(|_| revisions.created <= known.revision());
             }
             let age = source.age(record.at_ms);
             let claim = ClaimEntry::new(&label, record, owner, (revision, listing), age, now);
@@ -362,7 +377,7 @@ impl Table {
             Key::Claim(label) => {
                 self.runtimes.get(label.as_str())?;
                 let gone = self.update(&label, |records| {
-                    records.claim.take_if(|claim| claim.revision < revision)
+                    records.claim.take_if(|claim| claim.revision() < revision)
                 });
                 gone.map(|_| Change::Runtime(label))
             }
@@ -427,7 +442,7 @@ impl Table {
             let has_gone = |records: &RuntimeRecords| {
                 let mut held = records.held.iter();
                 let claim = records.claim.as_ref();
-                claim.is_some_and(|claim| !stays(claim.listing, claim.revision))
+                claim.is_some_and(|claim| !stays(claim.listing, claim.revision()))
                     || held.any(|held| !stays(held.listing, held.revision))
             };
             if !has_gone(records) {
@@ -438,7 +453,7 @@ impl Table {
                 .held
                 .retain(|held| stays(held.listing, held.revision));
             let claim = &mut records.claim;
-            claim.take_if(|claim| !stays(claim.listing, claim.revision));
+            claim.take_if(|claim| !stays(claim.listing, claim.revision()));
             index.on_change(label, &before, records);
             changed.push(label.clone());
         });
@@ -475,7 +490,8 @@ impl Table {
     ) -> Vec<(RuntimeLabel, i64)> {
         let known = self.free_since.remove(&part).unwrap_or_default();
         let records = self.runtimes.part(part);
-        let free = records.filter(|(_, records)| self.live(records).next().is_none());
+        let free =
+            records.filter(|(label, records)| self.live(label.as_str(), records).next().is_none());
         let (mut free_since, mut long_free) = (BTreeMap::new(), Vec::new());
         for (label, records) in free {
             let since = known.get(label).copied().unwrap_or(now);
@@ -483,7 +499,7 @@ impl Table {
             if let Some(claim) = &records.claim
                 && now.saturating_duration_since(since) >= long
             {
-                long_free.push((label.clone(), claim.revision));
+                long_free.push((label.clone(), claim.revision()));
             }
         }
         if !free_since.is_empty() {
@@ -502,20 +518,47 @@ impl Table {
         self.runtimes.len()
     }
 
-    /// The epoch of a claim of this revision. One from before the last raise of the generation is of the generation before:
-    /// it may be what a snapshot has brought back, and supersedes nothing.
-    pub(crate) fn epoch(&self, revision: i64) -> Epoch {
-        let generation = match self.is_outlived(revision) {
-            true => self.generation.saturating_sub(1),
-            false => self.generation,
-        };
-        let generation = u64::from(generation) << GENERATION_SHIFT;
-        Epoch::from_number(generation | u64::try_from(revision).unwrap_or(0))
+    /// The epoch of a claim. One from before the last raise of the generation may be what a snapshot has brought back, and
+    /// supersedes no later one, however great its revision is.
+    fn epoch(&self, claim: &ClaimEntry) -> Epoch {
+        let known = claim.generation();
+        let generation = known.unwrap_or_else(|| self.generation_at(claim.revision()));
+        epoch(generation, claim.revision())
     }
 
-    /// Whether a claim of this revision is from before the last raise of the generation.
-    fn is_outlived(&self, revision: i64) -> bool {
-        revision < self.cluster_revision
+    /// The epoch of the claim that a label has or had at this revision.
+    pub(crate) fn epoch_at(&self, label: &RuntimeLabel, revision: i64) -> Epoch {
+        let records = self.runtimes.get(label.as_str());
+        self.epoch_of(records.and_then(|records| records.claim.as_ref()), revision)
+    }
+
+    /// The epoch of the claim at this revision, where the runtime's claim is `claim` now.
+    fn epoch_of(&self, claim: Option<&ClaimEntry>, revision: i64) -> Epoch {
+        match claim.filter(|claim| claim.revision() == revision) {
+            Some(claim) => self.epoch(claim),
+            None => epoch(self.generation_at(revision), revision),
+        }
+    }
+
+    /// The epoch before all claims of the generation.
+    pub(crate) fn first_epoch(&self) -> Epoch {
+        epoch(self.generation_at(0), 0)
+    }
+
+    /// The generation of a claim of this revision whose record does not say it: the last one, or the one before.
+    fn generation_at(&self, revision: i64) -> u16 {
+        match revision < self.cluster_revision {
+            true => self.generation.saturating_sub(1),
+            false => self.generation,
+        }
+    }
+
+    /// Whether a claim is from before the last raise of the generation.
+    fn is_outlived(&self, claim: &ClaimEntry) -> bool {
+        match claim.generation() {
+            Some(generation) => generation < self.generation,
+            None => claim.revision() < self.cluster_revision,
+        }
     }
 
     /// The value of the cluster's record; empty before it is known.
@@ -536,7 +579,42 @@ impl Table {
     ) -> Option<(Epoch, HeldState)> {
         let mut held = self.runtimes.get(label.as_str())?.held.iter();
         let own = held.find(|held| *held.run == *run)?;
-        Some((self.epoch(own.epoch), own.state))
+        Some((self.epoch_at(label, own.epoch), own.state))
+    }
+
+    /// The revision of the record that a process has of a runtime; 0 if there is none.
+    pub(crate) fn held_revision(&self, label: &RuntimeLabel, run: &NodeRun) -> i64 {
+        let records = self.runtimes.get(label.as_str());
+        let mut held = records.into_iter().flat_map(|records| &records.held);
+        let own = held.find(|held| *held.run == *run);
+        own.map_or(0, |held| held.revision)
+    }
+
+    /// Notes whether this process has released a runtime while its record of it is there, or holds it for an instance without
+    /// a record: the record is void until it is removed or written.
+    pub(crate) fn set_released(&mut self, label: &RuntimeLabel, is_released: bool) {
+        match is_released {
+            true => self.released.insert(label.clone()),
+            false => self.released.remove(label),
+        };
+    }
+
+    /// The runtimes after this one that this process has released and has a record of.
+    pub(crate) fn released_after(
+        &self,
+        label: Option<&RuntimeLabel>,
+    ) -> impl Iterator<Item = &RuntimeLabel> {
+        let from = label.map_or(Bound::Unbounded, Bound::Excluded);
+        self.released
+            .range::<RuntimeLabel, _>((from, Bound::Unbounded))
+    }
+
+    /// Whether a process does not hold a runtime for this instance, whatever its record says.
+    fn has_released(&self, label: &str, run: &NodeRun, instance: Option<&InstanceId>) -> bool {
+        match *run == self.own {
+            true => self.released.contains(label),
+            false => self.peer_reports.has_released(label, run, instance),
+        }
     }
 
     /// The node of this name.

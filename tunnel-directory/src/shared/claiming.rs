@@ -187,11 +187,14 @@ impl SharedDirectory {
         let table = &self.table;
         let reported = table.unrecorded_holds(label.as_str()).next();
         let reported = reported.map(|(_, hold)| hold.claim.clone());
-        let current = reported.or_else(|| table.claim(label.as_str()));
-        let is_own = right != Right::Overruling
-            && current
-                .as_ref()
-                .is_some_and(|claim| claim.instance == *instance);
+        let recorded = table.claim(label.as_str());
+        let is_of = |claim: &Option<Claim>| {
+            let claim = claim.as_ref().filter(|_| right != Right::Overruling);
+            claim.is_some_and(|claim| claim.instance == *instance)
+        };
+        let is_recorded = is_of(&recorded);
+        let current = reported.or(recorded);
+        let is_own = is_of(&current);
         let is_held = self.is_held(label, |hold| hold.claim.instance != *instance);
         let is_refused = is_held
             || self.settings.without_directory == WithoutDirectory::Refuse
@@ -201,10 +204,10 @@ impl SharedDirectory {
         }
         let claim = Claim {
             instance: instance.clone(),
-            epoch: current.map_or_else(|| table.epoch(0), |claim| claim.epoch),
+            epoch: current.map_or_else(|| table.first_epoch(), |claim| claim.epoch),
         };
         let names = (claimant.account.clone(), claimant.name.clone());
-        let serial = self.holds.insert(label, claim.clone(), names, !is_own);
+        let serial = self.holds.insert(label, claim.clone(), names, !is_recorded);
         if !is_own {
             self.output(Output::ClaimResult(ClaimResult::Provisional));
         }

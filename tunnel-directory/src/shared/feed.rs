@@ -307,6 +307,8 @@ impl SharedDirectory {
             // What it was says nothing any more, also if this listing fails.
             self.position = 0;
             self.reports.forget_positions();
+            // Revisions of before are not reached any more. All that is held is settled after the listing.
+            self.table.peer_reports.on_position(i64::MAX);
         }
         self.list_kind(0, 0);
     }
@@ -405,6 +407,10 @@ impl SharedDirectory {
         self.feed.reached = revision;
         self.output(Output::Position(revision));
         self.pause_on_reached(now);
+        let over = self.table.peer_reports.on_position(revision);
+        if !over.is_empty() {
+            self.settle_many(over, now);
+        }
     }
 }
 

@@ -27,8 +27,8 @@ use crate::{
     names::RuntimeLabel,
     node::{Incarnation, NodeName, NodeRun},
     outage::{EtcdState, PeerReport},
-    peer_reports::UnrecordedHold,
-    record::ClaimRecord,
+    peer_reports::{HoldDifference, UnrecordedHold},
+    record::{ClaimRecord, is_zero},
     table::{Change, ClaimPosition, TakenClaim},
 };
 
@@ -107,6 +107,12 @@ pub struct Report {
     held: Vec<ReportedHold>,
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     released: Vec<String>,
+    /// The revision from which on the sender's records of `released` say what it holds; 0 if it does not say.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    released_at: i64,
+    /// Runtimes that the sender does not hold, though its records say so; in `released`, too.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    void: Vec<String>,
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     claims: Vec<ReportedClaim>,
 }
@@ -234,11 +240,20 @@ impl SharedDirectory {
             revision: claim.revision,
             label: Some(claim.label.clone()),
         });
-        let (mut held, mut released) = (Vec::new(), Vec::new());
-        for (label, hold) in &holds.changed {
-            match hold {
-                Some(hold) => held.push(ReportedHold::of(label, hold)),
-                None => released.push(label.to_string()),
+        let (mut held, mut released, mut void) = (Vec::new(), Vec::new(), Vec::new());
+        let mut released_at = 0;
+        for (label, difference) in &holds.changed {
+            match difference {
+                Some(HoldDifference::Held(hold)) => held.push(ReportedHold::of(label, hold)),
+                Some(HoldDifference::Released) => {
+                    released.push(label.to_string());
+                    void.push(label.to_string());
+                }
+                None => {
+                    released.push(label.to_string());
+                    let recorded = self.table.held_revision(label, &self.run);
+                    released_at = released_at.max(recorded).max(self.position);
+                }
             }
         }
         let report = Report {
@@ -249,6 +264,8 @@ impl SharedDirectory {
             sees_you: self.table.node(&to.node).is_some(),
             held,
             released,
+            released_at,
+            void,
             claims: claims.into_iter().map(ReportedClaim::of).collect(),
         };
         Some(PendingReport {
@@ -315,13 +332,24 @@ impl SharedDirectory {
         let mut changed = peers.on_report(run);
         for held in report.held {
             if let Some((label, hold)) = held.read() {
-                peers.hold(node, label.clone(), hold);
+                let hold = Some(HoldDifference::Held(hold));
+                peers.set_difference(node, label.clone(), hold);
                 changed.push(label);
             }
         }
-        for label in report.released {
-            if let Ok(label) = RuntimeLabel::parse(&label) {
-                peers.release(&label, node);
+        let released = report.released.iter().map(|label| (label, None));
+        let void = report
+            .void
+            .iter()
+            .map(|label| (label, Some(HoldDifference::Released)));
+        for (label, difference) in released.chain(void) {
+            let Ok(label) = RuntimeLabel::parse(label) else {
+                continue;
+            };
+            if difference.is_none() && report.released_at > self.position {
+                peers.end_difference(node, &label, report.released_at);
+            } else {
+                peers.set_difference(node, label.clone(), difference);
                 changed.push(label);
             }
         }

@@ -1,9 +1,16 @@
 //! Compares what this node holds with the records, after a change of one runtime or of all.
 
-use std::{collections::VecDeque, time::Instant};
+use std::{
+    collections::{BTreeMap, BTreeSet, VecDeque},
+    time::{Duration, Instant},
+};
 
 use super::{Now, Output, SharedDirectory};
 use crate::{holds::HoldAction, names::RuntimeLabel, table::Change};
+
+/// How long the record of who holds a runtime by a new claim is awaited, before the instance that holds it here claims it back:
+/// longer than the claim's writer tries to write it.
+pub(super) const HOLDER_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// Runtimes that are settled in one step.
 const STEP: usize = 50;
@@ -17,6 +24,8 @@ pub(super) struct Settling {
     unrecorded: Option<Rest>,
     /// Further runtimes that are settled, since then.
     further: Option<(VecDeque<RuntimeLabel>, Instant)>,
+    /// Runtimes that are held here, and that another instance has claimed without holding them: when they are claimed back.
+    unconfirmed: BTreeMap<RuntimeLabel, Instant>,
 }
 
 /// What is left, and since when a step is due.
@@ -30,7 +39,9 @@ impl Settling {
     pub(super) fn deadline(&self) -> Option<Instant> {
         let due = |rest: &Option<Rest>| rest.as_ref().map(|rest| rest.due);
         let further = self.further.as_ref().map(|(_, due)| *due);
-        due(&self.all).or_else(|| due(&self.unrecorded)).or(further)
+        let step = due(&self.all).or_else(|| due(&self.unrecorded)).or(further);
+        let unconfirmed = self.unconfirmed.values().min().copied();
+        [step, unconfirmed].into_iter().flatten().min()
     }
 }
 
@@ -39,7 +50,7 @@ impl SharedDirectory {
     pub(super) fn on_changes(&mut self, changes: impl IntoIterator<Item = Change>, now: Now) {
         for change in changes {
             match change {
-                Change::Runtime(label) => self.settle(&label),
+                Change::Runtime(label) => self.settle(&label, now),
                 Change::Node(name) if name == self.run.node && !self.has_own_key() => {
                     self.on_challenged();
                 }
@@ -53,15 +64,26 @@ impl SharedDirectory {
     }
 
     /// Settles one runtime.
-    pub(super) fn settle(&mut self, label: &RuntimeLabel) {
-        match self.holds.settle(label, &self.table, &self.run) {
+    pub(super) fn settle(&mut self, label: &RuntimeLabel, now: Now) {
+        let action = self.holds.settle(label, &self.table, &self.run);
+        if action != HoldAction::AwaitHolder {
+            self.settling.unconfirmed.remove(label);
+        }
+        match action {
             HoldAction::None => {}
+            HoldAction::AwaitHolder => {
+                let due = now.instant + HOLDER_TIMEOUT;
+                let unconfirmed = &mut self.settling.unconfirmed;
+                unconfirmed.entry(label.clone()).or_insert(due);
+            }
             HoldAction::Write => self.write(label),
             HoldAction::Adopt(claim) => {
                 self.write(label);
                 self.output(Output::NewerClaim(label.clone(), claim));
             }
             HoldAction::Supersede(claim) => {
+                // Its record goes at once: it would count again when nobody holds the runtime by the newer claim any more.
+                self.write(label);
                 self.output(Output::NewerClaim(label.clone(), claim));
             }
         }
@@ -91,7 +113,7 @@ impl SharedDirectory {
             return;
         };
         for label in labels.drain(..labels.len().min(STEP)) {
-            self.settle(&label);
+            self.settle(&label, now);
         }
         self.settling.further = (!labels.is_empty()).then_some((labels, now.instant));
         self.write_next(now);
@@ -105,17 +127,42 @@ impl SharedDirectory {
         });
     }
 
+    /// Whether a runtime that is held here, and that another instance has claimed, may be claimed back: no node holds it by that
+    /// claim, and the time for it is over.
+    pub(super) fn may_claim_back(&self, label: &RuntimeLabel) -> bool {
+        let own = self.run.incarnation;
+        !self.settling.unconfirmed.contains_key(label)
+            && !self.table.is_claim_held_by_other(label.as_str(), own)
+    }
+
+    /// Claims back what another instance has claimed and does not hold.
+    fn claim_back(&mut self, now: Now) {
+        let is_due = |due: &mut Instant| now.instant >= *due;
+        let due = self
+            .settling
+            .unconfirmed
+            .extract_if(.., |_, due| is_due(due));
+        let due: Vec<RuntimeLabel> = due.map(|(label, _)| label).collect();
+        for label in &due {
+            self.write(label);
+        }
+        if !due.is_empty() {
+            self.write_next(now);
+        }
+    }
+
     /// Does the next step.
     pub(super) fn settle_next(&mut self, now: Now) {
+        self.claim_back(now);
         if let Some(rest) = self.settling.all.take() {
             let labels = self.next_held(&rest);
             for label in &labels {
-                self.settle(label);
+                self.settle(label, now);
             }
             self.settling.all = rest_after(labels, now);
             self.write_next(now);
         } else if let Some(rest) = self.settling.unrecorded.take() {
-            let labels = self.next_held(&rest);
+            let labels = self.next_held_or_recorded(&rest);
             for label in &labels {
                 self.update_unrecorded(label);
             }
@@ -128,6 +175,14 @@ impl SharedDirectory {
     fn next_held(&self, rest: &Rest) -> Vec<RuntimeLabel> {
         let labels = self.holds.labels_after(rest.after.as_ref());
         labels.take(STEP).cloned().collect()
+    }
+
+    /// The next runtimes that this node holds, or has released and has a record of.
+    fn next_held_or_recorded(&self, rest: &Rest) -> Vec<RuntimeLabel> {
+        let held = self.next_held(rest);
+        let released = self.table.released_after(rest.after.as_ref()).take(STEP);
+        let next: BTreeSet<RuntimeLabel> = released.cloned().chain(held).collect();
+        next.into_iter().take(STEP).collect()
     }
 }
 

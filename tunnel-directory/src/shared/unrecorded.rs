@@ -1,5 +1,5 @@
-//! What this node holds without a record, because etcd is away: kept up to date with each change, so that a report has
-//! only what has changed since the last one.
+//! Where what this node holds differs from its records, because etcd is away: kept up to date with each change, so that a
+//! report has only what has changed since the last one.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -8,23 +8,27 @@ use std::{
 };
 
 use super::SharedDirectory;
-use crate::{names::RuntimeLabel, peer_reports::UnrecordedHold, record::HeldState};
+use crate::{
+    names::RuntimeLabel,
+    peer_reports::{HoldDifference, UnrecordedHold},
+    record::HeldState,
+};
 
 /// How long it is remembered that runtimes have records again, after the last of all has one. A link that has not sent
 /// that by then sends it nevertheless, since it knows what it has sent.
 const REMEMBERED: Duration = Duration::from_secs(60);
 
-/// What this node holds without a record.
+/// The runtimes of which this node holds something else than its records say.
 #[derive(Debug)]
 pub(super) struct Unrecorded {
-    /// Also those that have a record again: `None`.
-    holds: BTreeMap<RuntimeLabel, (u64, Option<UnrecordedHold>)>,
+    /// Also those that have the right record again: `None`.
+    differences: BTreeMap<RuntimeLabel, (u64, Option<HoldDifference>)>,
     /// The labels by the number of their last change.
     changes: BTreeMap<u64, RuntimeLabel>,
     last_change: u64,
     /// The last change that is forgotten.
     forgotten: u64,
-    /// The number of runtimes without a record.
+    /// The number of differences.
     count: usize,
     changed_at: Instant,
 }
@@ -32,25 +36,25 @@ pub(super) struct Unrecorded {
 /// What was sent on one link.
 #[derive(Debug, Clone, Default)]
 pub(super) struct SentHolds {
-    held: BTreeSet<RuntimeLabel>,
+    differing: BTreeSet<RuntimeLabel>,
     last_change: u64,
 }
 
 /// What has changed for one link.
 #[derive(Debug, Default)]
 pub(super) struct HoldChanges {
-    /// The runtimes; `None` for those that have a record again, or are not held any more.
-    pub(super) changed: Vec<(RuntimeLabel, Option<UnrecordedHold>)>,
+    /// The runtimes; `None` for those of which the record says what is held.
+    pub(super) changed: Vec<(RuntimeLabel, Option<HoldDifference>)>,
     last_change: u64,
 }
 
 impl SentHolds {
     pub(super) fn on_sent(&mut self, changes: HoldChanges) {
         self.last_change = changes.last_change;
-        for (label, hold) in changes.changed {
-            match hold {
-                Some(_) => self.held.insert(label),
-                None => self.held.remove(&label),
+        for (label, difference) in changes.changed {
+            match difference {
+                Some(_) => self.differing.insert(label),
+                None => self.differing.remove(&label),
             };
         }
     }
@@ -59,7 +63,7 @@ impl SentHolds {
 impl Unrecorded {
     pub(super) fn new(now: Instant) -> Self {
         Self {
-            holds: BTreeMap::new(),
+            differences: BTreeMap::new(),
             changes: BTreeMap::new(),
             last_change: 0,
             forgotten: 0,
@@ -68,9 +72,9 @@ impl Unrecorded {
         }
     }
 
-    fn set(&mut self, label: &RuntimeLabel, hold: Option<UnrecordedHold>) {
-        let known = self.holds.get(label);
-        if known.and_then(|(_, known)| known.as_ref()) == hold.as_ref() {
+    fn set(&mut self, label: &RuntimeLabel, difference: Option<HoldDifference>) {
+        let known = self.differences.get(label);
+        if known.and_then(|(_, known)| known.as_ref()) == difference.as_ref() {
             return;
         }
         if let Some((change, known)) = known {
@@ -78,9 +82,10 @@ impl Unrecorded {
             self.count -= usize::from(known.is_some());
         }
         self.last_change += 1;
-        self.count += usize::from(hold.is_some());
+        self.count += usize::from(difference.is_some());
         self.changes.insert(self.last_change, label.clone());
-        self.holds.insert(label.clone(), (self.last_change, hold));
+        let difference = (self.last_change, difference);
+        self.differences.insert(label.clone(), difference);
     }
 
     /// Forgets what has long been over.
@@ -88,7 +93,7 @@ impl Unrecorded {
         if self.count > 0 || self.changes.is_empty() {
             self.changed_at = now;
         } else if now.saturating_duration_since(self.changed_at) >= REMEMBERED {
-            self.holds.clear();
+            self.differences.clear();
             self.changes.clear();
             self.forgotten = self.last_change;
         }
@@ -102,8 +107,8 @@ impl Unrecorded {
         };
         if sent.last_change < self.forgotten {
             // Whatever it has sent is over, unless it has changed again since.
-            let is_over = |label: &&RuntimeLabel| !self.holds.contains_key(*label);
-            let over = sent.held.iter().filter(is_over).take(most);
+            let is_over = |label: &&RuntimeLabel| !self.differences.contains_key(*label);
+            let over = sent.differing.iter().filter(is_over).take(most);
             next.changed.extend(over.map(|label| (label.clone(), None)));
             if !next.changed.is_empty() {
                 return next;
@@ -116,9 +121,10 @@ impl Unrecorded {
                 break;
             }
             next.last_change = *change;
-            let hold = self.holds.get(label).and_then(|(_, hold)| hold.clone());
-            if hold.is_some() || sent.held.contains(label) {
-                next.changed.push((label.clone(), hold));
+            let known = self.differences.get(label);
+            let difference = known.and_then(|(_, difference)| difference.clone());
+            if difference.is_some() || sent.differing.contains(label) {
+                next.changed.push((label.clone(), difference));
             }
         }
         next
@@ -126,21 +132,31 @@ impl Unrecorded {
 }
 
 impl SharedDirectory {
-    /// Notes whether this node holds a runtime without a record, while etcd is away, or has a record again.
+    /// Notes whether what this node holds of a runtime differs from its record. Other nodes are told while etcd is away: else
+    /// the record follows at once.
     pub(super) fn update_unrecorded(&mut self, label: &RuntimeLabel) {
-        let hold = self.holds.get(label);
-        let unrecorded = hold.filter(|hold| {
-            let record = self.table.held_by(label, &self.run);
-            record != Some((hold.epoch(), hold.state()))
-        });
-        let unrecorded = unrecorded.map(|hold| UnrecordedHold {
-            claim: hold.claim.clone(),
-            account: hold.account.clone(),
-            name: hold.name.clone(),
-            is_leaving: hold.state() == HeldState::Leaving,
-        });
-        if unrecorded.is_none() || self.is_away() {
-            self.unrecorded.set(label, unrecorded);
+        let record = self.table.held_by(label, &self.run);
+        let difference = match (self.holds.get(label), record) {
+            (Some(hold), record)
+                if hold.is_provisional() || record != Some((hold.epoch(), hold.state())) =>
+            {
+                Some(HoldDifference::Held(UnrecordedHold {
+                    claim: hold.claim.clone(),
+                    account: hold.account.clone(),
+                    name: hold.name.clone(),
+                    is_leaving: hold.state() == HeldState::Leaving,
+                }))
+            }
+            (None, Some(_)) => Some(HoldDifference::Released),
+            _ => None,
+        };
+        let is_held = self
+            .holds
+            .get(label)
+            .is_some_and(|hold| !hold.is_provisional());
+        self.table.set_released(label, record.is_some() && !is_held);
+        if difference.is_none() || self.is_away() {
+            self.unrecorded.set(label, difference);
         }
     }
 }

@@ -323,7 +323,10 @@ impl SharedDirectory {
             ClaimStep::Hold(revision) => (self.hold_txn(&label, *revision, HeldState::Open), None),
             ClaimStep::Claim(next) => {
                 let names = (&pending.account, &pending.name);
-                let (txn, record) = self.claim_txn(&label, &pending.instance, names, next, now);
+                let (mut txn, record) = self.claim_txn(&label, &pending.instance, names, next, now);
+                // The claim alone. It takes effect with the record that this node holds the runtime by it, which is written
+                // when the claim is answered: one that is made after it was given up takes nothing from anybody.
+                txn.success.truncate(1);
                 (txn, Some(record))
             }
         };
@@ -351,7 +354,11 @@ impl SharedDirectory {
             Some(claim) if claim.instance == *instance && claim.epoch >= hold.epoch() => {
                 (self.hold_txn(&label, seen, hold.state()), None)
             }
-            Some(claim) if claim.instance != *instance && claim.epoch > hold.epoch() => {
+            Some(claim)
+                if claim.instance != *instance
+                    && claim.epoch > hold.epoch()
+                    && !self.may_claim_back(&label) =>
+            {
                 return None;
             }
             _ => {
@@ -398,6 +405,7 @@ impl SharedDirectory {
             nonce: self.nonce(),
             account: account.to_string(),
             runtime: name.to_string(),
+            generation: Some(self.table.generation()),
             overrules: next.overrules,
             node: self.run.node.to_string(),
             at_ms: now.wall_ms,
@@ -466,9 +474,9 @@ impl SharedDirectory {
         self.apply_own(&txn, made_at, now.instant);
         match kind {
             ItemKind::Requested(pending, record) => {
-                self.on_claimed(pending, record.is_some(), made_at);
+                self.on_claimed(pending, record.is_some(), made_at, now);
             }
-            ItemKind::Kept(record) => self.on_kept(&label, record, made_at),
+            ItemKind::Kept(record) => self.on_kept(&label, record, made_at, now),
             ItemKind::Released => {}
         }
     }
@@ -484,7 +492,7 @@ impl SharedDirectory {
         }
     }
 
-    fn on_claimed(&mut self, pending: PendingClaim, is_new: bool, revision: i64) {
+    fn on_claimed(&mut self, pending: PendingClaim, is_new: bool, revision: i64, now: Now) {
         let PendingClaim {
             id,
             label,
@@ -495,8 +503,8 @@ impl SharedDirectory {
             ..
         } = pending;
         let epoch = match &step {
-            ClaimStep::Hold(revision) => self.table.epoch(*revision),
-            ClaimStep::Claim(_) => self.table.epoch(revision),
+            ClaimStep::Hold(revision) => self.table.epoch_at(&label, *revision),
+            ClaimStep::Claim(_) => self.table.epoch_at(&label, revision),
         };
         let claim = Claim { instance, epoch };
         let serial = self
@@ -512,20 +520,26 @@ impl SharedDirectory {
         };
         self.output(Output::ClaimAnswer(id, Ok(granted)));
         // Events that came before the hold was there have been settled without it.
-        self.settle(&label);
+        self.settle(&label, now);
     }
 
     /// The record is written; if the claim was, too, it has a new epoch.
-    fn on_kept(&mut self, label: &RuntimeLabel, record: Option<ClaimRecord>, revision: i64) {
+    fn on_kept(
+        &mut self,
+        label: &RuntimeLabel,
+        record: Option<ClaimRecord>,
+        revision: i64,
+        now: Now,
+    ) {
         if let Some(record) = record {
             let claim = Claim {
                 instance: record.instance,
-                epoch: self.table.epoch(revision),
+                epoch: self.table.epoch_at(label, revision),
             };
             self.holds.on_claimed(label, &claim);
             self.output(Output::NewerClaim(label.clone(), claim));
         }
-        self.settle(label);
+        self.settle(label, now);
     }
 
     /// The claim is another one than was seen.
@@ -551,14 +565,14 @@ impl SharedDirectory {
                 .delete(self.keys.claim(label).as_bytes(), revision),
         };
         if change.is_some() {
-            self.settle(label);
+            self.settle(label, now);
         }
         match kind {
             ItemKind::Requested(pending, _) => {
                 self.output(Output::ClaimResult(ClaimResult::Lost));
                 self.on_claim_outdated(pending, now.instant);
             }
-            ItemKind::Kept(_) => self.settle(label),
+            ItemKind::Kept(_) => self.settle(label, now),
             ItemKind::Released => {}
         }
     }

@@ -50,7 +50,7 @@ impl Table {
         let claim = self.entry(label).filter(|claim| !claim.is_void)?;
         Some(Claim {
             instance: claim.instance.clone(),
-            epoch: self.epoch(claim.revision),
+            epoch: self.epoch(claim),
         })
     }
 
@@ -70,7 +70,7 @@ impl Table {
 
     /// The revision of the claim's record; 0 if there is none.
     pub(crate) fn claim_revision(&self, label: &str) -> i64 {
-        self.entry(label).map_or(0, |claim| claim.revision)
+        self.entry(label).map_or(0, |claim| claim.revision())
     }
 
     /// The runtime that a label belongs to, by its record, or by what another node holds without one.
@@ -99,14 +99,14 @@ impl Table {
         let entry = records.claim.as_ref()?;
         let mut is_held = false;
         let mut is_leaving = true;
-        for (held, _) in self.live(records) {
+        for (held, _) in self.live(label, records) {
             is_held = true;
             is_leaving &= held.state == HeldState::Leaving;
         }
         is_held.then(|| HeldClaim {
             claim: Claim {
                 instance: entry.instance.clone(),
-                epoch: self.epoch(entry.revision),
+                epoch: self.epoch(entry),
             },
             contention: entry.contention(),
             is_leaving,
@@ -135,11 +135,11 @@ impl Table {
             let is_own = |claim: &&ClaimEntry| {
                 claim.instance == *instance
                     && !is_taken
-                    && !self.is_outlived(claim.revision)
+                    && !self.is_outlived(claim)
                     && !claim.has_takeovers()
             };
             return Ok(match entry.filter(is_own) {
-                Some(claim) => ClaimStep::Hold(claim.revision),
+                Some(claim) => ClaimStep::Hold(claim.revision()),
                 None => ClaimStep::Claim(NextClaim {
                     seen,
                     overrules,
@@ -149,7 +149,9 @@ impl Table {
         };
         held.precheck(instance, right.on_conflict(), now)?;
         let next = match held.claim.instance == *instance && !is_taken {
-            true if !self.is_outlived(seen) => return Ok(ClaimStep::Hold(seen)),
+            true if !entry.is_some_and(|claim| self.is_outlived(claim)) => {
+                return Ok(ClaimStep::Hold(seen));
+            }
             true => held,
             false => {
                 let next = Claim {

@@ -66,7 +66,7 @@ impl ClaimPosition {
 impl Indexed {
     pub(super) fn of(records: &RuntimeRecords) -> Self {
         let claim = records.claim.as_ref();
-        let revision = claim.map_or(0, |claim| claim.revision);
+        let revision = claim.map_or(0, |claim| claim.revision());
         let counts = claim.is_some_and(|claim| !claim.is_void);
         let held = records.held.iter();
         let losers = held.filter(|held| counts && held.epoch != revision);

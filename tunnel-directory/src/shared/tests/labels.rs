@@ -59,6 +59,7 @@ impl Nodes {
             nonce: String::new(),
             account: runtime.account.to_string(),
             runtime: runtime.name.to_string(),
+            generation: None,
             overrules: false,
             node: "n9".to_owned(),
             at_ms: self.clock.borrow().wall_ms,
