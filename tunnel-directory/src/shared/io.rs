@@ -142,7 +142,7 @@ impl ClaimResult {
 }
 
 /// What is to be done outside.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Output {
     /// Call etcd, and report the answer.
     Call(CallId, Call),
@@ -194,7 +194,7 @@ pub enum Output {
 }
 
 /// A line of the log.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub enum LogLine {
     /// etcd does not answer, or refuses.
     Unanswered(EtcdError),

@@ -232,14 +232,15 @@ impl SharedDirectory {
                     }
                 }
             }
-            // Its lease would remove the question, too.
-            Stage::Withdrawing(sent, is_alive) if sent == id => match is_alive {
-                true => {
-                    let lease = self.presence.lease;
-                    self.call(Caller::Nobody, Call::Revoke(lease));
-                    self.fail(DirectoryError::NameTaken(self.run.node.clone()));
-                }
-                false => self.put_key(now),
+            Stage::Withdrawing(sent, true) if sent == id => {
+                let lease = self.presence.lease;
+                self.call(Caller::Nobody, Call::Revoke(lease));
+                self.fail(DirectoryError::NameTaken(self.run.node.clone()));
+            }
+            Stage::Withdrawing(sent, false) if sent == id => match answer {
+                Ok(_) => self.put_key(now),
+                // The end of the lease that the question is on removes it.
+                Err(error) => self.on_presence_failed(Some(error), now),
             },
             Stage::Putting(sent, value) if sent == id => match answer {
                 Ok(answer) => self.on_key_put(&value, answer.revision(), now),

@@ -1,6 +1,7 @@
 //! Nodes over a store that is simulated: the rules of the shared directory are those of the one in memory, and tables
 //! agree in whatever order they learn of changes.
 
+mod faults;
 mod labels;
 mod life;
 mod restores;

@@ -30,6 +30,13 @@ pub(super) struct Running {
     pub(super) outputs: Vec<Output>,
 }
 
+/// A lease: its keys, and when it ends unless it is renewed.
+struct Lease {
+    keys: BTreeSet<Vec<u8>>,
+    ttl: Duration,
+    end: Instant,
+}
+
 #[derive(Default)]
 pub(super) struct World {
     pub(super) store: Store,
@@ -38,7 +45,7 @@ pub(super) struct World {
     events: Vec<Event>,
     /// Revisions up to this one are compacted.
     pub(super) compacted: i64,
-    leases: BTreeMap<i64, BTreeSet<Vec<u8>>>,
+    leases: BTreeMap<i64, Lease>,
     last_lease: i64,
     pub(super) now: Option<Now>,
     /// How long the inputs of each kind took.
@@ -90,18 +97,23 @@ impl World {
         for step in 0.. {
             assert!(step < 2_000_000, "something is due without end");
             while self.deliver() {}
-            let deadlines = self
-                .nodes
-                .iter()
-                .map(|running| running.node.next_deadline());
-            let next = deadlines
-                .min()
-                .map_or(end, |next| next.max(self.now().instant));
+            let deadlines = self.nodes.iter();
+            let deadlines = deadlines.map(|running| running.node.next_deadline());
+            let leases = self.leases.values().map(|lease| lease.end);
+            let next = deadlines.chain(leases).min();
+            let next = next.map_or(end, |next| next.max(self.now().instant));
             if next > end {
                 return self.skip(end - self.now().instant);
             }
             self.skip(next - self.now().instant);
             let now = self.now();
+            let over = self
+                .leases
+                .iter()
+                .filter(|(_, lease)| lease.end <= now.instant);
+            for lease in over.map(|(lease, _)| *lease).collect::<Vec<_>>() {
+                self.end_lease(lease);
+            }
             for running in &mut self.nodes {
                 if running.node.next_deadline() <= now.instant {
                     measure(&mut self.times, "on_time", || running.node.on_time(now));
@@ -184,14 +196,16 @@ impl World {
     }
 
     fn answer(&mut self, call: Call) -> Result<Answer, EtcdError> {
+        let now = self.now().instant;
         Ok(match call {
             Call::Txn(txn) => {
                 for operation in &txn.success {
                     if let Some(tunnel_etcd::Request::Put(put)) = &operation.request
                         && put.lease > 0
                     {
-                        let keys = self.leases.get_mut(&put.lease);
-                        keys.ok_or(EtcdError::LeaseEnded)?.insert(put.key.to_vec());
+                        let lease = self.leases.get_mut(&put.lease);
+                        let lease = lease.ok_or(EtcdError::LeaseEnded)?;
+                        lease.keys.insert(put.key.to_vec());
                     }
                 }
                 Answer::Txn(self.store.txn(&txn))
@@ -220,15 +234,22 @@ impl World {
                     count: i64::try_from(count).unwrap(),
                 })
             }
-            Call::Grant(_) => {
+            Call::Grant(ttl) => {
                 self.last_lease += 1;
-                self.leases.insert(self.last_lease, BTreeSet::new());
+                let lease = Lease {
+                    keys: BTreeSet::new(),
+                    ttl,
+                    end: now + ttl,
+                };
+                self.leases.insert(self.last_lease, lease);
                 Answer::Granted(self.last_lease)
             }
-            Call::KeepAlive(lease) => match self.leases.contains_key(&lease) {
-                true => Answer::Done,
-                false => return Err(EtcdError::LeaseEnded),
-            },
+            Call::KeepAlive(lease) => {
+                let lease = self.leases.get_mut(&lease);
+                let lease = lease.ok_or(EtcdError::LeaseEnded)?;
+                lease.end = now + lease.ttl;
+                Answer::Done
+            }
             Call::Revoke(lease) => {
                 self.end_lease(lease);
                 Answer::Done
@@ -239,7 +260,8 @@ impl World {
     /// Ends a lease, with the keys on it.
     pub(super) fn end_lease(&mut self, lease: i64) {
         self.store.revision += 1;
-        for key in self.leases.remove(&lease).unwrap_or_default() {
+        let lease = self.leases.remove(&lease);
+        for key in lease.map(|lease| lease.keys).unwrap_or_default() {
             self.store.delete(&key);
         }
     }
