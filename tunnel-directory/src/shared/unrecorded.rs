@@ -160,3 +160,76 @@ impl SharedDirectory {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{
+        claim::{Claim, Epoch},
+        fixtures::{Runtime, instance, start},
+    };
+
+    fn hold(runtime: &Runtime) -> UnrecordedHold {
+        UnrecordedHold {
+            claim: Claim {
+                instance: instance(1),
+                epoch: Epoch::from_number(5),
+            },
+            account: runtime.account.clone(),
+            name: runtime.name.clone(),
+            is_leaving: false,
+        }
+    }
+
+    /// Sends what is to be sent. Returns the labels, each with whether it is held without a record.
+    fn send(unrecorded: &Unrecorded, sent: &mut SentHolds) -> Vec<(String, bool)> {
+        let changes = unrecorded.next(sent, 10);
+        let labels = changes.changed.iter();
+        let labels = labels.map(|(label, hold)| (label.to_string(), hold.is_some()));
+        let labels = labels.collect();
+        sent.on_sent(changes);
+        labels
+    }
+
+    #[test]
+    fn each_link_is_sent_each_change_once() {
+        let (one, two) = (Runtime::new("acme", "a"), Runtime::new("acme", "b"));
+        let mut unrecorded = Unrecorded::new(start());
+        let (mut early, mut late) = (SentHolds::default(), SentHolds::default());
+        unrecorded.set(&one.label, Some(hold(&one)));
+        let first = ("acme-a".to_owned(), true);
+        assert_eq!(send(&unrecorded, &mut early), [first]);
+        assert_eq!(send(&unrecorded, &mut early), []);
+        unrecorded.set(&one.label, None);
+        unrecorded.set(&two.label, Some(hold(&two)));
+        let (gone, second) = (("acme-a".to_owned(), false), ("acme-b".to_owned(), true));
+        assert_eq!(send(&unrecorded, &mut early), [gone, second.clone()]);
+        assert_eq!(
+            send(&unrecorded, &mut late),
+            [second],
+            "it has not been told"
+        );
+    }
+
+    #[test]
+    fn a_link_that_is_behind_takes_back_what_is_forgotten() {
+        let (one, two) = (Runtime::new("acme", "a"), Runtime::new("acme", "b"));
+        let begin = start();
+        let mut unrecorded = Unrecorded::new(begin);
+        let mut sent = SentHolds::default();
+        for runtime in [&one, &two] {
+            unrecorded.set(&runtime.label, Some(hold(runtime)));
+        }
+        assert_eq!(send(&unrecorded, &mut sent).len(), 2);
+        for runtime in [&one, &two] {
+            unrecorded.set(&runtime.label, None);
+        }
+        unrecorded.tick(begin);
+        unrecorded.tick(begin + REMEMBERED);
+        assert!(unrecorded.holds.is_empty());
+        unrecorded.set(&two.label, Some(hold(&two)));
+        assert_eq!(send(&unrecorded, &mut sent), [("acme-a".to_owned(), false)]);
+        assert_eq!(send(&unrecorded, &mut sent), [("acme-b".to_owned(), true)]);
+        assert_eq!(send(&unrecorded, &mut sent), []);
+    }
+}
