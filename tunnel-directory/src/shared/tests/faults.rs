@@ -111,7 +111,7 @@ impl Scene {
         self.run(Duration::ZERO);
     }
 
-    /// Lets time go by. Sessions that are superseded end, as the registry has them do.
+    /// Lets time go by. Sessions that are superseded end.
     fn run(&mut self, time: Duration) {
         self.world.run(time);
         loop {
@@ -139,7 +139,7 @@ impl Scene {
         }
     }
 
-    /// Ends the sessions of other instances at a node.
+    /// Ends the sessions of other instances at a node, by a claim that is not older than theirs.
     fn supersede(&mut self, number: usize, label: &RuntimeLabel, by: &Claim) {
         let now = self.world.now();
         let is_older = |(at, granted): &mut (usize, GrantedClaim)| {
