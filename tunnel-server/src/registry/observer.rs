@@ -1,10 +1,15 @@
 //! Acts on changes of a shared directory that concern runtimes of this node.
 
+use std::{cmp::Ordering, sync::Arc};
+
 use tokio::time::Instant;
 use tunnel_directory::{Claim, RuntimeLabel};
 
 use super::Registry;
-use crate::{directory::Observer, tunnel::Directive};
+use crate::{
+    directory::Observer,
+    tunnel::{Directive, Tunnel},
+};
 
 /// What other nodes do to the runtimes of this one.
 impl Observer for Registry {
@@ -13,7 +18,14 @@ impl Observer for Registry {
             return;
         };
         let mut state = slot.state.lock();
-        if state.newest >= Some(claim.epoch) {
+        // Of one epoch are the claim and what was given provisionally, which gives way.
+        let is_other = |tunnel: &Arc<Tunnel>| tunnel.claim().instance != claim.instance;
+        let is_news = match state.newest.cmp(&Some(claim.epoch)) {
+            Ordering::Less => true,
+            Ordering::Equal => state.tunnel.as_ref().is_some_and(is_other),
+            Ordering::Greater => false,
+        };
+        if !is_news {
             return;
         }
         state.newest = Some(claim.epoch);
@@ -44,5 +56,34 @@ impl Observer for Registry {
             slot.joined.notify_waiters();
             self.share_limits(&slot);
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use futures_util::FutureExt;
+
+    use super::*;
+    use crate::registry::tests::{instance, join, registry};
+
+    /// What was given without a record, while etcd did not answer this node, has the epoch of the claim that it gives way to.
+    #[tokio::test]
+    async fn an_instance_gives_way_to_another_one_of_its_epoch() {
+        let (registry, slot) = registry();
+        let given = join(&registry, 2).await;
+        let epoch = given.tunnel().claim().epoch;
+        let own = Claim {
+            instance: instance(2),
+            epoch,
+        };
+        registry.on_claim(&slot.label, &own);
+        assert!(given.directive(0).now_or_never().is_none());
+        let returned = Claim {
+            instance: instance(1),
+            epoch,
+        };
+        registry.on_claim(&slot.label, &returned);
+        let directive = given.directive(0).now_or_never();
+        assert!(matches!(directive, Some(Directive::Superseded { by }) if by == instance(1)));
     }
 }
