@@ -56,7 +56,8 @@ impl SharedDirectory {
                 }
                 Change::Challenge(name) if name == self.run.node => self.on_challenged(),
                 Change::Cluster => self.on_restored(),
-                Change::Node(_) | Change::Challenge(_) => {}
+                Change::Node(_) => self.settle_unconfirmed(now),
+                Change::Challenge(_) => {}
             }
         }
         self.write_next(now);
@@ -127,6 +128,14 @@ impl SharedDirectory {
         });
     }
 
+    /// Settles what other instances have claimed without holding it: a node whose record counts only now may hold it.
+    fn settle_unconfirmed(&mut self, now: Now) {
+        let labels = self.settling.unconfirmed.keys().cloned();
+        for label in labels.collect::<Vec<_>>() {
+            self.settle(&label, now);
+        }
+    }
+
     /// Whether a runtime that is held here, and that another instance has claimed, may be claimed back: no node holds it by that
     /// claim, and the time for it is over.
     pub(super) fn may_claim_back(&self, label: &RuntimeLabel) -> bool {
@@ -137,14 +146,14 @@ impl SharedDirectory {
 
     /// Claims back what another instance has claimed and does not hold.
     fn claim_back(&mut self, now: Now) {
-        let is_due = |due: &mut Instant| now.instant >= *due;
-        let due = self
-            .settling
-            .unconfirmed
-            .extract_if(.., |_, due| is_due(due));
-        let due: Vec<RuntimeLabel> = due.map(|(label, _)| label).collect();
+        let unconfirmed = self.settling.unconfirmed.iter();
+        let due = unconfirmed.filter(|(_, due)| now.instant >= **due);
+        let due: Vec<RuntimeLabel> = due.map(|(label, _)| label.clone()).collect();
         for label in &due {
-            self.write(label);
+            self.settle(label, now);
+            if self.settling.unconfirmed.remove(label).is_some() {
+                self.write(label);
+            }
         }
         if !due.is_empty() {
             self.write_next(now);

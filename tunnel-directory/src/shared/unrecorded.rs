@@ -169,8 +169,8 @@ mod tests {
         fixtures::{Runtime, instance, start},
     };
 
-    fn hold(runtime: &Runtime) -> UnrecordedHold {
-        UnrecordedHold {
+    fn hold(runtime: &Runtime) -> HoldDifference {
+        HoldDifference::Held(UnrecordedHold {
             claim: Claim {
                 instance: instance(1),
                 epoch: Epoch::from_number(5),
@@ -178,7 +178,7 @@ mod tests {
             account: runtime.account.clone(),
             name: runtime.name.clone(),
             is_leaving: false,
-        }
+        })
     }
 
     /// Sends what is to be sent. Returns the labels, each with whether it is held without a record.
@@ -226,7 +226,7 @@ mod tests {
         }
         unrecorded.tick(begin);
         unrecorded.tick(begin + REMEMBERED);
-        assert!(unrecorded.holds.is_empty());
+        assert!(unrecorded.differences.is_empty());
         unrecorded.set(&two.label, Some(hold(&two)));
         assert_eq!(send(&unrecorded, &mut sent), [("acme-a".to_owned(), false)]);
         assert_eq!(send(&unrecorded, &mut sent), [("acme-b".to_owned(), true)]);
