@@ -28,6 +28,7 @@ use tunnel_ops::timestamp::Timestamp;
 use tunnel_ops::tls_files::TlsFilesError;
 use tunnel_ops::watch::{FileWatch, WatchError};
 use tunnel_proto::handshake::InstanceSecret;
+use tunnel_proto::redial::RedialSettings;
 use tunnel_proto::session::SessionSettings;
 use tunnel_routing::Routes;
 use tunnel_routing::upstream::{UpstreamError, UpstreamShared};
@@ -43,7 +44,7 @@ use crate::metrics::Metrics;
 use crate::session::SessionParts;
 use crate::status::TunnelStatus;
 pub use crate::tunnel::GivenUp;
-use crate::tunnel::{DiallingParts, RedialSettings, Tunnel, TunnelParts};
+use crate::tunnel::{DiallingParts, Tunnel, TunnelParts};
 
 /// A client that has not dialled yet.
 pub struct Client {

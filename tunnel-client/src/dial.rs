@@ -8,6 +8,7 @@
 //! One time-out applies to each step. The error of a failed step names it (step.rs); an observer gets more details
 //! (observe.rs). A dial is never repeated here: the tunnel decides when to dial again.
 
+mod crowded;
 pub(crate) mod observe;
 pub(crate) mod page_text;
 pub(crate) mod probe;
@@ -35,8 +36,11 @@ use tunnel_ops::socket::{set_unsent_limit, set_user_timeout};
 use tunnel_ops::tls_files::TlsFilesError;
 use tunnel_proto::handshake::{Greeting, Refusal};
 use tunnel_proto::limits;
+use tunnel_proto::redial::NoSession;
 use tunnel_proto::refusal::Finality;
 
+use self::crowded::BeforeTls;
+pub(crate) use self::crowded::Crowded;
 use self::observe::{Logged, Observation, Observer, StepRunner};
 use self::proxy::Proxy;
 pub(crate) use self::proxy::RefusedLogins;
@@ -93,15 +97,6 @@ pub(crate) enum DialError {
     },
 }
 
-/// A `Retry-After`, by its sender.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum RetryAfter {
-    /// A tunnel server, beside a refusal of its own.
-    Server(Duration),
-    /// Something else that answers in the server's name, such as a load balancer.
-    Other(Duration),
-}
-
 /// Dials one server.
 #[derive(Debug)]
 pub(crate) struct Dialler {
@@ -120,7 +115,7 @@ pub(crate) struct Dialler {
 }
 
 /// A connection to the server under TLS.
-type TunnelStream = TlsStream<ReadAhead<Transport>>;
+type TunnelStream = TlsStream<ReadAhead<BeforeTls<Transport>>>;
 
 /// A connection that has been upgraded to a session.
 pub(crate) struct Connected {
@@ -267,7 +262,7 @@ impl Dialler {
         set_options(transport.tcp()).map_err(|error| StepError::Failed(Step::Tls, error))?;
         let name = &self.server_name;
         let identity = credential.identity();
-        let transport = ReadAhead::new(transport);
+        let transport = ReadAhead::new(BeforeTls::new(transport));
         let secured = self.tls.secure(steps, Step::Tls, transport, name, identity);
         let mut io = secured.await?;
         io.get_mut().1.set_buffer_limit(Some(limits::TLS_BYTES));
@@ -373,14 +368,17 @@ impl DialError {
         }
     }
 
-    /// The response's `Retry-After`: the earliest time to dial again.
-    pub(crate) fn retry_after(&self) -> Option<RetryAfter> {
+    /// What was found, which decides when to dial again.
+    pub(crate) fn no_session(&self) -> NoSession {
         match self {
-            Self::Refused { response, .. } => Some(match response.refusal {
-                Some(_) => RetryAfter::Server(response.retry_after?),
-                None => RetryAfter::Other(response.retry_after?),
-            }),
-            Self::Credential(_) | Self::Step { .. } => None,
+            Self::Refused { response, .. } => {
+                NoSession::after_response(response.refusal.as_ref(), response.retry_after)
+            }
+            Self::Step { error, .. } => match error.inner::<Crowded>() {
+                Some(crowded) => NoSession::Queued(crowded.retry_after),
+                None => NoSession::NoServer(None),
+            },
+            Self::Credential(_) => NoSession::Refused(None),
         }
     }
 

@@ -5,7 +5,7 @@
 //!           │      dial ─▶ serve ─▶ drain, renewal ─▶ dial the next, then leave ─┐
 //!           │       ▲         └─▶ lost ──────────────────────┐                   │
 //!           │       └────────────────────────────────────────┴───────────────────┘
-//!           ├─ dialling (dialling.rs): one slot at a time; when (redial.rs, path.rs), where (servers.rs, locations.rs)
+//!           ├─ dialling (dialling.rs): one slot at a time; when (redial.rs of tunnel-proto, refusals.rs, path.rs), where (servers.rs, locations.rs)
 //!           ├─ the clock (clock.rs): after a jump each slot renews its session
 //!           ├─ ages (age.rs): with a bound, one slot after the other does
 //!           └─ end: shutdown, superseded, refused with no session left: all slots leave
@@ -20,7 +20,7 @@ mod dialling;
 mod leaving;
 mod locations;
 mod path;
-mod redial;
+mod refusals;
 mod servers;
 mod slot;
 mod starting;
@@ -41,8 +41,7 @@ use self::clock::{Clock, ClockReading, Renewal, RenewalSchedule, TICK};
 use self::dialling::Dialling;
 pub(crate) use self::dialling::DiallingParts;
 use self::leaving::LeavingSessions;
-pub(crate) use self::redial::RedialSettings;
-use self::redial::Standby;
+use self::refusals::Standby;
 use self::slot::Slot;
 use crate::admin::Welcomed;
 use crate::credential::Credentials;

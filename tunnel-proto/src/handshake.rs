@@ -5,6 +5,8 @@
 //! time-out is its own. Authentication precedes the 101; a refusal is an ordinary response with a
 //! [`Refusal`] as its JSON body.
 
+use std::time::Duration;
+
 use http::{HeaderMap, HeaderName, HeaderValue, Method, Request, header};
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
@@ -56,6 +58,9 @@ pub const ATTEMPT: HeaderName = HeaderName::from_static("tunnel-attempt");
 /// Present if the client has lost its runtime to another instance since it held it: this dial does not take the runtime
 /// from an instance that holds it. The value is `1`.
 pub const STANDBY: HeaderName = HeaderName::from_static("tunnel-standby");
+
+/// The beginning of a [`crowded_response`].
+const CROWDED_STATUS: &str = "HTTP/1.1 503 ";
 
 /// Longest list of networks in [`ALLOW_FROM`], in bytes: about 200 networks.
 const ALLOW_FROM_BYTES: usize = 4096;
@@ -279,6 +284,29 @@ impl Greeting {
             false => SUBPROTOCOL,
         }
     }
+}
+
+/// What a server with too many handshakes in progress answers to a ClientHello, in place of TLS: it has room for this client
+/// after this time, in whole seconds.
+#[must_use]
+pub fn crowded_response(retry_after: Duration) -> String {
+    let seconds = retry_after.as_secs();
+    format!(
+        "{CROWDED_STATUS}Service Unavailable\r\nConnection: close\r\nRetry-After: {seconds}\r\nContent-Length: 0\r\n\r\n"
+    )
+}
+
+/// The time of a [`crowded_response`], if the first bytes that a server has sent are one.
+#[must_use]
+pub fn crowded_retry_after(first: &[u8]) -> Option<Duration> {
+    let head = std::str::from_utf8(first.strip_prefix(CROWDED_STATUS.as_bytes())?).ok()?;
+    let mut fields = head
+        .split("\r\n")
+        .skip(1)
+        .map_while(|line| line.split_once(':'));
+    let (_, value) =
+        fields.find(|(name, _)| name.eq_ignore_ascii_case(header::RETRY_AFTER.as_str()))?;
+    value.trim().parse().ok().map(Duration::from_secs)
 }
 
 /// Why a request does not open a session. The text is for the response.
@@ -581,6 +609,24 @@ mod tests {
             "{debug}"
         );
         assert!(!debug.contains(&"07".repeat(16)), "{debug}");
+    }
+
+    #[test]
+    fn only_the_response_of_a_crowded_server_counts_before_tls() {
+        let after = Duration::from_secs(7);
+        let response = crowded_response(after);
+        assert_eq!(crowded_retry_after(response.as_bytes()), Some(after));
+        let others: [&[u8]; 6] = [
+            b"",
+            b"\x16\x03\x03\x00\x7a\x02",
+            b"\x15\x03\x03\x00\x02\x02\x28",
+            b"HTTP/1.1 400 Bad Request\r\nRetry-After: 7\r\n\r\n",
+            b"HTTP/1.1 503 Service Unavailable\r\nContent-Length: 14\r\n\r\nRetry-After: 7",
+            b"HTTP/1.1 503 Service Unavailable\r\nRetry-After: Sat, 28 Nov 2026 05:00:00 GMT\r\n\r\n",
+        ];
+        for other in others {
+            assert_eq!(crowded_retry_after(other), None);
+        }
     }
 
     #[test]

@@ -14,7 +14,7 @@
 //!   [`bhttp`]. The server calls [`exchange::open`] and [`exchange::Opened::carry`], the client [`exchange::serve`].
 //! - [`handshake`], [`control`], [`close`]: how a session begins, what the two ends announce beside the
 //!   exchanges, and why a session ended.
-//! - [`refusal`]: the one table of reasons for refusing a session.
+//! - [`refusal`], [`redial`]: the one table of reasons for refusing a session, and when a client without one dials again.
 //! - [`problem`]: the one table from what went wrong to the answer that the platform client gets.
 //! - [`limits`], [`fields`], [`memory`]: what a peer may send, which fields are never forwarded, and how
 //!   many received bytes may wait to be read.
@@ -32,5 +32,6 @@ pub mod handshake;
 pub mod limits;
 pub mod memory;
 pub mod problem;
+pub mod redial;
 pub mod refusal;
 pub mod session;

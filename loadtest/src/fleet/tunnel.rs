@@ -1,7 +1,7 @@
 //! One simulated client: it dials, holds its session, answers, and dials again.
 //!
-//! What the wire says of the upgrade is `tunnel_proto::handshake`'s. The waits between dials are those of `docs/protocol.md`:
-//! drawn from the whole range up to a bound that doubles, so that clients that lost one server do not come back together.
+//! What the wire says of the upgrade is `tunnel_proto::handshake`'s, and the waits between dials are `tunnel_proto::redial`'s, as
+//! in a real client.
 
 use std::{cell::Cell, pin::pin, rc::Rc, sync::Arc, time::Duration};
 
@@ -24,6 +24,7 @@ use tunnel_proto::{
     exchange::{RecvBody, serve},
     handshake::{self, Greeting, InstanceSecret, Refusal},
     problem::{Hop, Problem},
+    redial::{NoSession, Redial, RedialSettings},
     refusal::Finality,
     session::{Session, SessionEvent, SessionSettings, Side},
 };
@@ -47,10 +48,7 @@ const ANSWER: &[u8] = b"ok";
 /// Most bytes read of a refusal's content; the server's are far smaller.
 const REFUSAL_BYTES: usize = 16 * 1024;
 
-/// Longest time that a server can make a client wait with `Retry-After`.
-const RETRY_AFTER_MAX: Duration = Duration::from_secs(10 * 60);
-
-/// Bound of the first wait, and of any wait.
+/// Bound of the first wait, and of any wait, as the defaults of a real client.
 const BASE: Duration = Duration::from_secs(1);
 const CAP: Duration = Duration::from_secs(30);
 
@@ -77,8 +75,8 @@ struct DialFailure {
     kind: FailureKind,
     /// The server says that dialling again cannot help.
     is_fatal: bool,
-    /// When to dial again at the earliest, after a refusal.
-    retry_after: Option<Duration>,
+    /// What was found, which decides when to dial again.
+    found: NoSession,
 }
 
 impl From<Failure> for DialFailure {
@@ -86,7 +84,10 @@ impl From<Failure> for DialFailure {
         Self {
             kind: failure.kind,
             is_fatal: false,
-            retry_after: None,
+            found: match failure.kind {
+                FailureKind::Other(_) => NoSession::Refused(None),
+                _ => NoSession::NoServer(None),
+            },
         }
     }
 }
@@ -98,7 +99,11 @@ fn other(kind: &'static str) -> Failure {
 /// One client's life; ends when the server tells it to stay away. Without a token it only makes a TLS connection
 /// and keeps it.
 pub(super) async fn run(fleet: Rc<FleetThread>, token: Option<Box<str>>) {
-    let mut redial = Redial::default();
+    let mut redial = Redial::new(RedialSettings {
+        base: BASE,
+        cap: CAP,
+        stable: fleet.stable,
+    });
     let mut instance = [0; 16];
     // Without it a client would only be harder to tell from another in the server's log.
     let _ = getrandom::fill(&mut instance);
@@ -122,23 +127,25 @@ pub(super) async fn run(fleet: Rc<FleetThread>, token: Option<Box<str>>) {
         };
         let session = fleet.session(token.as_deref(), &greeting, on_connected);
         let ended = Box::pin(session).await;
-        let random = getrandom::u64().unwrap_or_default();
-        let next = match ended {
+        let (now, random) = (Instant::now(), getrandom::u64().unwrap_or_default());
+        let stays_away = match ended {
             Ok((reason, lived)) => {
                 fleet.counters.on_lost();
-                without = Instant::now();
-                redial.after_session(reason, lived >= fleet.stable, random)
+                without = now;
+                redial.after_session(reason, lived, now, random);
+                reason.after() == AfterClose::Stop
             }
             Err(none) => {
                 fleet.counters.on_failure(none.kind);
-                (!none.is_fatal).then(|| redial.after_failure(none.retry_after, random))
+                redial.after_failure(none.found, now, random);
+                none.is_fatal
             }
         };
         turn = None;
-        match next {
-            Some(wait) => sleep(wait).await,
-            None => return fleet.counters.count(|status| status.stopped += 1),
+        if stays_away {
+            return fleet.counters.count(|status| status.stopped += 1);
         }
+        sleep(redial.next_dial(now).after(now)).await;
     }
 }
 
@@ -214,14 +221,14 @@ async fn refused(answer: Response<Incoming>, mut connection: Connection) -> Dial
     let (head, content) = answer.into_parts();
     // Incomplete content is handled as content that is not the server's.
     let text = connection.collect(content, REFUSAL_BYTES).await;
-    let refusal = serde_json::from_slice::<Refusal>(&text.unwrap_or_default());
+    let refusal = serde_json::from_slice::<Refusal>(&text.unwrap_or_default()).ok();
     // Seconds, as the tunnel server says it. A date, which only a proxy on the way would send, is taken for none.
     let after = head.headers.get(RETRY_AFTER);
-    let after = after.and_then(|text| text.to_str().ok()?.trim().parse().ok());
+    let after: Option<u64> = after.and_then(|text| text.to_str().ok()?.trim().parse().ok());
     DialFailure {
         kind: FailureKind::Status(head.status.as_u16()),
-        is_fatal: refusal.is_ok_and(|refusal| refusal.finality() == Finality::Final),
-        retry_after: after.map(Duration::from_secs),
+        found: NoSession::after_response(refusal.as_ref(), after.map(Duration::from_secs)),
+        is_fatal: refusal.is_some_and(|refusal| refusal.finality() == Finality::Final),
     }
 }
 
@@ -277,47 +284,6 @@ async fn answer(request: Request<RecvBody>) -> Result<Response<Full<Bytes>>, Pro
     let length = HeaderValue::from(ANSWER.len());
     response.headers_mut().insert(CONTENT_LENGTH, length);
     Ok(response)
-}
-
-/// When a client that has no session dials again: the failures since its last stable session. Random numbers are
-/// arguments.
-#[derive(Debug, Default)]
-struct Redial(u32);
-
-impl Redial {
-    /// The wait after a failed dial: after the requested time, and not all at once.
-    fn after_failure(&mut self, retry_after: Option<Duration>, random: u64) -> Duration {
-        retry_after.unwrap_or_default().min(RETRY_AFTER_MAX) + self.wait(random)
-    }
-
-    /// The wait after a session; none when its end says that the client should stay away.
-    fn after_session(
-        &mut self,
-        reason: CloseReason,
-        was_stable: bool,
-        random: u64,
-    ) -> Option<Duration> {
-        if was_stable {
-            self.0 = 0;
-        }
-        match reason.after() {
-            AfterClose::Stop => None,
-            AfterClose::Redial if was_stable => Some(fraction(BASE / 4, random)),
-            AfterClose::Redial | AfterClose::Wait => Some(self.wait(random)),
-        }
-    }
-
-    fn wait(&mut self, random: u64) -> Duration {
-        let factor = 1_u32.checked_shl(self.0).unwrap_or(u32::MAX);
-        self.0 = self.0.saturating_add(1);
-        fraction(BASE.saturating_mul(factor).min(CAP), random)
-    }
-}
-
-/// A part of the bound, each as likely as any other.
-fn fraction(bound: Duration, random: u64) -> Duration {
-    // 32 bits are fine enough, and exact in floating point.
-    bound.mul_f64((random >> 32) as f64 / f64::from(u32::MAX))
 }
 
 #[cfg(test)]
@@ -436,7 +402,7 @@ mod tests {
         let expected = DialFailure {
             kind: FailureKind::Status(503),
             is_fatal: false,
-            retry_after: Some(Duration::from_secs(7)),
+            found: NoSession::NoServer(Some(Duration::from_secs(7))),
         };
         assert_eq!(ask(busy).await.unwrap_err(), expected);
     }
@@ -460,41 +426,5 @@ mod tests {
                   upgrade: websocket\r\nsec-websocket-accept: x\r\n\
                   sec-websocket-protocol: tunnel.v1\r\n\r\n";
         assert_eq!(ask(answer).await.unwrap_err().kind, FailureKind::Protocol);
-    }
-
-    const SECOND: Duration = Duration::from_secs(1);
-    const LARGEST: u64 = u64::MAX;
-
-    #[test]
-    fn waits_double_up_to_the_cap_and_lie_anywhere_below() {
-        let mut redial = Redial::default();
-        for seconds in [1, 2, 4, 8, 16, 30, 30] {
-            assert_eq!(redial.after_failure(None, LARGEST), seconds * SECOND);
-        }
-        assert_eq!(redial.after_failure(None, 0), Duration::ZERO);
-    }
-
-    #[test]
-    fn a_server_is_dialled_no_earlier_than_it_asks() {
-        let mut redial = Redial::default();
-        assert_eq!(redial.after_failure(Some(7 * SECOND), 0), 7 * SECOND);
-        assert_eq!(redial.after_failure(Some(7 * SECOND), LARGEST), 9 * SECOND);
-        assert_eq!(
-            redial.after_failure(Some(Duration::MAX), 0),
-            RETRY_AFTER_MAX
-        );
-    }
-
-    #[test]
-    fn a_stable_session_lets_the_waits_start_over() {
-        let mut redial = Redial::default();
-        let lost = CloseReason::Other(1006);
-        assert_eq!(redial.after_session(lost, false, LARGEST), Some(SECOND));
-        assert_eq!(redial.after_session(lost, false, LARGEST), Some(2 * SECOND));
-        assert_eq!(redial.after_session(lost, true, LARGEST), Some(SECOND));
-        let drained = redial.after_session(CloseReason::Drained, true, LARGEST);
-        assert_eq!(drained, Some(SECOND / 4));
-        let revoked = redial.after_session(CloseReason::Revoked, true, LARGEST);
-        assert_eq!(revoked, None);
     }
 }

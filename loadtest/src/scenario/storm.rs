@@ -154,7 +154,7 @@ impl StormMeasurement {
         }
         report.note(
             "of failed dials, a status is a refusal of the server, and those within the outage found no listener; each \
-             makes its client wait longer, at random up to 1 s, 2 s, 4 s and so on to 30 s, as real clients do",
+             makes its client wait as real clients do",
         );
         report.runs.push(run);
         report.charts.extend(charts(&served, &handshakes));

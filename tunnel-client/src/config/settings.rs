@@ -111,8 +111,11 @@ tunnel_ops::settings! {
         tell_routes: TellRoutes = TellRoutes::Names, "WHAT", Restart;
         /// Time for each step of the dial: name, connection, proxy, TLS, upgrade
         dial_timeout: PositiveDuration = Duration::from_secs(10), "TIME", Restart;
-        // Short after a single failure; the doubling spares a server that is down.
+        // Short after a single failure; the doubling spares a server that refuses.
         /// Longest wait before the first new dial; it doubles with each failure
+        ///
+        /// While dials find no server, waits are at most 2 s (or this setting, if longer), and after an outage of more than 32 s
+        /// at most a sixteenth of it
         redial_base: PositiveDuration = Duration::from_secs(1), "TIME", Restart;
         /// Longest wait before any new dial
         redial_cap: PositiveDuration = Duration::from_secs(30), "TIME", Restart;

@@ -8,8 +8,7 @@ use std::time::Duration;
 
 use tokio::sync::{Mutex, OwnedMutexGuard};
 use tokio::time::{Instant, sleep_until};
-
-use super::redial::fraction;
+use tunnel_proto::redial::fraction;
 
 /// The ages of all sessions of a tunnel.
 pub(super) struct Ages {

@@ -15,11 +15,12 @@ use tunnel_ops::timestamp::Timestamp;
 use tunnel_proto::close::{AfterClose, CloseReason};
 use tunnel_proto::control::millis;
 use tunnel_proto::handshake::{Greeting, InstanceSecret, Refusal};
+use tunnel_proto::redial::{NextDial, NoSession, Redial, RedialSettings};
 use tunnel_proto::refusal::{Finality, RefusalReason};
 
 use super::locations::{LocationGuard, LocationId, Search, SessionLocation, SessionLocations};
 use super::path;
-use super::redial::{NextDial, PENDING_LIMIT, Redial, RedialSettings, Refusals};
+use super::refusals::{PENDING_LIMIT, Refusals};
 use super::servers::Servers;
 use super::starting::StartingSession;
 use super::{EndReason, random};
@@ -409,7 +410,7 @@ impl Dialling {
     ) -> Result<Option<RefusedCredential<'a>>, EndReason> {
         let metrics = &self.parts.sessions.metrics;
         self.show_failure(server, failure);
-        let (why, retry_after) = match failure {
+        let (why, no_session) = match failure {
             DialFailure::Dial(error) => {
                 metrics.on_dial(error.name());
                 if let DialError::Refused { credential, .. } = error
@@ -418,7 +419,7 @@ impl Dialling {
                     let wait = self.after_lasting_refusal(error)?;
                     return Ok(Some(RefusedCredential { credential, wait }));
                 }
-                (error.to_string(), error.retry_after())
+                (error.to_string(), error.no_session())
             }
             DialFailure::NotWelcome(NotWelcome::Ended(ended), credential) => {
                 metrics.on_dial("unwelcome");
@@ -427,13 +428,13 @@ impl Dialling {
             }
             DialFailure::NotWelcome(error @ NotWelcome::Late(_), _) => {
                 metrics.on_dial("unwelcome");
-                (error.to_string(), None)
+                (error.to_string(), NoSession::Refused(None))
             }
         };
         let now = Instant::now();
         let mut servers = self.servers.lock();
         let redial = servers.of(server);
-        redial.after_failure(retry_after, now, random());
+        redial.after_failure(no_session, now, random());
         let wait = servers.next(now, |_| 0, &[]).1.after(now);
         drop(servers);
         self.show_wait(WaitReason::Failure, wait);

@@ -1,11 +1,10 @@
 //! Decides which of the configured servers is dialled next, and when.
 //!
-//! Pure, as redial.rs is: each server has waits of its own, so that one that fails is left for the next. Of those that may
+//! Pure, as `tunnel_proto::redial` is: each server has waits of its own, so that one that fails is left for the next. Of those that may
 //! be dialled, the one with the fewest sessions of this client comes first, so that its sessions are at different servers.
 
 use tokio::time::Instant;
-
-use super::redial::{NextDial, Redial, RedialSettings};
+use tunnel_proto::redial::{NextDial, Redial, RedialSettings};
 
 /// The waits of all servers, in the order of the configuration.
 #[derive(Debug)]
@@ -72,6 +71,7 @@ mod tests {
     use std::time::Duration;
 
     use tunnel_proto::close::CloseReason;
+    use tunnel_proto::redial::NoSession;
 
     use super::*;
 
@@ -102,11 +102,17 @@ mod tests {
     #[test]
     fn a_failing_server_is_left_for_the_next_until_all_fail() {
         let (mut servers, now) = servers(2);
-        servers.of(0).after_failure(None, now, LARGEST);
+        servers
+            .of(0)
+            .after_failure(NoSession::Refused(None), now, LARGEST);
         // Although there is a session already.
         assert_eq!(servers.next(now, |server| server, &[]), (1, NextDial::Now));
-        servers.of(1).after_failure(None, now, LARGEST);
-        servers.of(1).after_failure(None, now, LARGEST);
+        servers
+            .of(1)
+            .after_failure(NoSession::Refused(None), now, LARGEST);
+        servers
+            .of(1)
+            .after_failure(NoSession::Refused(None), now, LARGEST);
         assert_eq!(
             servers.next(now, |_| 0, &[]),
             (0, NextDial::At(now + SECOND))

@@ -17,12 +17,12 @@ use std::time::Duration;
 
 use tokio::sync::watch;
 use tokio::time::{Instant, sleep};
+use tunnel_proto::redial::fraction;
 
 use super::age::AgePermit;
 use super::clock::Renewal;
 use super::leaving::{ClosedBy, Leaving};
 use super::locations::LocationGuard;
-use super::redial::fraction;
 use super::starting::StartingSession;
 use super::{EndReason, Shared, random};
 use crate::credential::Credential;

@@ -19,8 +19,8 @@ use crate::check::session::SessionFailure;
 use crate::check::token::{TokenEvidence, TokenKind};
 use crate::check::trust::{CaFileFault, TrustFailure};
 use crate::config::LoginError;
-use crate::dial::StepError;
 use crate::dial::proxy_error::{ProxyError, ProxyResponse};
+use crate::dial::{Crowded, StepError};
 use crate::step::Step;
 use crate::token_file::TokenFileError;
 
@@ -510,6 +510,10 @@ fn tls_that_fails_otherwise() {
     }
     let cut = |at| StepError::Failed(at, ErrorKind::UnexpectedEof.into());
     check(step(&none, &cut(Step::Tls)), "tls_cut");
+    let retry_after = Duration::from_secs(7);
+    let crowded = StepError::Failed(Step::Tls, Error::other(Crowded { retry_after }));
+    let verdict = check(step(&none, &crowded), "server_busy");
+    assert!(verdict.sentence.contains("in 7 s"), "{verdict:?}");
     check(step(&none, &cut(Step::ProxyTls)), "proxy_tls");
 }
 

@@ -11,7 +11,7 @@ use super::{Verdict, clock_off, response, verdicts};
 use crate::check::certificate::CertificateEvidence;
 use crate::check::evidence::Evidence;
 use crate::check::text::moment;
-use crate::dial::StepError;
+use crate::dial::{Crowded, StepError};
 
 /// The text of a TLS alert in an error, before its name.
 const ALERT: &str = "received fatal alert: ";
@@ -72,6 +72,12 @@ pub(super) fn of_server(evidence: &Evidence, error: &StepError, text: &str) -> V
     let Evidence {
         host, port, name, ..
     } = evidence;
+    if let Some(crowded) = error.inner::<Crowded>() {
+        return verdicts! {
+            "server_busy" "{host}:{port} says: {crowded}"
+            "the server is there and has no capacity now: try again in a minute"
+        };
+    }
     match error.inner() {
         Some(TlsError::InvalidCertificate(error)) => return certificate(evidence, error),
         Some(TlsError::InvalidMessage(_)) => return not_tls(evidence),

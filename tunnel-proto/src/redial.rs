@@ -1,35 +1,39 @@
-//! Decides when to dial again after a failed dial, an ended session or a refusal.
+//! Decides when a tunnel client dials again after a failed dial, an ended session or a refusal.
 //!
-//! Pure: random numbers and times are arguments. Waits after failures are random between zero and a bound that doubles
-//! ("full jitter"), so that the clients of a lost server do not return at once; waits after refusals and takeovers are
-//! in the upper half of such a bound. All slots of a tunnel share one [`Redial`], so that many slots dial a failed
-//! server no more often than one.
+//! Pure: random numbers and times are arguments. The waits depend on what was found:
+//!
+//! - **no server**: a bound that doubles up to two seconds, and then grows with the outage, of which it is a sixteenth. So
+//!   all clients find a server within two seconds after a restart, or a sixteenth of a longer outage.
+//! - **a server that refuses, or whose sessions end**: random between zero and a bound that doubles ("full jitter").
+//! - **a server with too many handshakes**: until the server has room, as it says. Nothing grows.
+//!
+//! All slots of a tunnel share one [`Redial`], so that many slots dial a failed server no more often than one.
 
 use std::time::Duration;
 
 use tokio::time::Instant;
-use tunnel_proto::close::{AfterClose, CloseReason};
 
-use crate::dial::RetryAfter;
+use crate::{
+    close::{AfterClose, CloseReason},
+    handshake::Refusal,
+    refusal::RefusalReason,
+};
 
 /// Longest time that a server can make a client wait with `Retry-After`.
 const RETRY_AFTER_MAX: Duration = Duration::from_secs(10 * 60);
 
-/// Longest time that a response of another program can make a client wait with `Retry-After`: a load balancer in
-/// maintenance does not speak for the server behind it.
+/// Longest time that a response which may be another program's can make a client wait with `Retry-After`: a load balancer in
+/// maintenance does not speak for the server behind it, and what comes before TLS may be anybody's.
 const RETRY_AFTER_OTHER_MAX: Duration = Duration::from_secs(60);
 
-/// Bound of the first wait after a refusal of the credential: a list that is being edited, or was not read yet, is
-/// soon correct.
-const REFUSED_FIRST: Duration = Duration::from_secs(10);
+/// Bound of the waits of a short outage, during which no server is found.
+const OUTAGE_SHORTEST: Duration = Duration::from_secs(2);
 
-/// How long a client that exits on refusals keeps dialling after pending ones: longer than it takes to distribute a token
-/// to both ends (a kubelet needs up to two minutes for each), short enough to be noticed.
-pub(crate) const PENDING_LIMIT: Duration = Duration::from_secs(5 * 60);
+/// The part of an outage that may pass between two dials.
+const OUTAGE_PART: u32 = 16;
 
-/// Longest time from the end of a wait to the next refusal of one series: a few dials that fail for other causes fit in.
-/// After an outage, which is longer, a new series begins.
-const REFUSALS_APART: Duration = Duration::from_secs(60);
+/// By how much clients are spread for which a server has room at one time: it says that in whole seconds.
+const QUEUED_SPREAD: Duration = Duration::from_secs(1);
 
 /// Bound of a wait while a server that has drained its sessions is replaced: requests for the runtime wait 5 s by default.
 const REPLACED_MAX: Duration = Duration::from_secs(4);
@@ -37,23 +41,31 @@ const REPLACED_MAX: Duration = Duration::from_secs(4);
 /// How long a server is replaced, from its drain: longer than its grace period and its next start.
 const REPLACED_WITHIN: Duration = Duration::from_secs(60);
 
-/// Bound of the first wait after the runtime was lost to another instance.
-const STANDBY_FIRST: Duration = Duration::from_secs(30);
+/// Why a dial gave no session, with the `Retry-After` of the response.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum NoSession {
+    /// No tunnel server answered: nobody, or something else in its name, such as a load balancer.
+    NoServer(Option<Duration>),
+    /// A tunnel server has refused, or has let the session end before its welcome, or the client itself failed.
+    Refused(Option<Duration>),
+    /// A tunnel server has too many handshakes in progress, and has room for this client after that time.
+    Queued(Duration),
+}
 
 /// Settings of the waits between dials.
 #[derive(Debug, Clone)]
-pub(crate) struct RedialSettings {
+pub struct RedialSettings {
     /// Bound of the first wait.
-    pub(crate) base: Duration,
+    pub base: Duration,
     /// Bound of any wait.
-    pub(crate) cap: Duration,
+    pub cap: Duration,
     /// How long a session has to last to reset the waits; one that the server drains: `base`.
-    pub(crate) stable: Duration,
+    pub stable: Duration,
 }
 
 /// When the next dial is due.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum NextDial {
+pub enum NextDial {
     /// Now.
     Now,
     /// At this time, or earlier if the network path or the credential changes.
@@ -64,10 +76,12 @@ pub(crate) enum NextDial {
 
 /// Counts the failures since the last stable session, and decides when to dial again.
 #[derive(Debug)]
-pub(crate) struct Redial {
+pub struct Redial {
     settings: RedialSettings,
-    /// Failed dials and short sessions. Sessions that are lost during a wait do not count.
+    /// Failed dials and short sessions. Sessions that are lost during a wait do not count, nor dials that find no server.
     failures: u32,
+    /// The dials that have found no server since one was found, and the time of the first.
+    outage: Option<(u32, Instant)>,
     /// When the server last drained a session that was not very short.
     drained: Option<Instant>,
     /// The end of the current wait.
@@ -76,35 +90,22 @@ pub(crate) struct Redial {
     not_before: Option<Instant>,
 }
 
-/// Waits with a bound that doubles up to a maximum. Each wait is random in the upper half of its bound, so that clients
-/// that were refused together do not return at once.
-#[derive(Debug)]
-struct Backoff {
-    first: Duration,
-    longest: Duration,
-    /// Waits since the last reset.
-    count: u32,
-}
-
-/// A series of refusals of the credential.
-#[derive(Debug)]
-pub(crate) struct Refusals {
-    backoff: Backoff,
-    /// The time of the first refusal.
-    since: Option<Instant>,
-    /// The end of the current wait.
-    until: Option<Instant>,
-}
-
-/// The waits of a client that lost its runtime to another instance.
-#[derive(Debug)]
-pub(crate) struct Standby {
-    backoff: Backoff,
+impl NoSession {
+    /// After a response without a session. `refusal` is its content, if that is a tunnel server's.
+    #[must_use]
+    pub fn after_response(refusal: Option<&Refusal>, retry_after: Option<Duration>) -> Self {
+        match (refusal.map(Refusal::known), retry_after) {
+            (Some(Some(RefusalReason::HandshakeQueue)), Some(after)) => Self::Queued(after),
+            (Some(_), after) => Self::Refused(after),
+            (None, after) => Self::NoServer(after),
+        }
+    }
 }
 
 impl NextDial {
     /// The time from now until then.
-    pub(crate) fn after(self, now: Instant) -> Duration {
+    #[must_use]
+    pub fn after(self, now: Instant) -> Duration {
         match self {
             Self::Now => Duration::ZERO,
             Self::At(at) | Self::NotBefore(at) => at.saturating_duration_since(now),
@@ -114,10 +115,12 @@ impl NextDial {
 
 impl Redial {
     /// Without failures.
-    pub(crate) fn new(settings: RedialSettings) -> Self {
+    #[must_use]
+    pub fn new(settings: RedialSettings) -> Self {
         Self {
             settings,
             failures: 0,
+            outage: None,
             drained: None,
             at: None,
             not_before: None,
@@ -125,7 +128,8 @@ impl Redial {
     }
 
     /// When to dial next.
-    pub(crate) fn next_dial(&self, now: Instant) -> NextDial {
+    #[must_use]
+    pub fn next_dial(&self, now: Instant) -> NextDial {
         let ahead = |at: &Instant| *at > now;
         match (self.not_before.filter(ahead), self.at.filter(ahead)) {
             (Some(not_before), _) => NextDial::NotBefore(not_before),
@@ -135,40 +139,41 @@ impl Redial {
     }
 
     /// Whether dials have failed, or sessions were short, since the last stable session.
-    pub(crate) fn is_failing(&self) -> bool {
-        self.failures > 0
+    #[must_use]
+    pub fn is_failing(&self) -> bool {
+        self.failures > 0 || self.outage.is_some()
     }
 
     /// After a dial that gave no session. `random` is any number.
-    pub(crate) fn after_failure(
-        &mut self,
-        retry_after: Option<RetryAfter>,
-        now: Instant,
-        random: u64,
-    ) {
-        let wait = self.grow(now, random);
-        self.at = self.at.max(Some(now + wait));
-        // After the time that the server set, and not all clients at once.
-        match retry_after {
-            Some(RetryAfter::Server(after)) => {
-                let not_before = now + after.min(RETRY_AFTER_MAX) + wait;
-                self.not_before = self.not_before.max(Some(not_before));
+    pub fn after_failure(&mut self, failure: NoSession, now: Instant, random: u64) {
+        let wait = match failure {
+            NoSession::NoServer(_) => self.outage_wait(now, random),
+            NoSession::Refused(_) => self.grow(now, random),
+            NoSession::Queued(_) => {
+                self.failures = 1;
+                self.outage = None;
+                fraction(QUEUED_SPREAD, random)
             }
-            Some(RetryAfter::Other(after)) => {
-                let at = now + after.min(RETRY_AFTER_OTHER_MAX) + wait;
-                self.at = self.at.max(Some(at));
-            }
-            None => {}
+        };
+        // After the time that the response sets, and not all clients at once.
+        let after = match failure {
+            NoSession::Refused(after) => after.unwrap_or_default().min(RETRY_AFTER_MAX),
+            NoSession::NoServer(after) => after.unwrap_or_default().min(RETRY_AFTER_OTHER_MAX),
+            NoSession::Queued(after) => after.min(RETRY_AFTER_OTHER_MAX),
+        };
+        if matches!(failure, NoSession::Refused(Some(_))) {
+            self.not_before = self.not_before.max(Some(now + after + wait));
         }
+        self.at = self.at.max(Some(now + after + wait));
     }
 
     /// After an internal error, which may recur.
-    pub(crate) fn after_fault(&mut self, now: Instant, random: u64) {
-        self.after_failure(None, now, random);
+    pub fn after_fault(&mut self, now: Instant, random: u64) {
+        self.after_failure(NoSession::Refused(None), now, random);
     }
 
     /// After a session that lasted for `lived`. `random` is any number.
-    pub(crate) fn after_session(
+    pub fn after_session(
         &mut self,
         reason: CloseReason,
         lived: Duration,
@@ -193,7 +198,7 @@ impl Redial {
 
     /// After the server's directive to drain a session that has lasted for `lived`. The directive says when to dial, but a
     /// server that drains every new session is dialled with growing waits.
-    pub(crate) fn after_drain(&mut self, lived: Duration, now: Instant, random: u64) {
+    pub fn after_drain(&mut self, lived: Duration, now: Instant, random: u64) {
         let was_stable = self.on_drained(lived, now, random);
         if !was_stable && self.next_dial(now) == NextDial::Now {
             let wait = self.grow(now, random);
@@ -209,35 +214,58 @@ impl Redial {
         if was_stable {
             self.drained = Some(now);
             let soon = now + fraction(self.settings.base, random);
-            self.failures = 0;
+            self.start_over();
             self.at = self.at.map(|at| at.min(soon));
         }
         was_stable
     }
 
     /// A session has lasted for `lived`. If it was stable, failures before it no longer count. Returns whether it was.
-    pub(crate) fn on_lived(&mut self, lived: Duration) -> bool {
+    pub fn on_lived(&mut self, lived: Duration) -> bool {
         let was_stable = lived >= self.settings.stable;
         if was_stable {
-            self.failures = 0;
+            self.start_over();
         }
         was_stable
     }
 
+    fn start_over(&mut self) {
+        self.failures = 0;
+        self.outage = None;
+    }
+
     /// Ends the wait, except for a `Retry-After` of the server.
-    pub(crate) fn retry_now(&mut self) {
+    pub fn retry_now(&mut self) {
         self.at = None;
     }
 
     /// Time has jumped: ends every wait, since the clock that measured it had stopped.
-    pub(crate) fn after_jump(&mut self) {
+    pub fn after_jump(&mut self) {
         self.at = None;
         self.not_before = None;
     }
 
+    /// The wait after a dial that has found no server. Its random part is the upper half of the bound, except for the first,
+    /// which spreads the clients that have lost a server together.
+    fn outage_wait(&mut self, now: Instant, random: u64) -> Duration {
+        let base = self.settings.base;
+        let (dials, since) = self.outage.get_or_insert((0, now));
+        let part = (now.saturating_duration_since(*since) / OUTAGE_PART).max(OUTAGE_SHORTEST);
+        let bound = doubled(base, *dials)
+            .min(part.max(base))
+            .min(self.settings.cap);
+        let is_first = *dials == 0;
+        *dials = dials.saturating_add(1);
+        match is_first {
+            true => fraction(bound, random),
+            false => bound / 2 + fraction(bound / 2, random),
+        }
+    }
+
+    /// The wait after a failure of a server that is there.
     fn grow(&mut self, now: Instant, random: u64) -> Duration {
-        let factor = 1_u32.checked_shl(self.failures).unwrap_or(u32::MAX);
-        let bound = self.settings.base.saturating_mul(factor);
+        self.outage = None;
+        let bound = doubled(self.settings.base, self.failures);
         self.failures = self.failures.saturating_add(1);
         let is_replaced = self.drained.is_some_and(|at| now < at + REPLACED_WITHIN);
         let cap = match is_replaced {
@@ -248,83 +276,14 @@ impl Redial {
     }
 }
 
-impl Backoff {
-    fn new(first: Duration, longest: Duration) -> Self {
-        Self {
-            first: first.min(longest),
-            longest,
-            count: 0,
-        }
-    }
-
-    fn next(&mut self, random: u64) -> Duration {
-        let factor = 1_u32.checked_shl(self.count).unwrap_or(u32::MAX);
-        self.count = self.count.saturating_add(1);
-        let bound = self.first.saturating_mul(factor).min(self.longest);
-        bound / 2 + fraction(bound / 2, random)
-    }
-
-    fn start_over(&mut self) {
-        self.count = 0;
-    }
-}
-
-impl Refusals {
-    /// No wait is longer than `longest`.
-    pub(crate) fn new(longest: Duration) -> Self {
-        Self {
-            backoff: Backoff::new(REFUSED_FIRST, longest),
-            since: None,
-            until: None,
-        }
-    }
-
-    /// Notes a refusal. Returns how long to wait.
-    pub(crate) fn on_refusal(&mut self, now: Instant, random: u64) -> Duration {
-        if self.until.is_some_and(|until| now > until + REFUSALS_APART) {
-            self.start_over();
-        }
-        self.since.get_or_insert(now);
-        let wait = self.backoff.next(random);
-        self.until = Some(now + wait);
-        wait
-    }
-
-    /// How long the series has lasted.
-    pub(crate) fn lasted(&self, now: Instant) -> Duration {
-        self.since
-            .map_or(Duration::ZERO, |since| now.saturating_duration_since(since))
-    }
-
-    /// Ends the series: a session began, or there is another credential.
-    pub(crate) fn start_over(&mut self) {
-        self.since = None;
-        self.until = None;
-        self.backoff.start_over();
-    }
-}
-
-impl Standby {
-    /// No wait is longer than `longest`.
-    pub(crate) fn new(longest: Duration) -> Self {
-        Self {
-            backoff: Backoff::new(STANDBY_FIRST, longest),
-        }
-    }
-
-    /// Returns how long to wait after another instance has taken over the runtime, which this one held for `held`, if at
-    /// all. The server gives the runtime back only when no other instance holds it, so the waits grow only if instances
-    /// take it from each other repeatedly.
-    pub(crate) fn after_superseded(&mut self, held: Option<Duration>, random: u64) -> Duration {
-        if held.is_none_or(|held| held > self.backoff.longest) {
-            self.backoff.start_over();
-        }
-        self.backoff.next(random)
-    }
+/// The bound, doubled so often.
+fn doubled(bound: Duration, times: u32) -> Duration {
+    bound.saturating_mul(1_u32.checked_shl(times).unwrap_or(u32::MAX))
 }
 
 /// A random part of the bound, with uniform distribution.
-pub(crate) fn fraction(bound: Duration, random: u64) -> Duration {
+#[must_use]
+pub fn fraction(bound: Duration, random: u64) -> Duration {
     // 32 bits suffice, and are exact in floating point.
     bound.mul_f64((random >> 32) as f64 / f64::from(u32::MAX))
 }
@@ -337,6 +296,8 @@ mod tests {
 
     const SECOND: Duration = Duration::from_secs(1);
     const LARGEST: u64 = u64::MAX;
+    const REFUSED: NoSession = NoSession::Refused(None);
+    const NO_SERVER: NoSession = NoSession::NoServer(None);
 
     fn redial() -> (Redial, Instant) {
         let settings = RedialSettings {
@@ -349,7 +310,7 @@ mod tests {
 
     /// How long the wait is that begins now, after the longest random part.
     fn wait_after_failure(redial: &mut Redial, now: &mut Instant) -> Duration {
-        redial.after_failure(None, *now, LARGEST);
+        redial.after_failure(REFUSED, *now, LARGEST);
         pass(redial, now)
     }
 
@@ -375,6 +336,94 @@ mod tests {
         }
     }
 
+    /// Goes on for this time with dials that find no server, and returns the waits.
+    fn outage(
+        redial: &mut Redial,
+        now: &mut Instant,
+        lasts: Duration,
+        random: u64,
+    ) -> Vec<Duration> {
+        let end = *now + lasts;
+        let mut waits = Vec::new();
+        while *now < end {
+            redial.after_failure(NO_SERVER, *now, random);
+            waits.push(pass(redial, now));
+        }
+        waits
+    }
+
+    #[test]
+    fn a_server_that_is_back_is_found_within_two_seconds_or_a_sixteenth_of_the_outage() {
+        let (mut redial, mut now) = redial();
+        let waits = outage(&mut redial, &mut now, 32 * SECOND, LARGEST);
+        assert_eq!(waits[0], SECOND);
+        assert!(
+            waits[1..].iter().all(|wait| *wait == 2 * SECOND),
+            "{waits:?}"
+        );
+        let began = now - 33 * SECOND;
+        for wait in outage(&mut redial, &mut now, 3_600 * SECOND, LARGEST) {
+            let longest = ((now - began) / 16).min(30 * SECOND);
+            assert!(
+                wait >= 2 * SECOND && wait <= longest,
+                "{wait:?}, {longest:?}"
+            );
+        }
+        redial.after_failure(NO_SERVER, now, 0);
+        assert_eq!(
+            pass(&redial, &mut now),
+            15 * SECOND,
+            "no more often than that"
+        );
+    }
+
+    #[test]
+    fn the_settings_bound_the_waits_of_an_outage() {
+        for (base, cap, expected) in [
+            (200, 1_000, [200, 400, 800, 1_000]),
+            (10_000, 30_000, [10_000; 4]),
+        ] {
+            let settings = RedialSettings {
+                base: Duration::from_millis(base),
+                cap: Duration::from_millis(cap),
+                stable: 60 * SECOND,
+            };
+            let (mut redial, mut now) = (Redial::new(settings), Instant::now());
+            let waits = outage(&mut redial, &mut now, 100 * SECOND, LARGEST);
+            assert_eq!(waits[..4], expected.map(Duration::from_millis));
+        }
+    }
+
+    #[test]
+    fn an_outage_and_refusals_do_not_lengthen_the_waits_of_each_other() {
+        let (mut redial, mut now) = redial();
+        outage(&mut redial, &mut now, 600 * SECOND, LARGEST);
+        assert_eq!(wait_after_failure(&mut redial, &mut now), SECOND);
+        assert_eq!(wait_after_failure(&mut redial, &mut now), 2 * SECOND);
+        assert_eq!(outage(&mut redial, &mut now, SECOND, LARGEST), [SECOND]);
+        assert_eq!(wait_after_failure(&mut redial, &mut now), 4 * SECOND);
+        assert!(redial.on_lived(60 * SECOND));
+        assert!(!redial.is_failing());
+    }
+
+    #[test]
+    fn a_client_comes_when_there_is_room_however_often_it_is_told_so() {
+        let (mut redial, mut now) = redial();
+        outage(&mut redial, &mut now, 600 * SECOND, LARGEST);
+        for _ in 0..10 {
+            redial.after_failure(NoSession::Queued(7 * SECOND), now, 0);
+            assert_eq!(redial.next_dial(now), NextDial::At(now + 7 * SECOND));
+            pass(&redial, &mut now);
+            redial.after_failure(NoSession::Queued(Duration::MAX), now, LARGEST);
+            assert_eq!(
+                pass(&redial, &mut now),
+                RETRY_AFTER_OTHER_MAX + QUEUED_SPREAD
+            );
+            assert!(redial.is_failing(), "another server has its turn");
+        }
+        assert_eq!(wait_after_failure(&mut redial, &mut now), 2 * SECOND);
+    }
+
     #[test]
     fn only_a_stable_session_lets_them_start_over() {
         let (mut redial, mut now) = redial();
@@ -393,7 +442,7 @@ mod tests {
         for _ in 0..8 {
             wait_after_failure(&mut redial, &mut now);
         }
-        redial.after_failure(None, now, LARGEST);
+        redial.after_failure(REFUSED, now, LARGEST);
         redial.after_drain(SECOND, now, LARGEST);
         let drained = now;
         let waits = [SECOND, SECOND, 2 * SECOND, 4 * SECOND, 4 * SECOND];
@@ -413,7 +462,7 @@ mod tests {
         }
         assert_eq!(pass(&redial, &mut now), SECOND);
         wait_after_failure(&mut redial, &mut now);
-        redial.after_failure(None, now, LARGEST);
+        redial.after_failure(REFUSED, now, LARGEST);
         redial.after_session(CloseReason::Dead, 3_600 * SECOND, now, 0);
         assert_eq!(pass(&redial, &mut now), 4 * SECOND, "the server is away");
     }
@@ -422,7 +471,7 @@ mod tests {
     fn whatever_becomes_of_a_stable_session_what_went_wrong_before_it_is_forgotten() {
         let cases: [fn(&mut Redial, Instant); 3] = [
             |redial, now| {
-                redial.after_failure(None, now, LARGEST);
+                redial.after_failure(REFUSED, now, LARGEST);
                 redial.after_session(CloseReason::Dead, 60 * SECOND, now, LARGEST);
             },
             |redial, now| redial.after_drain(60 * SECOND, now, LARGEST),
@@ -469,7 +518,7 @@ mod tests {
     fn retry_after_is_kept_but_not_for_ever() {
         for (asked, kept) in [(7 * SECOND, 7 * SECOND), (Duration::MAX, RETRY_AFTER_MAX)] {
             let (mut redial, now) = redial();
-            redial.after_failure(Some(RetryAfter::Server(asked)), now, 0);
+            redial.after_failure(NoSession::Refused(Some(asked)), now, 0);
             assert_eq!(redial.next_dial(now), NextDial::NotBefore(now + kept));
             redial.retry_now();
             assert_eq!(redial.next_dial(now), NextDial::NotBefore(now + kept));
@@ -479,67 +528,17 @@ mod tests {
     #[test]
     fn who_has_a_reason_to_does_not_wait() {
         let (mut redial, now) = redial();
-        redial.after_failure(None, now, LARGEST);
+        redial.after_failure(REFUSED, now, LARGEST);
         assert_eq!(redial.next_dial(now), NextDial::At(now + SECOND));
         redial.retry_now();
         assert_eq!(redial.next_dial(now), NextDial::Now);
     }
 
     #[test]
-    fn a_credential_that_is_refused_is_shown_again_after_seconds_and_then_less_often() {
-        let now = Instant::now();
-        let mut refusals = Refusals::new(5 * 60 * SECOND);
-        assert_eq!(refusals.lasted(now), Duration::ZERO);
-        for seconds in [10, 20, 40, 80, 160, 300, 300] {
-            assert_eq!(refusals.on_refusal(now, LARGEST), seconds * SECOND);
-        }
-        assert_eq!(refusals.on_refusal(now, 0), 150 * SECOND, "not all at once");
-        assert_eq!(refusals.lasted(now + SECOND), SECOND);
-        refusals.start_over();
-        assert_eq!(refusals.on_refusal(now + SECOND, 0), 5 * SECOND);
-        assert_eq!(refusals.lasted(now + SECOND), Duration::ZERO);
-        let mut short = Refusals::new(SECOND);
-        assert_eq!(short.on_refusal(now, LARGEST), SECOND);
-    }
-
-    /// A server that refuses once, is away for minutes, and refuses once more while it starts has not refused for
-    /// minutes.
-    #[test]
-    fn refusals_before_an_outage_do_not_count() {
-        let now = Instant::now();
-        let mut refusals = Refusals::new(5 * 60 * SECOND);
-        assert_eq!(refusals.on_refusal(now, LARGEST), 10 * SECOND);
-        let later = now + 10 * SECOND + REFUSALS_APART;
-        assert_eq!(refusals.on_refusal(later, LARGEST), 20 * SECOND);
-        assert_eq!(refusals.lasted(later), later - now);
-        let after_outage = later + 21 * SECOND + REFUSALS_APART;
-        assert_eq!(refusals.on_refusal(after_outage, LARGEST), 10 * SECOND);
-        assert_eq!(refusals.lasted(after_outage), Duration::ZERO);
-    }
-
-    /// Somebody else's client that runs for ten seconds costs the runtime no more than a standby's wait.
-    #[test]
-    fn who_lost_the_runtime_stands_by_and_waits_longer_only_after_losing_it_again() {
-        let minute = 60 * SECOND;
-        let mut standby = Standby::new(5 * minute);
-        let held = Some(SECOND);
-        for seconds in [30, 60, 120, 240, 300, 300] {
-            assert_eq!(standby.after_superseded(held, LARGEST), seconds * SECOND);
-        }
-        assert_eq!(standby.after_superseded(held, 0), 150 * SECOND);
-        let long = Some(6 * minute);
-        assert_eq!(standby.after_superseded(long, 0), 15 * SECOND);
-        for _ in 0..3 {
-            let waited = standby.after_superseded(None, LARGEST);
-            assert_eq!(waited, 30 * SECOND, "it has not had it in between");
-        }
-    }
-
-    #[test]
     fn a_load_balancer_keeps_a_client_away_for_a_minute_and_not_after_a_change_of_path() {
         let (mut redial, now) = redial();
-        let hour = RetryAfter::Other(3_600 * SECOND);
-        redial.after_failure(Some(hour), now, 0);
+        let hour = NoSession::NoServer(Some(3_600 * SECOND));
+        redial.after_failure(hour, now, 0);
         assert_eq!(redial.next_dial(now), NextDial::At(now + 60 * SECOND));
         redial.retry_now();
         assert_eq!(redial.next_dial(now), NextDial::Now);
@@ -548,7 +547,7 @@ mod tests {
     #[test]
     fn a_jump_of_time_ends_every_wait() {
         let (mut redial, now) = redial();
-        redial.after_failure(Some(RetryAfter::Server(600 * SECOND)), now, 0);
+        redial.after_failure(NoSession::Refused(Some(600 * SECOND)), now, 0);
         redial.after_jump();
         assert_eq!(redial.next_dial(now), NextDial::Now);
     }
@@ -559,7 +558,7 @@ mod tests {
             let (mut redial, now) = redial();
             redial.failures = failures;
             let bound = SECOND.saturating_mul(1_u32.checked_shl(failures).unwrap_or(u32::MAX));
-            redial.after_failure(None, now, random);
+            redial.after_failure(REFUSED, now, random);
             prop_assert!(redial.at.unwrap() - now <= bound.min(30 * SECOND));
         }
 
@@ -585,7 +584,7 @@ mod tests {
             let mut dials = 0;
             let mut failures = 0_u32;
             while now < began + 120 * SECOND {
-                redial.after_failure(None, now, LARGEST);
+                redial.after_failure(REFUSED, now, LARGEST);
                 dials += 1;
                 let bound = SECOND.saturating_mul(1 << failures.min(10)).min(30 * SECOND);
                 failures += 1;
