@@ -31,7 +31,7 @@ use hyper_util::rt::{TokioIo, TokioTimer};
 use parking_lot::Mutex;
 use socket2::{SockRef, TcpKeepalive};
 use tokio::{
-    io::{AsyncRead, AsyncWrite},
+    io::{AsyncRead, AsyncWrite, AsyncWriteExt},
     net::{TcpListener, TcpStream},
     task::JoinSet,
     time::timeout,
@@ -226,8 +226,11 @@ async fn accept_tls(
         true => None,
         false => Some(match shared.enter(dial.client.ip).await {
             Ok(entered) => entered,
-            Err(Rejection::Answer(permit, after)) => GateOutcome::rejected(Some(permit), after),
-            Err(Rejection::Close) => return refuse_connection(&shared.metrics, "max_handshakes"),
+            Err(rejection) if rejection.permit.is_some() => GateOutcome::rejected(rejection),
+            Err(Rejection { retry_after, .. }) => {
+                refuse_before_tls(start.io, retry_after).await;
+                return refuse_connection(&shared.metrics, "max_handshakes");
+            }
         }),
     };
     let limit = match gate {
@@ -259,6 +262,19 @@ async fn accept_tls(
     tokio::select! {
         session = accepted => session,
         () = displaced => refuse_connection(&shared.metrics, "silent"),
+    }
+}
+
+/// Tells a client that has sent its ClientHello when there is room for it. The response is small: it finds room in the socket,
+/// or the client is gone.
+async fn refuse_before_tls<IO: AsyncWrite + Unpin>(mut io: IO, retry_after: Duration) {
+    let response = handshake::crowded_response(retry_after);
+    let written = async {
+        io.write_all(response.as_bytes()).await?;
+        io.shutdown().await
+    };
+    if let Ok(Err(error)) = timeout(GATED_TIMEOUT, written).await {
+        tracing::debug!(%error, "a rejected tunnel client has not waited for the response");
     }
 }
 
@@ -382,8 +398,7 @@ impl TunnelListener {
     /// Waits for a handshake permit.
     async fn enter(&self, address: IpAddr) -> Result<GateOutcome, Rejection> {
         let limit = self.config.load().settings.tls_handshake_timeout;
-        let entered = timeout(limit, self.gate.enter(address)).await;
-        let entered = entered.unwrap_or_else(|_| Err(self.gate.reject(address)));
+        let entered = self.gate.enter(address, limit).await;
         entered.map(|permit| GateOutcome::entered((self.metrics.handshake(), permit)))
     }
 }

@@ -171,7 +171,9 @@ settings! {
         /// TLS handshakes and authentications of tunnel clients at once
         max_handshakes: Count<1, 100_000> = 64, "NUMBER", Restart;
         /// Tunnel clients that wait for their handshake; more are refused
-        handshake_queue: Count<0, 1_000_000> = 512, "NUMBER", Restart;
+        ///
+        /// A server that does few handshakes in a second refuses before, so that those who wait have their turn in time
+        handshake_queue: Count<0, 1_000_000> = 16_384, "NUMBER", Restart;
         /// Connections of tunnel clients open at once from one address
         max_tunnel_connections_per_address: Count<1, 10_000_000> = 1_000, "NUMBER", AtOnce;
         // A session that is silent for two of them is dead.

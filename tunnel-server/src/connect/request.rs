@@ -31,9 +31,6 @@ use crate::{
     metrics::OpenConnection,
 };
 
-/// `Retry-After` of a client for which there is neither a handshake permit nor one for a response.
-const CROWDED_RETRY: Duration = Duration::from_secs(60);
-
 /// `Retry-After` of a check for which there is no permit.
 const CHECK_RETRY: Duration = Duration::from_secs(30);
 
@@ -122,11 +119,11 @@ impl GateOutcome {
         }
     }
 
-    pub(super) fn rejected(permit: Option<Permit>, retry_after: Duration) -> Self {
+    pub(super) fn rejected(rejection: Rejection) -> Self {
         Self {
-            retry_after: Some(retry_after),
+            retry_after: Some(rejection.retry_after),
             handshake: None,
-            _refusal: permit,
+            _refusal: rejection.permit,
         }
     }
 
@@ -283,14 +280,8 @@ fn count(client: ClientAddress, dial: &Dial<'_>) -> Result<(), Refusal> {
 impl TunnelListener {
     /// Waits for a handshake permit for a client whose request has been received.
     async fn enter_at_request(&self, client: ClientAddress) -> GateOutcome {
-        let rejected = match self.enter(client.ip).await {
-            Ok(entered) => return entered,
-            Err(rejected) => rejected,
-        };
-        match rejected {
-            Rejection::Answer(permit, after) => GateOutcome::rejected(Some(permit), after),
-            Rejection::Close => GateOutcome::rejected(None, CROWDED_RETRY),
-        }
+        let entered = self.enter(client.ip).await;
+        entered.unwrap_or_else(GateOutcome::rejected)
     }
 }
 

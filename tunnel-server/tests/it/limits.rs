@@ -2,6 +2,7 @@
 
 use std::{future::Future, net::SocketAddr, process::Stdio, time::Duration};
 
+use rustls_pki_types::ServerName;
 use testkit::{
     deadline::{SOON, eventually, soon},
     http1::{End, RawConnection},
@@ -11,17 +12,20 @@ use testkit::{
     },
 };
 use tokio::{
-    io::{AsyncBufReadExt, BufReader},
+    io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader},
     net::TcpSocket,
     task::JoinSet,
     time::{Instant, sleep},
 };
+use tokio_rustls::rustls::ClientConnection;
+use tunnel_ops::tls_files;
+use tunnel_proto::handshake;
 
 use crate::{
     access_lines::logged,
     http2_limits::handing,
     program::Folder,
-    rig::{PROD, PROD_HOST, Rig, connect, identity, tls, try_tls},
+    rig::{PROD, PROD_HOST, Rig, connect, identity, roots, tls, try_tls},
 };
 
 /// A limit that a test waits for.
@@ -359,7 +363,7 @@ async fn silent_handshakes_from_a_few_addresses_keep_no_tunnel_client_out() {
             }
         });
     }
-    // As many as find no room are told so, of whom each again may be silent, and the rest is closed.
+    // Some that find no room are told so over TLS, and may be silent, and the rest before TLS.
     let closed =
         "tunnel_server_connections_refused_total{cause=\"max_handshakes\",listener=\"tunnel\"}";
     eventually(SOON, "a full gate", async || {
@@ -372,6 +376,39 @@ async fn silent_handshakes_from_a_few_addresses_keep_no_tunnel_client_out() {
     assert_eq!(dial_over(stream, &request).await.status, 101);
     let silent = "tunnel_server_connections_refused_total{cause=\"silent\",listener=\"tunnel\"}";
     assert!(rig.metric(silent).await >= 1.0);
+}
+
+/// Two are silent after TLS: one has the only handshake permit, and one is to be refused.
+#[tokio::test]
+async fn who_finds_no_room_for_a_refusal_either_is_told_before_tls_when_to_return() {
+    let rig = Rig::with(|config| {
+        (
+            config.settings.max_handshakes,
+            config.settings.handshake_queue,
+        ) = (1, 0)
+    })
+    .await;
+    let address = rig.addresses.tunnel;
+    let silent = async || {
+        try_tls(connect(address).await, &[b"http/1.1"])
+            .await
+            .unwrap()
+    };
+    let _held = [silent().await, silent().await];
+    let mut hello = Vec::new();
+    let name = ServerName::try_from("localhost").unwrap();
+    let mut tls =
+        ClientConnection::new(tls_files::client_config(&roots(), None, &[]).unwrap(), name)
+            .unwrap();
+    tls.write_tls(&mut hello).unwrap();
+    let mut socket = connect(address).await;
+    socket.write_all(&hello).await.unwrap();
+    let mut answer = Vec::new();
+    soon("an answer", socket.read_to_end(&mut answer))
+        .await
+        .unwrap();
+    let after = handshake::crowded_retry_after(&answer).unwrap();
+    assert!((1..=60).contains(&after.as_secs()), "{after:?}");
 }
 
 #[tokio::test]

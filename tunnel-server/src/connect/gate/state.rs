@@ -13,7 +13,7 @@
 //! clients from few addresses delay a newcomer from another one by at most the grace of one silent client.
 
 use std::{
-    collections::{BTreeMap, HashMap, VecDeque},
+    collections::{BTreeMap, BTreeSet, HashMap},
     net::IpAddr,
     sync::Arc,
     time::Duration,
@@ -21,6 +21,8 @@ use std::{
 
 use tokio::{sync::Notify, time::Instant};
 use tunnel_http::permits::{network, wide_network};
+
+use super::{pace::Pace, ranking::Ranking};
 
 /// How long a client may be silent with a permit before a client of an address with fewer permits may displace it.
 /// A client needs one round trip to send its request with TLS 1.3, and two with TLS 1.2: this leaves time for a slow
@@ -50,9 +52,17 @@ pub(super) struct GateState {
     /// Number of the last permit that was given.
     last_permit: u64,
     clients: BTreeMap<u64, Client>,
+    /// The clients with a permit.
+    holders: BTreeSet<u64>,
     waiting: usize,
     addresses: HashMap<IpAddr, Address>,
     networks: HashMap<IpAddr, Network>,
+    /// The networks with waiting clients in the order in which they get permits: by the number of permits, the last one, and
+    /// the first client.
+    turns: Ranking<(usize, u64, u64)>,
+    /// The networks with waiting clients by their number, that of the address with the most, and its newest.
+    queues: Ranking<(usize, usize, u64)>,
+    pace: Pace,
 }
 
 #[derive(Debug)]
@@ -79,8 +89,7 @@ struct Address {
     network: IpAddr,
     permits: usize,
     last_permit: u64,
-    /// In the order of arrival.
-    waiting: VecDeque<u64>,
+    waiting: BTreeSet<u64>,
 }
 
 /// The clients of one network.
@@ -90,6 +99,18 @@ struct Network {
     last_permit: u64,
     waiting: usize,
     addresses: usize,
+    /// The addresses with waiting clients in the order in which they get permits: by the number of permits, the last one,
+    /// and the first client.
+    turns: Ranking<(usize, u64, u64)>,
+    /// The addresses with waiting clients by their number, and the newest of them.
+    queues: Ranking<(usize, u64)>,
+}
+
+/// A client that gets a permit, and the one that is displaced for it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct Admission {
+    number: u64,
+    displaced: Option<u64>,
 }
 
 impl GateState {
@@ -100,18 +121,31 @@ impl GateState {
             next: 0,
             last_permit: 0,
             clients: BTreeMap::new(),
+            holders: BTreeSet::new(),
             waiting: 0,
             addresses: HashMap::new(),
             networks: HashMap::new(),
+            turns: Ranking::default(),
+            queues: Ranking::default(),
+            pace: Pace::new(),
         }
     }
 
-    /// Adds a client; returns its number, and what is notified of changes. `None` if there is neither a permit for it
-    /// nor room in the queue, and no address has more waiting clients, one of which it could displace.
-    pub(super) fn arrive(&mut self, address: IpAddr, now: Instant) -> Option<(u64, Arc<Notify>)> {
+    /// Adds a client that waits for `patience` at most; returns its number, and what is notified of changes. `None` if there is
+    /// neither a permit for it nor room in the queue, and no address has more waiting clients, one of which it could displace.
+    /// The queue has room for those that have their permit within half of the time, as there are clients that come later and go
+    /// before.
+    pub(super) fn arrive(
+        &mut self,
+        address: IpAddr,
+        patience: Duration,
+        now: Instant,
+    ) -> Option<(u64, Arc<Notify>)> {
+        self.pace.on_arrival();
         let (number, changed) = self.add(address);
         self.admit_waiting(now);
-        if self.waiting > self.max_waiting {
+        let in_time = self.pace.within(patience / 2).max(self.max_permits);
+        if self.waiting > self.max_waiting.min(in_time) {
             let displaced = self.newest_of_longest_queue()?;
             self.displace(displaced);
             if displaced == number {
@@ -135,8 +169,16 @@ impl GateState {
 
     /// Removes a client, unless it was displaced, and gives its permit to the next.
     pub(super) fn leave(&mut self, number: u64, now: Instant) {
+        if self.holders.contains(&number) {
+            self.pace.on_end(self.waiting > 0, now);
+        }
         self.remove(number);
         self.admit_waiting(now);
+    }
+
+    /// When a client is to come that is rejected.
+    pub(super) fn retry_after(&mut self, now: Instant) -> Duration {
+        self.pace.retry_after(self.waiting, now)
     }
 
     /// Gives permits to waiting clients while there are any.
@@ -144,21 +186,17 @@ impl GateState {
         while self.waiting > 0 {
             // Looked up once for all candidates, of which there may be many.
             let overdue = self.overdue(now);
-            let is_full = self.clients.len() - self.waiting >= self.max_permits;
+            let is_full = self.holders.len() >= self.max_permits;
             if is_full && overdue.is_empty() {
                 return;
             }
-            let mut candidates: Vec<_> = self
-                .addresses
-                .iter()
-                .filter(|(_, of_address)| !of_address.waiting.is_empty())
-                .map(|(address, of_address)| (self.order(of_address), *address))
-                .collect();
-            candidates.sort_unstable_by_key(|(order, _)| *order);
-            let mut candidates = candidates.iter();
-            if !candidates.any(|(_, address)| self.admit_from(*address, &overdue, now)) {
+            let Some(admission) = self.admission(&overdue) else {
                 return;
+            };
+            if let Some(number) = admission.displaced {
+                self.displace(number);
             }
+            self.admit(admission.number, now);
         }
     }
 
@@ -177,10 +215,10 @@ impl GateState {
                 network: wide,
                 permits: 0,
                 last_permit: 0,
-                waiting: VecDeque::new(),
+                waiting: BTreeSet::new(),
             }
         });
-        of_address.waiting.push_back(number);
+        of_address.waiting.insert(number);
         if let Some(of_network) = self.networks.get_mut(&wide) {
             of_network.waiting += 1;
         }
@@ -192,15 +230,43 @@ impl GateState {
             changed: changed.clone(),
         };
         self.clients.insert(number, client);
+        self.rank(address, wide);
         (number, changed)
+    }
+
+    /// Puts an address and its network where they belong after a change.
+    fn rank(&mut self, address: IpAddr, network: IpAddr) {
+        let Some(of_network) = self.networks.get_mut(&network) else {
+            self.turns.set(network, None);
+            self.queues.set(network, None);
+            return;
+        };
+        let of_address = self.addresses.get(&address);
+        let ends = of_address.and_then(|of_address| {
+            let waiting = &of_address.waiting;
+            Some((of_address, *waiting.first()?, *waiting.last()?))
+        });
+        let turn = ends.map(|(one, first, _)| (one.permits, one.last_permit, first));
+        of_network.turns.set(address, turn);
+        let queue = ends.map(|(one, _, last)| (one.waiting.len(), last));
+        of_network.queues.set(address, queue);
+        // Networks differ in their last permit, or have had none, nor have their addresses: then the first client counts.
+        let turn = of_network.turns.first();
+        let turn = turn.map(|((.., first), _)| (of_network.permits, of_network.last_permit, first));
+        self.turns.set(network, turn);
+        let queue = of_network.queues.last();
+        let queue = queue.map(|((length, last), _)| (of_network.waiting, length, last));
+        self.queues.set(network, queue);
     }
 
     fn remove(&mut self, number: u64) -> Option<Client> {
         let client = self.clients.remove(&number)?;
+        self.holders.remove(&number);
         let of_address = self.addresses.get_mut(&client.address)?;
-        let of_network = self.networks.get_mut(&of_address.network)?;
+        let wide = of_address.network;
+        let of_network = self.networks.get_mut(&wide)?;
         if client.stage == Stage::Waiting {
-            of_address.waiting.retain(|waiting| *waiting != number);
+            of_address.waiting.remove(&number);
             of_network.waiting -= 1;
             self.waiting -= 1;
         } else {
@@ -210,10 +276,11 @@ impl GateState {
         if of_address.permits == 0 && of_address.waiting.is_empty() {
             of_network.addresses -= 1;
             if of_network.addresses == 0 {
-                self.networks.remove(&of_address.network);
+                self.networks.remove(&wide);
             }
             self.addresses.remove(&client.address);
         }
+        self.rank(client.address, wide);
         Some(client)
     }
 
@@ -223,45 +290,46 @@ impl GateState {
         }
     }
 
-    /// The order in which addresses get permits, the least first: by the number of permits and then by the last one, of
-    /// the network before those of the address.
-    fn order(&self, of_address: &Address) -> (usize, u64, usize, u64, Option<u64>) {
-        let of_network = self.networks.get(&of_address.network);
-        (
-            of_network.map_or(0, |network| network.permits),
-            of_network.map_or(0, |network| network.last_permit),
-            of_address.permits,
-            of_address.last_permit,
-            of_address.waiting.front().copied(),
-        )
+    /// The next client that gets a permit; `None` if nobody can have one.
+    fn admission(&self, overdue: &[Overdue]) -> Option<Admission> {
+        let is_full = self.holders.len() >= self.max_permits;
+        let most = overdue.iter().map(|other| other.of_network).max();
+        // While all permits are held, clients of the other networks can displace only those of their own network.
+        let first = self.turns.iter();
+        let first = first.take_while(|((permits, ..), _)| !is_full || Some(*permits) < most);
+        let own = overdue
+            .iter()
+            .filter_map(|other| self.turns.entry(other.network));
+        let own: BTreeSet<_> = own.collect();
+        let mut networks = first.chain(own);
+        networks.find_map(|(_, network)| self.admission_of_network(network, overdue))
     }
 
-    /// Gives the next client of an address a permit, displacing a silent client if necessary. Returns `false` if it
-    /// cannot have one.
-    fn admit_from(&mut self, address: IpAddr, overdue: &[Overdue], now: Instant) -> bool {
-        let Some(of_address) = self.addresses.get(&address) else {
-            return false;
-        };
-        let Some(number) = of_address.waiting.front().copied() else {
-            return false;
-        };
-        let of_network = self.networks.get(&of_address.network);
-        let (own, of_network) = (
-            of_address.permits,
-            of_network.map_or(0, |network| network.permits),
-        );
+    fn admission_of_network(&self, network: IpAddr, overdue: &[Overdue]) -> Option<Admission> {
+        let turns = &self.networks.get(&network)?.turns;
+        // The first address has the fewest permits: where it can have none, the others can displace only clients of their own.
+        let own = overdue
+            .iter()
+            .filter_map(|other| turns.entry(other.address));
+        let own: BTreeSet<_> = own.collect();
+        let mut addresses = turns.first().into_iter().chain(own);
+        addresses.find_map(|(_, address)| self.admission_from(address, overdue))
+    }
+
+    /// A permit for the first waiting client of an address, for which a silent client is displaced if necessary.
+    fn admission_from(&self, address: IpAddr, overdue: &[Overdue]) -> Option<Admission> {
+        let of_address = self.addresses.get(&address)?;
+        let number = *of_address.waiting.first()?;
+        let of_network = self.networks.get(&of_address.network)?;
         // An address has at most half, a network three quarters, so that clients of others need not wait.
-        let is_full = self.clients.len() - self.waiting >= self.max_permits
-            || own >= self.max_permits.div_ceil(2)
-            || of_network >= (self.max_permits * 3).div_ceil(4);
-        if is_full {
-            match self.displaceable(address, overdue) {
-                Some(number) => self.displace(number),
-                None => return false,
-            }
-        }
-        self.admit(number, now);
-        true
+        let is_full = self.holders.len() >= self.max_permits
+            || of_address.permits >= self.max_permits.div_ceil(2)
+            || of_network.permits >= (self.max_permits * 3).div_ceil(4);
+        let displaced = match is_full {
+            true => Some(self.displaceable(address, overdue)?),
+            false => None,
+        };
+        Some(Admission { number, displaced })
     }
 
     fn admit(&mut self, number: u64, now: Instant) {
@@ -270,23 +338,29 @@ impl GateState {
         };
         client.stage = Stage::Silent(now);
         client.changed.notify_one();
+        let address = client.address;
+        self.holders.insert(number);
         self.last_permit += 1;
         self.waiting -= 1;
-        if let Some(of_address) = self.addresses.get_mut(&client.address) {
-            of_address.waiting.retain(|waiting| *waiting != number);
-            of_address.permits += 1;
-            of_address.last_permit = self.last_permit;
-            if let Some(of_network) = self.networks.get_mut(&of_address.network) {
-                of_network.waiting -= 1;
-                of_network.permits += 1;
-                of_network.last_permit = self.last_permit;
-            }
+        let Some(of_address) = self.addresses.get_mut(&address) else {
+            return;
+        };
+        of_address.waiting.remove(&number);
+        of_address.permits += 1;
+        of_address.last_permit = self.last_permit;
+        let network = of_address.network;
+        if let Some(of_network) = self.networks.get_mut(&network) {
+            of_network.waiting -= 1;
+            of_network.permits += 1;
+            of_network.last_permit = self.last_permit;
         }
+        self.rank(address, network);
     }
 
     /// The clients that have been silent for too long.
     fn overdue(&self, now: Instant) -> Vec<Overdue> {
-        let clients = self.clients.iter();
+        let holders = self.holders.iter();
+        let clients = holders.filter_map(|number| Some((number, self.clients.get(number)?)));
         let overdue = clients.filter(|(_, client)| is_overdue(client, now));
         let counted = overdue.filter_map(|(number, client)| {
             let of_address = self.addresses.get(&client.address)?;
@@ -329,14 +403,9 @@ impl GateState {
 
     /// The newest waiting client of the address with the longest queue, in the network with the longest queue.
     fn newest_of_longest_queue(&self) -> Option<u64> {
-        let addresses = self.addresses.values();
-        let longest = addresses.max_by_key(|of_address| {
-            let of_network = self.networks.get(&of_address.network);
-            let in_network = of_network.map_or(0, |network| network.waiting);
-            let last = of_address.waiting.back().copied();
-            (in_network, of_address.waiting.len(), last)
-        });
-        longest?.waiting.back().copied()
+        let (_, network) = self.queues.last()?;
+        let ((_, newest), _) = self.networks.get(&network)?.queues.last()?;
+        Some(newest)
     }
 }
 
@@ -346,6 +415,8 @@ fn is_overdue(client: &Client, now: Instant) -> bool {
 
 #[cfg(test)]
 mod tests {
+    use proptest::prelude::*;
+
     use super::*;
 
     /// Address `number` of network `network`.
@@ -358,7 +429,9 @@ mod tests {
     }
 
     fn arrive(state: &mut GateState, address: IpAddr, now: Instant) -> Option<u64> {
-        state.arrive(address, now).map(|(number, _)| number)
+        state
+            .arrive(address, 10 * GRACE, now)
+            .map(|(number, _)| number)
     }
 
     fn has_permit(state: &GateState, number: u64) -> bool {
@@ -492,5 +565,64 @@ mod tests {
         }
         assert!(state.clients.is_empty() && state.addresses.is_empty());
         assert!(state.networks.is_empty() && state.waiting == 0);
+        assert!(state.turns.first().is_none() && state.queues.first().is_none());
+        assert!(state.holders.is_empty());
+    }
+
+    /// The next admission by a search among all addresses.
+    fn admission_by_search(state: &GateState, overdue: &[Overdue]) -> Option<Admission> {
+        let waiting = state.addresses.iter();
+        let waiting = waiting.filter(|(_, of_address)| !of_address.waiting.is_empty());
+        let order = |(address, of_address): (&IpAddr, &Address)| {
+            let of_network = &state.networks[&of_address.network];
+            let network = (of_network.permits, of_network.last_permit);
+            let first = of_address.waiting.first().copied();
+            let turn = (of_address.permits, of_address.last_permit, first);
+            (network, turn, *address)
+        };
+        let order: BTreeSet<_> = waiting.map(order).collect();
+        let mut addresses = order.into_iter().map(|(.., address)| address);
+        addresses.find_map(|address| state.admission_from(address, overdue))
+    }
+
+    /// The newest client of the longest queue by a search among all addresses.
+    fn newest_by_search(state: &GateState) -> Option<u64> {
+        let queues = state.addresses.values().map(|of_address| {
+            let in_network = state.networks[&of_address.network].waiting;
+            let newest = of_address.waiting.last().copied();
+            (in_network, of_address.waiting.len(), newest)
+        });
+        queues.max()?.2
+    }
+
+    proptest! {
+        /// The rankings give what a search among all addresses would find.
+        #[test]
+        fn rankings_agree_with_a_search(
+            steps in proptest::collection::vec((0_u8..6, 0_u8..4, 0_u8..4, 0_usize..40, 0_u64..1_000), 1..300),
+        ) {
+            let (mut state, mut now) = (GateState::new(8, 12), start());
+            for (step, network, number, chosen, later) in steps {
+                now += Duration::from_millis(later);
+                let client = state.clients.keys().nth(chosen % state.clients.len().max(1)).copied();
+                match (step, client) {
+                    (0, Some(client)) => drop(state.remove(client)),
+                    (1, Some(client)) if has_permit(&state, client) => state.on_request(client),
+                    _ => drop(state.add(at(network, number))),
+                }
+                loop {
+                    let overdue = state.overdue(now);
+                    let admission = state.admission(&overdue);
+                    prop_assert_eq!(admission, admission_by_search(&state, &overdue));
+                    prop_assert_eq!(state.newest_of_longest_queue(), newest_by_search(&state));
+                    let Some(Admission { number, displaced }) = admission else { break };
+                    displaced.into_iter().for_each(|displaced| state.displace(displaced));
+                    state.admit(number, now);
+                }
+                if state.waiting > state.max_waiting && let Some(newest) = state.newest_of_longest_queue() {
+                    state.displace(newest);
+                }
+            }
+        }
     }
 }
