@@ -362,7 +362,7 @@ impl DialError {
     /// and not the credential's files.
     pub(crate) fn is_on_path(&self) -> bool {
         match self {
-            Self::Step { .. } => true,
+            Self::Step { error, .. } => error.inner::<Crowded>().is_none(),
             Self::Refused { response, .. } => response.refusal.is_none(),
             Self::Credential(_) => false,
         }
