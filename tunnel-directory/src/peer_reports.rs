@@ -139,13 +139,15 @@ impl PeerReports {
     pub(crate) fn on_position(&mut self, position: i64) -> Vec<RuntimeLabel> {
         let mut over = Vec::new();
         for reporter in self.reporters.values_mut() {
-            let ended = reporter
-                .ending
-                .extract_if(.., |_, revision| *revision <= position);
-            for (label, _) in ended {
-                reporter.differences.remove(&label);
-                over.push(label);
-            }
+            let differences = &mut reporter.differences;
+            reporter.ending.retain(|label, revision| {
+                let is_over = *revision <= position;
+                if is_over {
+                    differences.remove(label);
+                    over.push(label.clone());
+                }
+                !is_over
+            });
         }
         over
     }

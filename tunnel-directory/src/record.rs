@@ -9,8 +9,10 @@
 //!   <prefix>acme/…                                 certificates (`acme/store.rs`)
 //! ```
 //!
-//! The revision of a claim's last change is its epoch, so that nothing but a takeover may write it. A `held` record is
-//! valid while the node's key has its incarnation, and the claim has its epoch.
+//! The revision of a claim's last change is its epoch, with its generation, so that nothing but a takeover may write it. A
+//! `held` record is valid while the node's key has its incarnation, and no node holds the runtime by a later claim. It is
+//! written when the claim was answered, and the claim takes effect with it: one that etcd makes after its writer has given it
+//! up takes nothing from anybody. While etcd is away nodes report which of their records are void.
 
 use std::{collections::VecDeque, sync::Arc};
 

@@ -33,7 +33,7 @@ const NOT_OURS: [&str; 6] = [
 ];
 
 /// Which crate of the workspace may know which, tests included. The tests of every crate may know `testkit`.
-const ARROWS: [(&str, &[&str]); 13] = [
+const ARROWS: [(&str, &[&str]); 14] = [
     ("tunnel-proto", &[]),
     ("tunnel-ops", &[]),
     ("tunnel-http", &["tunnel-proto", "tunnel-ops"]),
@@ -76,6 +76,10 @@ const ARROWS: [(&str, &[&str]); 13] = [
         ],
     ),
     ("testkit", &["tunnel-proto", "tunnel-ops"]),
+    (
+        "simulation",
+        &["tunnel-proto", "tunnel-etcd", "tunnel-directory", "testkit"],
+    ),
     (
         "e2e",
         &[

@@ -91,7 +91,12 @@ async fn fields_beyond_the_usual_number_count_with_what_a_map_keeps_for_each() {
     for (fields, held) in [(99, 0..1), (990, 100_000..150_000)] {
         let server = pair.server.clone();
         let mut request = get("/");
-        let field = |at: usize| (format!("x-{at}").parse::<HeaderName>().unwrap(), HeaderValue::from(at));
+        let field = |at: usize| {
+            (
+                format!("x-{at}").parse::<HeaderName>().unwrap(),
+                HeaderValue::from(at),
+            )
+        };
         request.headers_mut().extend((0..fields).map(field));
         exchanges.spawn(async move { exchange(&server, request, |_, _| {}).await });
         let parts = within(heads.recv()).await.unwrap();
