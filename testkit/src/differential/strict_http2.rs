@@ -4,7 +4,7 @@
 //! reads what [`super::random_http2`] writes: literals, and some entries of the static table.
 //!
 //! Three malformed requests are read as the `h2` crate reads them, which passes on what is well-formed of them and nothing
-//! else, so that no origin can read them otherwise: see [`forgive`] and [`target`].
+//! else, so that no origin can read them otherwise: see `forgive` and `target`.
 
 use std::collections::{BTreeMap, BTreeSet};
 
