@@ -22,6 +22,9 @@ use tunnel_etcd::{EtcdError, RangeRequest, RangeResponse, TxnRequest, TxnRespons
 pub use self::{shown::shown_answer, watch::WatchId};
 use self::{store::Store, watch::Watches};
 
+/// The prefix of the keys of the directory.
+pub(crate) const PREFIX: &str = "/tunnel/v1/";
+
 /// Time without a leader until a member is elected: from this on, and up to half as long again. etcd's default time-out of
 /// followers.
 const ELECTION: Duration = Duration::from_secs(1);

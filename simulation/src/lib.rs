@@ -14,11 +14,7 @@
     reason = "names that the simulation makes are good, or the simulation is wrong"
 )]
 
-mod check;
-mod client;
 pub mod etcd;
-mod faults;
-mod node;
 pub mod plan;
 mod world;
 
@@ -27,18 +23,9 @@ mod tests;
 
 use self::world::World;
 pub use self::{
-    check::Violation,
     plan::{Fault, Plan},
+    world::{Outcome, Violation},
 };
-
-/// What came of a plan.
-#[derive(Debug)]
-pub struct Outcome {
-    /// Inputs of nodes and events of the world.
-    pub steps: u64,
-    /// What did not hold, with the last events before it.
-    pub violation: Option<Violation>,
-}
 
 /// Runs a plan to its end, or to the first violation.
 #[must_use]

@@ -1,5 +1,10 @@
 //! The world: what happens next, in the order of its time.
 
+mod check;
+mod client;
+mod faults;
+mod node;
+
 use std::{
     collections::{BTreeMap, BTreeSet, VecDeque},
     fmt,
@@ -10,14 +15,16 @@ use testkit::random::Random;
 use tunnel_directory::shared::{Answer, CallId, Now, WatchId};
 use tunnel_etcd::{EtcdError, WatchReport};
 
-use crate::{
-    Outcome, Plan, Violation,
+pub use self::check::Violation;
+use self::{
     check::History,
     client::{Client, DialId, DialResult, SessionEnd},
-    etcd::{self, Etcd, Snapshot},
     faults::Heal,
     node::{Address, LinkId, Node, SessionId},
-    plan::Fault,
+};
+use crate::{
+    etcd::{self, Etcd, Snapshot},
+    plan::{Fault, Plan},
 };
 
 /// Time between two checks of what must hold.
@@ -31,6 +38,15 @@ const EMPTY: Duration = Duration::from_secs(60);
 
 /// Events that are shown with a violation.
 const SHOWN: usize = 100;
+
+/// What came of a plan.
+#[derive(Debug)]
+pub struct Outcome {
+    /// Inputs of nodes and events of the world.
+    pub steps: u64,
+    /// What did not hold, with the last events before it.
+    pub violation: Option<Violation>,
+}
 
 /// What happens at a time.
 #[derive(Debug)]

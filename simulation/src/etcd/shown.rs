@@ -4,7 +4,7 @@ use std::fmt;
 
 use tunnel_etcd::{Compare, Operand, Request, RequestOp, Response, TxnRequest, TxnResponse};
 
-use super::Call;
+use super::{Call, PREFIX};
 
 impl fmt::Display for Call {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -77,9 +77,7 @@ fn shown_operation(operation: &RequestOp) -> String {
 /// A key without the prefix that all have.
 fn name(key: &[u8]) -> String {
     let key = String::from_utf8_lossy(key);
-    key.strip_prefix(crate::node::PREFIX)
-        .unwrap_or(&key)
-        .to_owned()
+    key.strip_prefix(PREFIX).unwrap_or(&key).to_owned()
 }
 
 fn text(value: &[u8]) -> String {

@@ -6,8 +6,10 @@ use tunnel_directory::shared::{
     PendingReport, REPORT_INTERVAL, Report, ReportingLink, SentReports,
 };
 
-use super::{Link, LinkId, Process};
-use crate::world::{Event, World};
+use super::{
+    super::{Event, World},
+    Link, LinkId, Process,
+};
 
 /// The time after which a link that carries nothing is given up.
 const LINK_SILENCE: Duration = Duration::from_millis(700);

@@ -8,11 +8,13 @@ use tunnel_directory::{
 };
 use tunnel_proto::handshake::InstanceId;
 
-use super::{Address, Session, SessionId};
-use crate::{
-    client::{DialId, DialResult, SessionEnd},
-    faults::Heal,
-    world::{Event, World},
+use super::{
+    super::{
+        Event, World,
+        client::{DialId, DialResult, SessionEnd},
+        faults::Heal,
+    },
+    Address, Session, SessionId,
 };
 
 impl World {

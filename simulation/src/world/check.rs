@@ -8,11 +8,12 @@ use std::{
 use tunnel_directory::{Claim, RuntimeLabel};
 use tunnel_proto::handshake::InstanceId;
 
-use crate::{
+use super::{
+    World,
     client::{Client, LONGEST_WAIT, STANDBY},
-    node::{Address, PREFIX},
-    world::World,
+    node::Address,
 };
+use crate::etcd::PREFIX;
 
 /// The time after the last fault after which all is well again: the life of a lease, and the longest wait of a client.
 const WELL: Duration = Duration::from_secs(65);

@@ -7,9 +7,9 @@ use tunnel_directory::{
 };
 use tunnel_proto::handshake::{InstanceId, InstanceSecret};
 
-use crate::{
+use super::{
+    Event, World,
     node::{Address, SessionId},
-    world::{Event, World},
 };
 
 /// Sessions of a client.

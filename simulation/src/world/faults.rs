@@ -2,11 +2,10 @@
 
 use std::time::Duration;
 
+use super::{Event, World, node::Address};
 use crate::{
     etcd::{MemberState, Writes},
-    node::Address,
     plan::Fault,
-    world::{Event, World},
 };
 
 /// What ends a fault.

@@ -5,11 +5,11 @@ use std::time::Duration;
 use tunnel_directory::shared::{Answer, Call, CallId, WatchId};
 use tunnel_etcd::{EtcdError, WatchReport};
 
-use super::{Address, Process};
-use crate::{
-    etcd,
-    world::{Event, World},
+use super::{
+    super::{Event, World},
+    Address, Process,
 };
+use crate::etcd;
 
 /// Time for one call of etcd: that of the server's settings. A read of a range has more.
 const CALL_TIMEOUT: Duration = Duration::from_millis(500);

@@ -19,15 +19,12 @@ use tunnel_directory::{
 };
 use tunnel_proto::handshake::InstanceId;
 
-use crate::{
+use super::{
+    Event, World,
     client::{DialId, DialResult, SessionEnd},
-    etcd,
     faults::Heal,
-    world::{Event, World},
 };
-
-/// The prefix of all keys.
-pub(crate) const PREFIX: &str = "/tunnel/v1/";
+use crate::etcd::{self, PREFIX};
 
 /// Time until a node that cannot take part any more is started again.
 const RESTART: Duration = Duration::from_secs(2);
