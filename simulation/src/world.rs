@@ -3,6 +3,7 @@
 mod check;
 mod client;
 mod faults;
+mod names;
 mod node;
 
 use std::{
@@ -18,9 +19,9 @@ use tunnel_etcd::{EtcdError, WatchReport};
 pub use self::check::Violation;
 use self::{
     check::History,
-    client::{Client, DialId, DialResult, SessionEnd},
-    faults::Heal,
-    node::{Address, LinkId, Node, SessionId},
+    client::Client,
+    names::{Address, DialId, DialResult, Heal, LinkId, SessionEnd, SessionId},
+    node::Node,
 };
 use crate::{
     etcd::{self, Etcd, Snapshot},

@@ -11,7 +11,7 @@ use tunnel_proto::handshake::InstanceId;
 use super::{
     World,
     client::{Client, LONGEST_WAIT, STANDBY},
-    node::Address,
+    names::Address,
 };
 use crate::etcd::PREFIX;
 

@@ -9,7 +9,7 @@ use tunnel_proto::handshake::{InstanceId, InstanceSecret};
 
 use super::{
     Event, World,
-    node::{Address, SessionId},
+    names::{Address, DialId, DialResult, SessionEnd, SessionId},
 };
 
 /// Sessions of a client.
@@ -27,34 +27,6 @@ const ELSEWHERE: u32 = 2;
 
 /// Time until a dial that is not answered has failed.
 const DIAL_TIMEOUT: Duration = Duration::from_secs(3);
-
-/// Names a dial, and the session that it leads to.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) struct DialId {
-    client: usize,
-    slot: usize,
-    number: u64,
-}
-
-/// What comes of a dial.
-#[derive(Debug)]
-pub(crate) enum DialResult {
-    /// Nothing answers.
-    Unreachable,
-    /// Another node is to have the session.
-    Elsewhere,
-    Refused(ClaimRefusal),
-    Superseded,
-    Welcome(Address, SessionId),
-}
-
-/// Why a session is over.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum SessionEnd {
-    Lost,
-    Drained,
-    Superseded,
-}
 
 /// The runtime of a client.
 #[derive(Clone, Debug)]

@@ -2,31 +2,11 @@
 
 use std::time::Duration;
 
-use super::{Event, World, node::Address};
+use super::{Event, World, names::Heal};
 use crate::{
     etcd::{MemberState, Writes},
     plan::Fault,
 };
-
-/// What ends a fault.
-#[derive(Clone, Copy, Debug)]
-pub(crate) enum Heal {
-    StartNode(usize),
-    /// A node that leaves has moved its sessions.
-    Depart(Address),
-    ResumeNode(usize),
-    ReachEtcd(usize),
-    JoinLink(usize, usize),
-    StartMember(usize),
-    StartEtcd,
-    ThawEtcd,
-    AllowWrites,
-    SpeedUpEtcd,
-    StartClient(usize),
-    StopSecond(usize),
-    /// Nothing is left of the fault but what it has done.
-    Over,
-}
 
 impl World {
     pub(crate) fn begin_fault(&mut self, fault: Fault) {

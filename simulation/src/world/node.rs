@@ -21,32 +21,12 @@ use tunnel_proto::handshake::InstanceId;
 
 use super::{
     Event, World,
-    client::{DialId, DialResult, SessionEnd},
-    faults::Heal,
+    names::{Address, DialId, DialResult, Heal, LinkId, SessionEnd, SessionId},
 };
 use crate::etcd::{self, PREFIX};
 
 /// Time until a node that cannot take part any more is started again.
 const RESTART: Duration = Duration::from_secs(2);
-
-/// One process of a node. Events for an earlier one are dropped.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) struct Address {
-    pub(crate) node: usize,
-    pub(crate) run: u64,
-}
-
-/// Names a session.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) struct SessionId(u64);
-
-/// One link: from the node that sends reports to the one that receives them.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) struct LinkId {
-    pub(crate) from: usize,
-    pub(crate) to: usize,
-    number: u64,
-}
 
 /// A node.
 pub(crate) struct Node {

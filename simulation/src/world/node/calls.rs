@@ -6,8 +6,8 @@ use tunnel_directory::shared::{Answer, Call, CallId, WatchId};
 use tunnel_etcd::{EtcdError, WatchReport};
 
 use super::{
-    super::{Event, World},
-    Address, Process,
+    super::{Event, World, names::Address},
+    Process,
 };
 use crate::etcd;
 

@@ -7,8 +7,8 @@ use tunnel_directory::shared::{
 };
 
 use super::{
-    super::{Event, World},
-    Link, LinkId, Process,
+    super::{Event, World, names::LinkId},
+    Link, Process,
 };
 
 /// The time after which a link that carries nothing is given up.

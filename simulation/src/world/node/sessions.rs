@@ -11,10 +11,9 @@ use tunnel_proto::handshake::InstanceId;
 use super::{
     super::{
         Event, World,
-        client::{DialId, DialResult, SessionEnd},
-        faults::Heal,
+        names::{Address, DialId, DialResult, Heal, SessionEnd, SessionId},
     },
-    Address, Session, SessionId,
+    Session,
 };
 
 impl World {
