@@ -133,6 +133,39 @@ impl Input {
         self.take(length)
     }
 
+    /// Takes the chunks at the front that lie whole in one piece, have fewer than `short` bytes, and fit into `most` bytes
+    /// together with `first`. Returns `first` followed by their content, which is copied unless there is no such chunk.
+    pub(super) fn join_chunks(&mut self, first: Bytes, short: usize, most: usize) -> Bytes {
+        if !self.partial.is_empty() {
+            return first;
+        }
+        let whole = &self.whole[..];
+        let mut joined = BytesMut::new();
+        let mut end = 0;
+        while let Some((length @ 1.., prefix)) = varint::read(&whole[end..]) {
+            let start = end + prefix;
+            let content = usize::try_from(length)
+                .ok()
+                .filter(|length| *length < short)
+                .and_then(|length| whole.get(start..start + length));
+            let Some(content) = content else { break };
+            if end == 0 {
+                joined.reserve(most.min(first.len() + whole.len()));
+                joined.extend_from_slice(&first);
+            }
+            if joined.len() + content.len() > most {
+                break;
+            }
+            joined.extend_from_slice(content);
+            end = start + content.len();
+        }
+        if end == 0 {
+            return first;
+        }
+        self.skip(end);
+        joined.freeze()
+    }
+
     /// Gives back the memory of a copy that is no longer needed.
     pub(super) fn shrink(&mut self) {
         if self.partial.is_empty() {
