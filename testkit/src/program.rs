@@ -207,6 +207,17 @@ impl Program {
         self.memory()
     }
 
+    /// The time that its threads have run, in user and system mode, to a hundredth of a second.
+    pub fn cpu_time(&self) -> Duration {
+        let stat = fs::read_to_string(format!("/proc/{}/stat", self.id())).unwrap();
+        // Behind the name in brackets, which may hold spaces: fields 14 and 15 of proc(5), in units of USER_HZ.
+        let (_, fields) = stat.rsplit_once(')').unwrap();
+        let times = fields.split_whitespace().skip(11).take(2);
+        times
+            .map(|ticks| Duration::from_millis(10) * ticks.parse().unwrap())
+            .sum()
+    }
+
     /// How many files and sockets it has open.
     pub fn descriptors(&self) -> usize {
         fs::read_dir(format!("/proc/{}/fd", self.id()))

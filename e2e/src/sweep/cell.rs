@@ -42,6 +42,8 @@ pub struct Outcome {
     pub grown: Grown,
     /// What the neighbours saw.
     pub seen: Seen,
+    /// The processors that the programs take for hostile peers that send what a line carries.
+    pub processors: f64,
     /// Bytes that hostile platform clients have sent.
     pub sent: u64,
     /// Bytes of their requests that the upstream has received.
@@ -74,35 +76,57 @@ impl Cell {
         // Connections are opened, and caches filled.
         sleep(SETTLE).await;
         let rest = stand.rest();
+        let mut processors = 0.0;
         for _ in 0..plan.rounds {
-            self.run(&stand, plan).await;
+            processors += self.run(&stand, plan).await / plan.rounds as f64;
         }
         let (grown, sent, received) = (stand.grown(rest), stand.sent(), stand.received());
         Outcome {
             grown,
             seen: stand.finish().await,
+            processors,
             sent,
             received,
         }
     }
 
-    /// Runs all phases once, the flood last: programs need a while to recover.
-    pub async fn run(&self, stand: &Stand, plan: Plan) {
+    /// Runs all phases once, the flood last: programs need a while to recover. Returns the processors that the programs
+    /// take beside hostile peers, more than without.
+    pub async fn run(&self, stand: &Stand, plan: Plan) -> f64 {
         let mut hostile = None;
+        let mut processors = 0.0;
         for (phase, time) in [(Phase::Beside, plan.beside), (Phase::Flood, plan.flood)] {
             // A client does not come back to a hostile server that has lost its session.
             if hostile.take_if(|_| !stand.keeps_session()).is_some() || phase == Phase::Beside {
                 stand.set(Phase::Flood);
                 sleep(SETTLE).await;
                 stand.set(Phase::Quiet);
-                sleep(plan.quiet).await;
+                let quiet = processors_during(stand, plan.quiet).await;
+                if phase == Phase::Beside {
+                    processors -= quiet;
+                }
             }
             stand.set(phase);
             hostile.get_or_insert_with(|| stand.hostile(&self.attack, self.protocol));
-            sleep(time).await;
+            let taken = processors_during(stand, time).await;
+            if phase == Phase::Beside {
+                processors += taken;
+            }
         }
         drop(hostile);
         stand.set(Phase::Flood);
         sleep(SETTLE).await;
+        processors.max(0.0)
+    }
+}
+
+/// How many processors the programs take in the next `time`.
+async fn processors_during(stand: &Stand, time: Duration) -> f64 {
+    let before = stand.cpu_time();
+    sleep(time).await;
+    let taken = stand.cpu_time().saturating_sub(before);
+    match time.is_zero() {
+        true => 0.0,
+        false => taken.as_secs_f64() / time.as_secs_f64(),
     }
 }

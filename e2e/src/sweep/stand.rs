@@ -169,6 +169,12 @@ impl Stand {
         }
     }
 
+    /// The time that the programs that are measured have run.
+    pub fn cpu_time(&self) -> Duration {
+        let programs = [self.programs.server(), self.programs.client(self.place)];
+        programs.into_iter().flatten().map(Program::cpu_time).sum()
+    }
+
     /// Bytes that hostile platform clients have sent.
     pub fn sent(&self) -> u64 {
         self.line.sent()

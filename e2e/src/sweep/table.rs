@@ -18,6 +18,9 @@ pub const SERVE: u64 = 464 * MIB;
 /// Amplification that is worth a word.
 const AMPLIFIED: f64 = 1.5;
 
+/// Per cent of a processor that are worth a word.
+const BUSY: f64 = 10.0;
+
 /// The larger of both programs' growth, as a share of what is documented.
 pub fn share_of_bound(grown: Grown, place: Place) -> f64 {
     let client = if place == Place::Serve { SERVE } else { CLIENT };
@@ -57,6 +60,10 @@ impl fmt::Display for Outcome {
             milliseconds(&self.seen.beside),
         );
         write!(f, ", {quiet:.1} → {beside:.1} ms")?;
+        let share = self.processors * 100.0;
+        if share >= BUSY {
+            write!(f, ", {share:.0} % CPU")?;
+        }
         if let Some(amplification) = self.amplification().filter(|more| *more >= AMPLIFIED) {
             write!(f, ", {amplification:.1} out")?;
         }
