@@ -5,7 +5,7 @@
 //!           │      dial ─▶ serve ─▶ drain, renewal ─▶ dial the next, then leave ─┐
 //!           │       ▲         └─▶ lost ──────────────────────┐                   │
 //!           │       └────────────────────────────────────────┴───────────────────┘
-//!           ├─ dialling (dialling.rs): one slot at a time; when (redial.rs of tunnel-proto, refusals.rs, path.rs), where (servers.rs, locations.rs)
+//!           ├─ dialling (dialling.rs): one slot at a time; when and where (redial.rs, redial/* of tunnel-proto; refusals.rs, path.rs)
 //!           ├─ the clock (clock.rs): after a jump each slot renews its session
 //!           ├─ ages (age.rs): with a bound, one slot after the other does
 //!           └─ end: shutdown, superseded, refused with no session left: all slots leave
@@ -21,7 +21,6 @@ mod leaving;
 mod locations;
 mod path;
 mod refusals;
-mod servers;
 mod slot;
 mod starting;
 

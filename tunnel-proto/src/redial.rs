@@ -7,12 +7,20 @@
 //! - **a server that refuses, or whose sessions end**: random between zero and a bound that doubles ("full jitter").
 //! - **a server with too many handshakes**: until the server has room, as it says. Nothing grows.
 //!
-//! All slots of a tunnel share one [`Redial`], so that many slots dial a failed server no more often than one.
+//! All slots of a tunnel share one [`Redial`], so that many slots dial a failed server no more often than one. Of several
+//! servers each has its own, and [`Servers`] decides which is dialled next; [`Locations`] says what the dial keeps away from.
+
+mod locations;
+mod servers;
 
 use std::time::Duration;
 
 use tokio::time::Instant;
 
+pub use self::{
+    locations::{LocationId, Locations, Search, SessionLocation},
+    servers::Servers,
+};
 use crate::{
     close::{AfterClose, CloseReason},
     handshake::Refusal,

@@ -15,13 +15,14 @@ use tunnel_ops::timestamp::Timestamp;
 use tunnel_proto::close::{AfterClose, CloseReason};
 use tunnel_proto::control::millis;
 use tunnel_proto::handshake::{Greeting, InstanceSecret, Refusal};
-use tunnel_proto::redial::{NextDial, NoSession, Redial, RedialSettings};
+use tunnel_proto::redial::{
+    LocationId, NextDial, NoSession, Redial, RedialSettings, Search, Servers, SessionLocation,
+};
 use tunnel_proto::refusal::{Finality, RefusalReason};
 
-use super::locations::{LocationGuard, LocationId, Search, SessionLocation, SessionLocations};
+use super::locations::{LocationGuard, SessionLocations, goes_on_after};
 use super::path;
 use super::refusals::{PENDING_LIMIT, Refusals};
-use super::servers::Servers;
 use super::starting::StartingSession;
 use super::{EndReason, random};
 use crate::admin::Welcomed;
@@ -136,7 +137,7 @@ impl Dialling {
                     self.show(&mut session, &location, state.number);
                     return Ok((session, self.locations.add(location)));
                 }
-                Err(DialFailure::Dial(error)) if search.goes_on_after(server, &error) => {
+                Err(DialFailure::Dial(error)) if goes_on_after(&mut search, server, &error) => {
                     self.parts.sessions.metrics.on_dial("elsewhere");
                     tracing::debug!(%error, "another server node is to have the session, dialling again at once");
                 }
@@ -257,8 +258,8 @@ impl Dialling {
     ) -> usize {
         loop {
             let now = Instant::now();
-            let load = |server| self.locations.load(server, own);
-            let (server, due) = self.servers.lock().next(now, load, &search.servers);
+            let load = |server| self.locations.read(|locations| locations.load(server, own));
+            let (server, due) = self.servers.lock().next(now, load, search.servers());
             let (NextDial::At(at) | NextDial::NotBefore(at)) = due else {
                 return server;
             };
@@ -314,10 +315,13 @@ impl Dialling {
             allow_from: self.parts.allow_from.clone(),
             is_check: false,
             stands_by: self.stands_by.load(Ordering::Relaxed),
-            placement: Some(self.locations.placement(own, search)),
+            placement: Some(
+                self.locations
+                    .read(|locations| locations.placement(own, search)),
+            ),
         };
         self.servers.lock().on_dial(server);
-        let last = self.locations.addresses(own, search);
+        let last = (self.locations).read(|locations| locations.addresses(own, search));
         let dialled = self.dialler(server).dial(&greeting, &last).await;
         let connected = dialled.map_err(DialFailure::Dial)?;
         let peer = connected.peer;

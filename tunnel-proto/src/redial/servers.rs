@@ -1,14 +1,15 @@
 //! Decides which of the configured servers is dialled next, and when.
 //!
-//! Pure, as `tunnel_proto::redial` is: each server has waits of its own, so that one that fails is left for the next. Of those that may
+//! Pure: each server has waits of its own, so that one that fails is left for the next. Of those that may
 //! be dialled, the one with the fewest sessions of this client comes first, so that its sessions are at different servers.
 
 use tokio::time::Instant;
-use tunnel_proto::redial::{NextDial, Redial, RedialSettings};
+
+use super::{NextDial, Redial, RedialSettings};
 
 /// The waits of all servers, in the order of the configuration.
 #[derive(Debug)]
-pub(super) struct Servers {
+pub struct Servers {
     redials: Vec<Redial>,
     /// The first of equals: the server after the last one that was dialled.
     first: usize,
@@ -16,7 +17,8 @@ pub(super) struct Servers {
 
 impl Servers {
     /// `count` servers without failures. `random` decides which is dialled first.
-    pub(super) fn new(count: usize, settings: &RedialSettings, random: u64) -> Self {
+    #[must_use]
+    pub fn new(count: usize, settings: &RedialSettings, random: u64) -> Self {
         let count = count.max(1);
         Self {
             redials: (0..count).map(|_| Redial::new(settings.clone())).collect(),
@@ -26,7 +28,8 @@ impl Servers {
 
     /// The next server, and when it is dialled. `load` is a server's number of sessions. Those that are in `elsewhere` have
     /// just refused for it, and are dialled last.
-    pub(super) fn next(
+    #[must_use]
+    pub fn next(
         &self,
         now: Instant,
         load: impl Fn(usize) -> usize,
@@ -50,18 +53,18 @@ impl Servers {
     }
 
     /// A server is dialled.
-    pub(super) fn on_dial(&mut self, server: usize) {
+    pub fn on_dial(&mut self, server: usize) {
         self.first = server + 1;
     }
 
     /// The waits of one server.
-    pub(super) fn of(&mut self, server: usize) -> &mut Redial {
+    pub fn of(&mut self, server: usize) -> &mut Redial {
         let last = self.redials.len() - 1;
         &mut self.redials[server.min(last)]
     }
 
     /// The waits of all servers.
-    pub(super) fn all(&mut self) -> impl Iterator<Item = &mut Redial> {
+    pub fn all(&mut self) -> impl Iterator<Item = &mut Redial> {
         self.redials.iter_mut()
     }
 }
@@ -70,10 +73,8 @@ impl Servers {
 mod tests {
     use std::time::Duration;
 
-    use tunnel_proto::close::CloseReason;
-    use tunnel_proto::redial::NoSession;
-
     use super::*;
+    use crate::{close::CloseReason, redial::NoSession};
 
     const SECOND: Duration = Duration::from_secs(1);
     const LARGEST: u64 = u64::MAX;
