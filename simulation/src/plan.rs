@@ -15,6 +15,8 @@ pub struct Plan {
     pub members: usize,
     /// Clients, each of a runtime of its own.
     pub clients: usize,
+    /// Clients dial a balancer, or else each node by its own name.
+    pub has_balancer: bool,
     /// The faults, by the time since the beginning.
     pub faults: Vec<(Duration, Fault)>,
 }
@@ -76,6 +78,7 @@ impl Plan {
             nodes: 2 + random.below(2),
             members: random.pick(&[1, 3, 3]),
             clients: 1 + random.below(3),
+            has_balancer: random.below(4) > 0,
             faults: Vec::new(),
         };
         for _ in 0..=random.below(6) {

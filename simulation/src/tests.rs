@@ -21,6 +21,7 @@ fn hold(seed: u64, nodes: usize, members: usize, faults: &[(Duration, Fault)]) {
         nodes,
         members,
         clients: 2,
+        has_balancer: true,
         faults: faults.to_vec(),
     };
     let violation = run(&plan).violation;

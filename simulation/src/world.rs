@@ -5,6 +5,8 @@ mod client;
 mod faults;
 mod names;
 mod node;
+mod requests;
+mod spread;
 
 use std::{
     collections::{BTreeMap, BTreeSet, VecDeque},
@@ -13,7 +15,10 @@ use std::{
 };
 
 use testkit::random::Random;
-use tunnel_directory::shared::{Answer, CallId, Now, WatchId};
+use tunnel_directory::{
+    REBALANCE_INTERVAL,
+    shared::{Answer, CallId, Now, WatchId},
+};
 use tunnel_etcd::{EtcdError, WatchReport};
 
 pub use self::check::Violation;
@@ -22,6 +27,8 @@ use self::{
     client::Client,
     names::{Address, DialId, DialResult, Heal, LinkId, SessionEnd, SessionId},
     node::Node,
+    requests::Requests,
+    spread::Spreading,
 };
 use crate::{
     etcd::{self, Etcd, Snapshot},
@@ -32,7 +39,7 @@ use crate::{
 const CHECK_INTERVAL: Duration = Duration::from_millis(50);
 
 /// How long the world goes on after its last fault: faults have healed, and all has come to rest.
-const CALM: Duration = Duration::from_secs(70);
+const CALM: Duration = Duration::from_secs(90);
 
 /// The time after which nothing of clients that have ended may be left.
 const EMPTY: Duration = Duration::from_secs(60);
@@ -66,9 +73,11 @@ pub(crate) enum Event {
     ProgressAnswered(Address, WatchId, WatchReport),
     NodeTimer(Address, Instant),
     LinkTick(usize, usize),
+    MoveTick(usize),
     ReportArrives(LinkId, String),
     LinkDown(LinkId),
-    Dial(usize, DialId),
+    SlotDials(usize, usize),
+    DialDue(usize, u64),
     DialArrives(DialId, usize),
     DialEnds(DialId, DialResult),
     SessionEnds(Address, SessionId),
@@ -95,8 +104,14 @@ pub(crate) struct World {
     pub(crate) cut_from_etcd: BTreeSet<usize>,
     pub(crate) cut_links: BTreeSet<(usize, usize)>,
     pub(crate) clients: Vec<Client>,
+    /// Clients dial a balancer, or else each node by its own name.
+    pub(crate) has_balancer: bool,
+    /// Counts the dials that the balancer has led to ready nodes.
+    pub(crate) balancer_turn: usize,
     pub(crate) last_id: u64,
     pub(crate) history: History,
+    pub(crate) requests: Requests,
+    pub(crate) spreading: Spreading,
     /// Faults that are not healed.
     pub(crate) open_faults: usize,
     end: Instant,
@@ -131,8 +146,12 @@ impl World {
             cut_from_etcd: BTreeSet::new(),
             cut_links: BTreeSet::new(),
             clients: Vec::new(),
+            has_balancer: plan.has_balancer,
+            balancer_turn: 0,
             last_id: 0,
             history: History::new(began),
+            requests: Requests::default(),
+            spreading: Spreading::default(),
             open_faults: 0,
             end: began + last.unwrap_or_default() + CALM,
             is_ending: false,
@@ -140,6 +159,7 @@ impl World {
         };
         for node in 0..plan.nodes {
             world.start_node(node);
+            world.after(REBALANCE_INTERVAL, Event::MoveTick(node));
             for other in (0..plan.nodes).filter(|other| *other != node) {
                 world.after(Duration::ZERO, Event::LinkTick(node, other));
             }
@@ -256,15 +276,19 @@ impl World {
             }
             Event::NodeTimer(at, due) => self.on_timer(at, due),
             Event::LinkTick(from, to) => self.on_link_tick(from, to),
+            Event::MoveTick(node) => self.on_move_tick(node),
             Event::ReportArrives(link, text) => self.on_report(link, &text),
             Event::LinkDown(link) => self.on_link_down(link),
-            Event::Dial(client, dial) => self.dial(client, dial),
+            Event::SlotDials(client, slot) => self.seek(client, slot),
+            Event::DialDue(client, wait) => self.on_dial_due(client, wait),
             Event::DialArrives(dial, node) => self.on_dial(dial, node),
             Event::DialEnds(dial, result) => self.on_dial_end(dial, result),
             Event::SessionEnds(at, session) => self.end_session(at, session),
             Event::SessionEnded(dial, end) => self.on_session_end(dial, end),
             Event::Check => {
                 self.check();
+                self.check_requests();
+                self.check_spread();
                 self.after(CHECK_INTERVAL, Event::Check);
             }
         }
@@ -289,6 +313,8 @@ impl Event {
             Self::Check
             | Self::Etcd
             | Self::LinkTick(..)
+            | Self::MoveTick(_)
+            | Self::DialDue(..)
             | Self::NodeTimer(..)
             | Self::CallTimesOut(..)
             | Self::WatchPolled(..)

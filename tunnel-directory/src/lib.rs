@@ -25,10 +25,12 @@ mod node;
 mod outage;
 mod owner;
 mod peer_reports;
+mod rebalance;
 mod record;
 pub mod shared;
 mod table;
 mod takeover;
+mod unreached;
 
 pub use self::{
     claim::{Claim, ClaimRefusal, Epoch, OnConflict, WithoutDirectory},
@@ -39,6 +41,8 @@ pub use self::{
     node::{BadNodeName, Incarnation, NodeName, NodeRun},
     outage::EtcdState,
     owner::Claimant,
+    rebalance::{MoveOrder, REBALANCE_INTERVAL, Rebalance, Spread},
     record::{NodeRecord, NodeState},
     table::Holder,
+    unreached::{RETURN_WINDOW, UnreachedRuntime},
 };

@@ -292,14 +292,25 @@ impl SharedDirectory {
     }
 
     /// Whether any node besides this one and the avoided ones takes sessions.
-    #[must_use]
-    pub fn has_other_serving(&self, is_avoided: impl Fn(&NodeName) -> bool) -> bool {
+    fn has_other_serving(&self, is_avoided: impl Fn(&NodeName) -> bool) -> bool {
         let mut nodes = self.table.nodes();
         nodes.any(|(name, incarnation, record)| {
             incarnation != self.run.incarnation
                 && record.state == NodeState::Serving
                 && !is_avoided(name)
         })
+    }
+
+    /// Whether a session had better be at another node: this one leaves or does not know what the others do, or the instance
+    /// avoids it, and there is a node that takes sessions and is not avoided.
+    #[must_use]
+    pub fn is_better_elsewhere(
+        &self,
+        is_leaving: bool,
+        is_avoided: impl Fn(&NodeName) -> bool,
+    ) -> bool {
+        let is_bad = is_leaving || self.state.is_behind();
+        (is_bad || is_avoided(&self.run.node)) && self.has_other_serving(is_avoided)
     }
 
     /// All nodes, this one included.

@@ -89,8 +89,7 @@ impl Directory {
             return false;
         };
         let is_avoided = |name: &NodeName| avoid.iter().any(|avoided| avoided == name.as_str());
-        let is_bad = is_leaving || shared.state().is_behind();
-        (is_bad || is_avoided(&shared.node().name)) && shared.has_other_serving(is_avoided)
+        shared.is_better_elsewhere(is_leaving, is_avoided)
     }
 
     /// Starts the task of a shared directory, which ends when the result is dropped. `observer` gets the changes.

@@ -21,17 +21,22 @@ use tokio::{
     sync::Notify,
     time::{Instant, sleep_until},
 };
-use tunnel_directory::{Claim, ClaimRefusal, Epoch, OnConflict, RuntimeLabel};
+use tunnel_directory::{
+    Claim, ClaimRefusal, Epoch, OnConflict, RETURN_WINDOW, RuntimeLabel, UnreachedRuntime,
+};
 use tunnel_proto::{
     control::RoutesSummary, handshake::InstanceId, problem::Problem, session::Session,
 };
 
-pub(crate) use self::handover::HandedRuntimes;
+pub(crate) use self::{
+    handover::HandedRuntimes,
+    nodes::{Moved, SpreadWalk},
+};
 use crate::{
     auth::Grant,
     budget::{Budget, NodeBudget, usage::Usage},
     config::Config,
-    directory::{ClaimGuard, Directory, Observer},
+    directory::{ClaimGuard, Directory, EtcdDirectory, Observer},
     events::Events,
     history::History,
     lock::{Mutex, RwLock},
@@ -39,9 +44,6 @@ use crate::{
     runtimes::RuntimeEntry,
     tunnel::{Directive, Member, Peer, Tunnel},
 };
-
-/// How long after its last session a runtime is expected to come back, so that requests wait for it.
-const RETURN_WINDOW: Duration = Duration::from_secs(60);
 
 /// How often a claim is made again because a later one has joined first.
 const CLAIM_ROUNDS: u32 = 16;
@@ -71,6 +73,8 @@ pub struct Slot {
     joined: Notify,
     /// Notified whenever a link to another node has opened.
     linked: Arc<Notify>,
+    /// The directory, if other nodes share it.
+    shared: Option<Arc<EtcdDirectory>>,
     budget: Arc<Budget>,
     history: Arc<History>,
     /// The series of requests that are forwarded to other nodes, and the time of the last one.
@@ -92,8 +96,7 @@ struct State {
 }
 
 impl State {
-    /// Whether the runtime has been offline for so long that requests should not wait for it. A tunnel whose sessions are
-    /// all leaving is not offline: its client is about to have new ones.
+    /// Whether the runtime has been offline here for so long that nothing need be kept of it.
     fn is_gone(&self, now: Instant) -> bool {
         self.tunnel.is_none() && self.last_online + RETURN_WINDOW < now
     }
@@ -234,6 +237,7 @@ impl Registry {
                 }),
                 joined: Notify::new(),
                 linked: self.linked.clone(),
+                shared: self.directory.shared().cloned(),
                 budget: Budget::new(self.budget.clone()),
                 history: Arc::default(),
                 forwarded: Mutex::new(None),
@@ -495,8 +499,7 @@ impl Slot {
         Some((tunnel, session))
     }
 
-    /// Waits up to `wait` for what `find` looks for, in a runtime that was online recently, or whose sessions are all
-    /// silent: it is called whenever a session joins or recovers, another node has come to hold the runtime, or a link to
+    /// Waits up to `wait` for what `find` looks for, in a runtime that is awaited ([`UnreachedRuntime`]): it is called whenever a session joins or recovers, another node has come to hold the runtime, or a link to
     /// another node has opened. After that time `last_resort` finds a silent session, if there is one, since that may
     /// recover. `weight` is the caller's memory in bytes while it waits, computed only then; it counts for the address of
     /// `usage`.
@@ -511,8 +514,7 @@ impl Slot {
         find: impl Fn() -> Option<T>,
         last_resort: impl Fn() -> Option<T>,
     ) -> Result<Option<T>, Problem> {
-        let now = Instant::now();
-        if wait.is_zero() || self.state.lock().is_gone(now) {
+        if wait.is_zero() || !self.unreached().is_awaited(Instant::now().into_std()) {
             return Ok(last_resort());
         }
         let _waiting = match self.budget.wait(weight(), usage) {
@@ -521,6 +523,18 @@ impl Slot {
         };
         let found = self.joined_within(wait, find).await;
         Ok(found.or_else(last_resort))
+    }
+
+    /// What this node knows of the runtime, of which it reaches no session.
+    fn unreached(&self) -> UnreachedRuntime {
+        let holders = |directory: &Arc<EtcdDirectory>| directory.holders(self.label.as_str());
+        let is_held_elsewhere = self.shared.as_ref().and_then(holders).is_some();
+        let state = self.state.lock();
+        UnreachedRuntime {
+            has_tunnel: state.tunnel.is_some(),
+            is_held_elsewhere,
+            last_online: state.last_online.into_std(),
+        }
     }
 
     /// Waits up to `wait` for what `find` looks for: it is called whenever a session joins or recovers, another node has come

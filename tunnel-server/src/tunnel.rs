@@ -4,15 +4,16 @@
 //! session the directives that were given after it joined. `connect/session/leave.rs` decides what a directive means for
 //! open exchanges.
 
+use std::cmp::Reverse;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::{Duration, SystemTime};
+use std::time::{Duration, Instant, SystemTime};
 
 use arc_swap::ArcSwap;
 use ipnet::IpNet;
 use parking_lot::Mutex;
 use tokio::sync::Notify;
-use tunnel_directory::{Claim, Epoch};
+use tunnel_directory::{Claim, Epoch, Spread};
 use tunnel_proto::{control::RoutesSummary, handshake::InstanceId, limits, session::Session};
 
 use crate::{
@@ -39,6 +40,8 @@ struct Members {
     events: u64,
     /// The latest directive of each level, the weakest first, each with its value of `events`.
     directives: [Option<(u64, Directive)>; Directive::LEVELS],
+    /// When one session is given away because all are here.
+    spread: Spread,
 }
 
 /// A session of a tunnel.
@@ -52,6 +55,8 @@ pub struct Member {
     joined: u64,
     /// Its client has another session, which it prefers.
     has_moved: Arc<AtomicBool>,
+    /// It alone is directed to move.
+    is_to_move: Arc<AtomicBool>,
 }
 
 /// The tunnel client at the other end of a session.
@@ -228,6 +233,7 @@ impl Tunnel {
             peer: Arc::new(peer),
             joined: members.events,
             has_moved: Arc::default(),
+            is_to_move: Arc::default(),
         };
         members.sessions.push(member.clone());
         drop(members);
@@ -254,6 +260,29 @@ impl Tunnel {
             return false;
         };
         members.sessions.iter().all(|member| member.joined < *at)
+    }
+
+    /// Directs one session to move if all sessions of the runtime are at this node, and that is due: the one with the fewest
+    /// open exchanges, and of equals the youngest. Returns whether it does.
+    pub(crate) fn spread(&self, is_held_elsewhere: bool, now: Instant) -> bool {
+        let mut members = self.members.lock();
+        let Members {
+            sessions, spread, ..
+        } = &mut *members;
+        let is_to_move = |member: &&Member| member.is_to_move.load(Ordering::Relaxed);
+        let is_on_its_way = sessions.iter().any(|member| is_to_move(&member));
+        let open = || sessions.iter().filter(|member| member.session.is_open());
+        if is_on_its_way || !spread.is_due(open().count(), is_held_elsewhere, now) {
+            return false;
+        }
+        let rank = |member: &&Member| (member.session.outstanding(), Reverse(member.joined));
+        let Some(member) = open().min_by_key(rank) else {
+            return false;
+        };
+        member.is_to_move.store(true, Ordering::Relaxed);
+        drop(members);
+        self.changed.notify_waiters();
+        true
     }
 
     /// Removes a session; returns whether none is left.
@@ -303,7 +332,9 @@ impl Tunnel {
         self.until(|members| {
             let directives = members.directives.iter().skip(level).rev().flatten();
             let mut mine = directives.filter(|(at, _)| *at > member.joined);
-            mine.next().map(|(_, directive)| directive.clone())
+            let given = mine.next().map(|(_, directive)| directive.clone());
+            let moves = level == 0 && member.is_to_move.load(Ordering::Relaxed);
+            given.or_else(|| moves.then_some(Directive::Move))
         })
         .await
     }

@@ -89,7 +89,7 @@ impl History {
         };
     }
 
-    fn violate(&mut self, rule: &'static str, detail: String) {
+    pub(super) fn violate(&mut self, rule: &'static str, detail: String) {
         self.violation.get_or_insert((rule, detail));
     }
 }
@@ -133,7 +133,7 @@ impl World {
         }
     }
 
-    fn is_alive(&self, instance: &InstanceId) -> bool {
+    pub(super) fn is_alive(&self, instance: &InstanceId) -> bool {
         let mut clients = self.clients.iter();
         clients.any(|client| client.instance == *instance && client.is_running)
     }

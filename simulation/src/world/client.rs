@@ -1,11 +1,23 @@
-//! Clients: each keeps two sessions, dials through a balancer, and waits after failures as the real client does.
+//! Clients: each keeps two sessions, by the real client's rules for when and where to dial.
 
-use std::time::Duration;
+use std::{
+    collections::VecDeque,
+    net::SocketAddr,
+    time::{Duration, Instant},
+};
 
 use tunnel_directory::{
     AccountName, ClaimRefusal, Claimant, OnConflict, RuntimeLabel, RuntimeName,
 };
-use tunnel_proto::handshake::{InstanceId, InstanceSecret};
+use tunnel_proto::{
+    close::CloseReason,
+    handshake::{InstanceId, InstanceSecret, Placement},
+    redial::{
+        LocationId, Locations, NextDial, NoSession, RedialSettings, Search, Servers,
+        SessionLocation,
+    },
+    refusal::RefusalReason,
+};
 
 use super::{
     Event, World,
@@ -18,12 +30,14 @@ const SESSIONS: usize = 2;
 /// Bounds of the waits after failures, as in the client's settings.
 const FIRST_WAIT: Duration = Duration::from_secs(1);
 pub(crate) const LONGEST_WAIT: Duration = Duration::from_secs(30);
+const STABLE: Duration = Duration::from_secs(60);
 
 /// Bound of the first wait after the runtime was lost to another instance.
 pub(crate) const STANDBY: Duration = Duration::from_secs(30);
 
-/// Dials in a row that may be sent to another node.
-const ELSEWHERE: u32 = 2;
+/// `Retry-After` of a node whose runtime another instance holds, and of one that cannot write.
+const HELD_RETRY: Duration = Duration::from_secs(10);
+const DIRECTORY_RETRY: Duration = Duration::from_secs(2);
 
 /// Time until a dial that is not answered has failed.
 const DIAL_TIMEOUT: Duration = Duration::from_secs(3);
@@ -45,18 +59,45 @@ pub(crate) struct Client {
     pub(crate) instance: InstanceId,
     pub(crate) is_running: bool,
     slots: [Slot; SESSIONS],
-    failures: u32,
-    /// Another instance has the runtime: when the next dial is due.
+    servers: Servers,
+    locations: Locations,
+    /// The slots that need a session, in the order in which they dial.
+    queue: VecDeque<usize>,
+    /// The dial under way.
+    dial: Option<Dial>,
+    /// The number of the newest wait for a dial.
+    wait: u64,
+    /// Another instance has the runtime: nothing is dialled until then.
+    stands_by: Option<Instant>,
     pub(crate) is_standby: bool,
-    pub(crate) began: std::time::Instant,
+    pub(crate) began: Instant,
 }
 
-/// One of a client's sessions, or its next dial.
-#[derive(Clone, Copy, Debug, Default)]
+/// One of a client's sessions.
+#[derive(Debug, Default)]
 struct Slot {
+    current: Option<OpenSession>,
+    search: Search,
+    /// It needs a session, or another one.
+    seeks: bool,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct OpenSession {
+    at: Address,
+    id: SessionId,
     dial: u64,
-    attempt: u32,
-    open: Option<(Address, SessionId)>,
+    location: LocationId,
+    server: usize,
+    since: Instant,
+}
+
+#[derive(Debug)]
+struct Dial {
+    id: DialId,
+    server: usize,
+    peer: SocketAddr,
+    placement: Placement,
 }
 
 impl Runtime {
@@ -76,14 +117,18 @@ impl Runtime {
         }
     }
 
-    pub(crate) fn claimant<'a>(&'a self, instance: &'a InstanceId) -> Claimant<'a> {
+    pub(crate) fn claimant<'a>(
+        &'a self,
+        instance: &'a InstanceId,
+        on_conflict: OnConflict,
+    ) -> Claimant<'a> {
         Claimant {
             label: &self.label,
             account: &self.account,
             name: &self.name,
             is_listed: true,
             instance,
-            on_conflict: OnConflict::Supersede,
+            on_conflict,
         }
     }
 }
@@ -91,32 +136,61 @@ impl Runtime {
 impl Client {
     /// Where its open sessions are.
     pub(crate) fn sessions(&self) -> impl Iterator<Item = (Address, SessionId)> {
-        self.slots.iter().filter_map(|slot| slot.open)
+        let open = self.slots.iter().filter_map(|slot| slot.current);
+        open.map(|session| (session.at, session.id))
+    }
+
+    /// A client that stands by takes the runtime from nobody.
+    pub(crate) fn on_conflict(&self) -> OnConflict {
+        match self.is_standby {
+            true => OnConflict::Reject,
+            false => OnConflict::Supersede,
+        }
+    }
+
+    /// The slot of a session that has this dial's number.
+    fn slot_of(&self, dial: DialId) -> Option<usize> {
+        let is_of = |slot: &Slot| slot.current.is_some_and(|open| open.dial == dial.number);
+        self.slots.iter().position(is_of)
     }
 }
 
 impl World {
     /// Starts a client of a runtime: another instance than any before. Returns its number.
     pub(crate) fn start_client(&mut self, number: usize) -> usize {
-        let random = self.random.next_number().to_be_bytes();
+        let random = self.random.next_number();
         let mut bytes = [0; 16];
-        bytes[..8].copy_from_slice(&random);
+        bytes[..8].copy_from_slice(&random.to_be_bytes());
         bytes[8..].copy_from_slice(&self.next_id().to_be_bytes());
         let instance = InstanceSecret::from_random(bytes).id().clone();
         let client = self.clients.len();
+        let settings = RedialSettings {
+            base: FIRST_WAIT,
+            cap: LONGEST_WAIT,
+            stable: STABLE,
+        };
+        let servers = match self.has_balancer {
+            true => 1,
+            false => self.nodes.len(),
+        };
         self.clients.push(Client {
             runtime: Runtime::new(number),
             number,
             instance,
             is_running: true,
-            slots: [Slot::default(); SESSIONS],
-            failures: 0,
+            slots: Default::default(),
+            servers: Servers::new(servers, &settings, random),
+            locations: Locations::default(),
+            queue: VecDeque::new(),
+            dial: None,
+            wait: 0,
+            stands_by: None,
             is_standby: false,
             began: self.now,
         });
         for slot in 0..SESSIONS {
             let delay = self.within(100);
-            self.dial_after(client, slot, delay);
+            self.after(delay, Event::SlotDials(client, slot));
         }
         client
     }
@@ -126,11 +200,10 @@ impl World {
         let ended = &mut self.clients[client];
         ended.is_running = false;
         let instance = ended.instance.clone();
-        let open: Vec<_> = ended
-            .slots
-            .iter_mut()
-            .filter_map(|slot| slot.open.take())
-            .collect();
+        let open: Vec<_> = ended.sessions().collect();
+        for slot in &mut ended.slots {
+            slot.current = None;
+        }
         self.history.on_stopped(&instance, self.now);
         for (at, session) in open {
             let delay = self.within(20);
@@ -154,70 +227,117 @@ impl World {
         }
     }
 
-    /// The client of a dial that is the newest of its slot.
+    /// The client of a dial that is under way.
     pub(crate) fn client_of(&mut self, dial: DialId) -> Option<&mut Client> {
         let client = &mut self.clients[dial.client];
-        let is_current = client.is_running && client.slots[dial.slot].dial == dial.number;
-        is_current.then_some(client)
+        let is_current = client
+            .dial
+            .as_ref()
+            .is_some_and(|current| current.id == dial);
+        (client.is_running && is_current).then_some(client)
     }
 
-    fn dial_after(&mut self, client: usize, slot: usize, delay: Duration) {
-        let number = self.next_id();
-        self.clients[client].slots[slot].dial = number;
-        let dial = DialId {
-            client,
-            slot,
-            number,
-        };
-        self.after(delay, Event::Dial(client, dial));
+    /// A slot needs a session, or another one.
+    pub(crate) fn seek(&mut self, client: usize, slot: usize) {
+        let seeking = &mut self.clients[client];
+        if !std::mem::replace(&mut seeking.slots[slot].seeks, true) {
+            seeking.queue.push_back(slot);
+        }
+        self.dial_next(client);
     }
 
-    /// A dial: the balancer picks a node, mostly one that is ready.
-    pub(crate) fn dial(&mut self, client: usize, dial: DialId) {
-        if self.client_of(dial).is_none() {
+    /// A wait for a dial is over.
+    pub(crate) fn on_dial_due(&mut self, client: usize, wait: u64) {
+        if self.clients[client].wait == wait {
+            self.dial_next(client);
+        }
+    }
+
+    /// Dials for the next slot, or waits until that is due.
+    fn dial_next(&mut self, number: usize) {
+        let now = self.now;
+        let client = &mut self.clients[number];
+        if !client.is_running || client.dial.is_some() {
             return;
         }
-        self.clients[client].slots[dial.slot].open = None;
-        let ready: Vec<usize> = (0..self.nodes.len())
-            .filter(|node| self.nodes[*node].is_ready())
-            .collect();
-        let node = match ready.is_empty() || self.random.below(5) == 0 {
-            true => self.random.below(self.nodes.len()),
-            false => self.random.pick(&ready),
+        let Some(slot) = client.queue.front().copied() else {
+            return;
         };
+        let (seeking, locations) = (&client.slots[slot], &client.locations);
+        let own = seeking.current.map(|open| open.location);
+        let load = |server| locations.load(server, own);
+        let refused = seeking.search.servers();
+        let (server, due) = client.servers.next(now.into(), load, refused);
+        let due = match due {
+            NextDial::Now => now,
+            NextDial::At(at) | NextDial::NotBefore(at) => at.into_std(),
+        };
+        let due = due.max(client.stands_by.unwrap_or(due));
+        if due > now {
+            let wait = self.next_id();
+            self.clients[number].wait = wait;
+            self.after(due - now, Event::DialDue(number, wait));
+            return;
+        }
+        client.stands_by = None;
+        client.queue.pop_front();
+        client.servers.on_dial(server);
+        let placement = client.locations.placement(own, &seeking.search);
+        let id = DialId {
+            client: number,
+            slot,
+            number: self.next_id(),
+        };
+        let node = match self.has_balancer {
+            true => self.balance(),
+            false => server,
+        };
+        let peer = SocketAddr::from(([10, 0, 0, 1], u16::try_from(node).unwrap_or(0)));
+        self.clients[number].dial = Some(Dial {
+            id,
+            server,
+            peer,
+            placement,
+        });
         let delay = self.within(20);
-        self.after(delay, Event::DialArrives(dial, node));
-        self.after(DIAL_TIMEOUT, Event::DialEnds(dial, DialResult::Unreachable));
+        self.after(delay, Event::DialArrives(id, node));
+        self.after(DIAL_TIMEOUT, Event::DialEnds(id, DialResult::Unreachable));
+    }
+
+    /// The node to which the balancer leads a dial: mostly the next one that is ready.
+    fn balance(&mut self) -> usize {
+        let all = 0..self.nodes.len();
+        let ready: Vec<usize> = all.filter(|node| self.nodes[*node].is_ready()).collect();
+        if ready.is_empty() || self.random.below(5) == 0 {
+            return self.random.below(self.nodes.len());
+        }
+        self.balancer_turn += 1;
+        ready[self.balancer_turn % ready.len()]
     }
 
     /// A dial has reached a node.
     pub(crate) fn on_dial(&mut self, dial: DialId, node: usize) {
-        let at = self.address(node);
-        let now = self.now;
-        let name = |world: &Self, node: usize| world.nodes[node].name.clone();
+        let (at, now) = (self.address(node), self.now);
         let Some(client) = self.client_of(dial) else {
             return;
         };
         let (runtime, instance) = (client.runtime.clone(), client.instance.clone());
-        let attempt = client.slots[dial.slot].attempt;
-        let held: Vec<usize> = client.sessions().map(|(at, _)| at.node).collect();
-        let avoid: Vec<_> = held.into_iter().map(|node| name(self, node)).collect();
-        let own = name(self, node);
-        let result = match self.nodes[node].process.as_ref() {
+        let on_conflict = client.on_conflict();
+        let placement = client.dial.as_ref().map(|dial| dial.placement.clone());
+        let placement = placement.unwrap_or_else(|| Placement::avoiding(Vec::new()));
+        let process = self.nodes[node].process.as_ref();
+        let result = match process.filter(|process| process.directory.is_ready()) {
             None => Some(DialResult::Unreachable),
-            Some(process) if !process.directory.is_ready() => Some(DialResult::Unreachable),
             Some(process) => {
-                let is_bad = process.is_leaving
-                    || process.directory.state().is_behind()
-                    || avoid.contains(&own);
                 let directory = &process.directory;
-                let is_better_elsewhere =
-                    is_bad && directory.has_other_serving(|name| avoid.contains(name));
-                if is_better_elsewhere && attempt < ELSEWHERE {
-                    Some(DialResult::Elsewhere)
-                } else {
-                    let checked = directory.precheck(runtime.claimant(&instance), now);
-                    checked.err().map(DialResult::Refused)
+                let is_avoided = |name: &tunnel_directory::NodeName| {
+                    placement.avoid.iter().any(|node| node == name.as_str())
+                };
+                match directory.precheck(runtime.claimant(&instance, on_conflict), now) {
+                    Err(refusal) => Some(DialResult::Refused(refusal)),
+                    Ok(()) => (placement.may_go_elsewhere()
+                        && directory.is_better_elsewhere(process.is_leaving, is_avoided))
+                    .then_some(DialResult::Elsewhere),
                 }
             }
         };
@@ -236,6 +356,7 @@ impl World {
             DialResult::Welcome(at, session) => self.is_open(at, session),
             _ => false,
         };
+        let (now, random) = (self.now, self.random.next_number());
         let Some(client) = self.client_of(dial) else {
             // The client is gone, or has given the dial up: the connection is closed.
             if let DialResult::Welcome(at, session) = result {
@@ -243,56 +364,96 @@ impl World {
             }
             return;
         };
-        let slot = &mut client.slots[dial.slot];
-        if slot.open.is_some() {
+        let Some(ended) = client.dial.take() else {
             return;
-        }
-        match result {
-            DialResult::Welcome(..) if !is_open => {
-                self.dial_again(dial, Duration::ZERO);
+        };
+        let slot = &mut client.slots[dial.slot];
+        let redial = client.servers.of(ended.server);
+        let mut fail = |failure| redial.after_failure(failure, now.into(), random);
+        let goes_on = match result {
+            DialResult::Welcome(at, id) if is_open => {
+                return self.on_welcome(dial, &ended, (at, id));
             }
-            DialResult::Welcome(at, session) => {
-                slot.open = Some((at, session));
-                slot.attempt = 0;
-                client.failures = 0;
-                client.is_standby = false;
+            DialResult::Welcome(..) => {
+                let lost = CloseReason::CONNECTION_LOST;
+                redial.after_session(lost, Duration::ZERO, now.into(), random);
+                false
             }
             DialResult::Elsewhere => {
-                slot.attempt += 1;
-                self.dial_after(dial.client, dial.slot, Duration::ZERO);
+                let reason = Some(RefusalReason::Elsewhere);
+                let goes_on = slot.search.goes_on_after(ended.server, ended.peer, reason);
+                if !goes_on {
+                    fail(NoSession::Refused(Some(Duration::ZERO)));
+                }
+                goes_on
             }
-            DialResult::Superseded | DialResult::Refused(ClaimRefusal::Superseded { .. }) => {
-                self.stand_by(dial.client);
+            DialResult::Superseded => {
+                client.queue.push_back(dial.slot);
+                return self.stand_by(dial.client);
             }
-            DialResult::Refused(ClaimRefusal::Contested { retry_after, .. }) => {
-                self.dial_again(dial, retry_after);
+            DialResult::Refused(refusal) => {
+                let after = match refusal {
+                    ClaimRefusal::Contested { retry_after, .. } => Some(retry_after),
+                    ClaimRefusal::Superseded { .. } | ClaimRefusal::Held { .. } => Some(HELD_RETRY),
+                    ClaimRefusal::Unavailable => Some(DIRECTORY_RETRY),
+                    ClaimRefusal::LabelTaken(_) => None,
+                };
+                fail(NoSession::Refused(after));
+                false
             }
-            DialResult::Refused(_) | DialResult::Unreachable => {
-                self.dial_again(dial, Duration::ZERO);
+            DialResult::Unreachable => {
+                fail(NoSession::NoServer(None));
+                false
             }
+        };
+        if !goes_on {
+            slot.search = Search::default();
         }
+        client.queue.push_back(dial.slot);
+        self.dial_next(dial.client);
     }
 
-    fn dial_again(&mut self, dial: DialId, not_before: Duration) {
+    /// A session is welcome: the former one of its slot leaves.
+    fn on_welcome(&mut self, dial: DialId, dialled: &Dial, (at, id): (Address, SessionId)) {
+        let now = self.now;
+        let node = self.nodes[at.node].name.to_string();
         let client = &mut self.clients[dial.client];
-        client.slots[dial.slot].attempt = 0;
-        let bound = FIRST_WAIT
-            .saturating_mul(1 << client.failures.min(10))
-            .min(LONGEST_WAIT);
-        client.failures += 1;
-        let wait = self.part_of(bound);
-        self.dial_after(dial.client, dial.slot, not_before + wait);
+        client.is_standby = false;
+        let location = client.locations.add(SessionLocation {
+            server: dialled.server,
+            peer: dialled.peer,
+            node: Some(node),
+        });
+        let open = OpenSession {
+            at,
+            id,
+            dial: dial.number,
+            location,
+            server: dialled.server,
+            since: now,
+        };
+        let slot = &mut client.slots[dial.slot];
+        (slot.seeks, slot.search) = (false, Search::default());
+        if let Some(former) = slot.current.replace(open) {
+            client.locations.remove(former.location);
+            let delay = self.within(50);
+            self.after(delay, Event::SessionEnds(former.at, former.id));
+        }
+        self.dial_next(dial.client);
     }
 
-    /// Another instance has the runtime: both slots wait.
-    fn stand_by(&mut self, client: usize) {
-        self.clients[client].is_standby = true;
+    /// Another instance has the runtime: all slots wait.
+    fn stand_by(&mut self, number: usize) {
         let wait = STANDBY / 2 + self.part_of(STANDBY / 2);
+        let client = &mut self.clients[number];
+        client.is_standby = true;
+        client.stands_by = Some(self.now + wait);
         for slot in 0..SESSIONS {
-            if self.clients[client].slots[slot].open.is_none() {
-                self.dial_after(client, slot, wait);
+            if self.clients[number].slots[slot].current.is_none() {
+                self.seek(number, slot);
             }
         }
+        self.dial_next(number);
     }
 
     fn part_of(&mut self, bound: Duration) -> Duration {
@@ -300,20 +461,34 @@ impl World {
         self.within(milliseconds.max(1))
     }
 
-    /// The client notices that a session is over.
+    /// The client notices that a session ends, or is to be left.
     pub(crate) fn on_session_end(&mut self, dial: DialId, end: SessionEnd) {
-        let Some(client) = self.client_of(dial) else {
+        let (now, random) = (self.now, self.random.next_number());
+        let client = &mut self.clients[dial.client];
+        let Some(slot) = client.slot_of(dial).filter(|_| client.is_running) else {
             return;
         };
-        let slot = &mut client.slots[dial.slot];
-        if slot.open.take().is_none() {
+        let Some(open) = client.slots[slot].current else {
             return;
-        }
+        };
+        let (lived, redial) = (now - open.since, client.servers.of(open.server));
         match end {
-            SessionEnd::Superseded => self.stand_by(dial.client),
-            SessionEnd::Lost | SessionEnd::Drained => {
-                let wait = self.within(250);
-                self.dial_after(dial.client, dial.slot, wait);
+            SessionEnd::Drained => {
+                client.locations.set_left(open.location, true);
+                redial.after_drain(lived, now.into(), random);
+                self.seek(dial.client, slot);
+            }
+            SessionEnd::Lost => {
+                client.locations.remove(open.location);
+                client.slots[slot].current = None;
+                let lost = CloseReason::CONNECTION_LOST;
+                redial.after_session(lost, lived, now.into(), random);
+                self.seek(dial.client, slot);
+            }
+            SessionEnd::Superseded => {
+                client.locations.remove(open.location);
+                client.slots[slot].current = None;
+                self.stand_by(dial.client);
             }
         }
     }

@@ -3,6 +3,7 @@
 
 mod calls;
 mod links;
+mod moving;
 mod sessions;
 
 use std::{
@@ -11,7 +12,7 @@ use std::{
 };
 
 use tunnel_directory::{
-    Epoch, NodeName, NodeRun, RuntimeLabel, WithoutDirectory,
+    Epoch, NodeName, NodeRun, Rebalance, RuntimeLabel, Spread, WithoutDirectory,
     shared::{
         CallId, ClaimId, NodeSettings, Now, Output, ReportingLink, SentReports, SharedDirectory,
         WatchId,
@@ -36,12 +37,12 @@ pub(crate) struct Node {
     /// The process stands still, and these wait for it.
     pub(crate) held: Option<Vec<Event>>,
     /// Links on which this node sends reports, by the receiver.
-    links: BTreeMap<usize, Link>,
+    pub(crate) links: BTreeMap<usize, Link>,
     /// The process is to be started again when it has left.
     pub(crate) restart_after: Option<Duration>,
 }
 
-struct Link {
+pub(crate) struct Link {
     id: LinkId,
     sent: SentReports,
     carried: Instant,
@@ -57,8 +58,12 @@ pub(crate) struct Process {
     timer: Option<Instant>,
     receiving: BTreeMap<LinkId, ReportingLink>,
     pub(crate) sessions: BTreeMap<SessionId, Session>,
+    /// When runtimes were last online, as far as the process has noticed.
+    pub(crate) last_online: BTreeMap<RuntimeLabel, Instant>,
     pending: BTreeMap<ClaimId, (DialId, InstanceId)>,
     pub(crate) is_leaving: bool,
+    rebalance: Rebalance,
+    spreads: BTreeMap<RuntimeLabel, Spread>,
 }
 
 /// A session at a node.
@@ -69,8 +74,12 @@ pub(crate) struct Session {
     pub(crate) label: RuntimeLabel,
     pub(crate) epoch: Epoch,
     serial: u64,
+    /// When it was welcomed.
+    pub(crate) since: Instant,
     /// It takes nothing new: another instance has the runtime, or the node leaves.
     pub(crate) is_draining: bool,
+    /// Its client is to have a session at another node instead.
+    is_moving: bool,
 }
 
 impl Node {
@@ -146,8 +155,11 @@ impl World {
             timer: None,
             receiving: BTreeMap::new(),
             sessions: BTreeMap::new(),
+            last_online: BTreeMap::new(),
             pending: BTreeMap::new(),
             is_leaving: false,
+            rebalance: Rebalance::new(now),
+            spreads: BTreeMap::new(),
         });
         let at = self.address(number);
         self.input(at, |_, _| ());
@@ -252,8 +264,8 @@ impl World {
             }
             Output::State(state) => self.say(&format!("n{} is {state:?}", at.node)),
             Output::Log(line) => self.say(&format!("n{}: {line:?}", at.node)),
-            Output::RuntimeChanged(_)
-            | Output::Ready
+            Output::RuntimeChanged(label) => self.note_online(at, &label),
+            Output::Ready
             | Output::CaughtUp
             | Output::LeaseLeft(_)
             | Output::Position(_)

@@ -326,9 +326,14 @@ impl EtcdDirectory {
         self.directory.read().nodes()
     }
 
-    /// Whether any node besides this one and the avoided ones takes sessions.
-    pub(crate) fn has_other_serving(&self, is_avoided: impl Fn(&NodeName) -> bool) -> bool {
-        self.directory.read().has_other_serving(is_avoided)
+    /// Whether a session had better be at another node.
+    pub(crate) fn is_better_elsewhere(
+        &self,
+        is_leaving: bool,
+        is_avoided: impl Fn(&NodeName) -> bool,
+    ) -> bool {
+        let directory = self.directory.read();
+        directory.is_better_elsewhere(is_leaving, is_avoided)
     }
 
     /// Whether the node was paused, and does not know yet what has happened meanwhile.

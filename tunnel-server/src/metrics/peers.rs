@@ -50,7 +50,7 @@ impl PeerMetrics {
                 "moved_total",
                 "Runtimes whose clients were asked to move to other server nodes: for balance, or by a node that is cut off from the directory",
                 "reason",
-                ["balance", "directory"],
+                ["balance", "directory", "spread"],
             )?,
         })
     }

@@ -1,6 +1,9 @@
 //! What a registry does because there are other server nodes.
 
-use std::{sync::Arc, time::Duration};
+use std::{
+    sync::{Arc, Weak},
+    time::Duration,
+};
 
 use tokio::{sync::Notify, time::Instant};
 use tunnel_proto::memory::MemoryAccount;
@@ -10,11 +13,38 @@ use crate::{
     history::Carried,
     metrics::{Metrics, RuntimeMetrics},
     runtimes::{RuntimeEntry, RuntimeLimits},
-    tunnel::Directive,
+    tunnel::{Directive, Tunnel},
 };
 
 /// How long the series of a runtime stay after its last request that was forwarded to another node: several scrapes.
 pub(super) const FORWARDED_SERIES: Duration = Duration::from_secs(300);
+
+/// Runtimes that are looked at each second to find those whose sessions are all here: a few milliseconds.
+const SPREAD_STEP: usize = 2_000;
+
+/// Which runtimes move to other nodes.
+#[derive(Debug, Clone, Copy)]
+pub(crate) enum Moved {
+    /// All of them.
+    All,
+    /// So many of those that have one session here. Of those with more, one session alone moves ([`Registry::spread`]).
+    Surplus(usize),
+}
+
+impl Moved {
+    fn count(self) -> usize {
+        match self {
+            Self::All => usize::MAX,
+            Self::Surplus(count) => count,
+        }
+    }
+}
+
+/// The runtimes that are still to be looked at in this round.
+#[derive(Default)]
+pub(crate) struct SpreadWalk {
+    slots: Vec<Weak<Slot>>,
+}
 
 impl Registry {
     /// The slot of a runtime that this node knows, or another one.
@@ -38,15 +68,45 @@ impl Registry {
 
     /// Has the sessions of so many runtimes moved to other nodes, those included that are moving already, and at most
     /// `at_once` more. Returns the number of runtimes that begin to move.
-    pub(crate) fn move_away(&self, runtimes: usize, at_once: usize) -> usize {
+    pub(crate) fn move_away(&self, runtimes: Moved, at_once: usize) -> usize {
         let tunnels = self.slots().into_iter().filter_map(|slot| slot.tunnel());
         let (moving, staying): (Vec<_>, Vec<_>) = tunnels.partition(|tunnel| tunnel.is_moving());
-        let next = runtimes.saturating_sub(moving.len()).min(at_once);
-        let next: Vec<_> = staying.into_iter().take(next).collect();
+        let next = runtimes.count().saturating_sub(moving.len()).min(at_once);
+        let may_move = |tunnel: &Arc<Tunnel>| match runtimes {
+            Moved::All => true,
+            Moved::Surplus(_) => tunnel.session_count() == 1,
+        };
+        let next: Vec<_> = staying.into_iter().filter(may_move).take(next).collect();
         for tunnel in &next {
             tunnel.direct(Directive::Move);
         }
         next.len()
+    }
+
+    /// Has one session of each runtime moved whose sessions are all here, if that is due: of the next ones of `walk`, and of
+    /// `at_once` at most. Returns their number.
+    pub(crate) fn spread(&self, walk: &mut SpreadWalk, at_once: usize) -> usize {
+        let Some(directory) = self.directory.shared() else {
+            return 0;
+        };
+        if walk.slots.is_empty() {
+            walk.slots = self.slots().iter().map(Arc::downgrade).collect();
+        }
+        let now = Instant::now().into_std();
+        let (mut moved, mut left) = (0, SPREAD_STEP);
+        while moved < at_once
+            && left > 0
+            && let Some(slot) = walk.slots.pop()
+        {
+            left -= 1;
+            if let Some(slot) = slot.upgrade()
+                && let Some(tunnel) = slot.tunnel()
+            {
+                let is_held_elsewhere = directory.holders(slot.label.as_str()).is_some();
+                moved += usize::from(tunnel.spread(is_held_elsewhere, now));
+            }
+        }
+        moved
     }
 
     /// To be notified when a link to another node has opened, for which requests may wait.

@@ -225,6 +225,37 @@ async fn an_instance_is_sent_to_another_node_than_those_that_it_names() {
     .await;
 }
 
+/// All sessions of a client are at one node: that has one of them move, and no other.
+#[tokio::test]
+async fn of_two_sessions_at_one_node_one_moves_to_another() {
+    let etcd = Etcd::start(1).await;
+    let (one, two) = (node(&etcd, "n1").await, node(&etcd, "n2").await);
+    let instance = Instance::new();
+    let staying = client(&one, instance).await;
+    let mut moving = client(&one, instance).await;
+    let is_drained = |client: &FakeClient| {
+        let controls = client.controls();
+        (controls.iter()).any(|control| matches!(control, Control::Drain { .. }))
+    };
+    // The nodes have to be the same ones for ten seconds.
+    eventually(2 * SOON, "the younger session to be moved", async || {
+        is_drained(&moving).then_some(())
+    })
+    .await;
+    assert!(
+        !moving.session.is_closed(),
+        "it serves until there is another"
+    );
+    let next = client(&two, instance).await;
+    moving.session.send(Control::Moved).unwrap();
+    assert!(matches!(
+        moving.ended().await,
+        SessionEnd::ClosedByPeer(CloseReason::Drained)
+    ));
+    assert!(!is_drained(&staying) && !is_drained(&next));
+    assert_eq!(keys(&etcd, "/tunnel/v1/held/").await.len(), 2);
+}
+
 /// etcd comes back without anything that it had stored, and with smaller revisions.
 #[tokio::test]
 async fn live_sessions_outlive_what_etcd_has_stored() {

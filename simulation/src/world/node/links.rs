@@ -26,7 +26,7 @@ impl World {
     }
 
     /// Whether nothing comes back from a node.
-    fn is_silent(&self, from: usize, to: usize) -> bool {
+    pub(crate) fn is_silent(&self, from: usize, to: usize) -> bool {
         self.cut_links.contains(&(from, to))
             || self.cut_links.contains(&(to, from))
             || self.nodes[from].held.is_some()

@@ -24,8 +24,9 @@ impl World {
             return;
         };
         let (runtime, instance) = (client.runtime.clone(), client.instance.clone());
+        let on_conflict = client.on_conflict();
         let progress = self.input(at, |directory, now| {
-            directory.claim(id, runtime.claimant(&instance), now)
+            directory.claim(id, runtime.claimant(&instance, on_conflict), now)
         });
         match progress {
             Some(ClaimProgress::Answered(answer)) => self.on_answer(at, dial, &instance, answer),
@@ -64,7 +65,11 @@ impl World {
             Err(refusal) => {
                 self.history.on_refused(instance, self.now);
                 let delay = self.within(10);
-                self.after(delay, Event::DialEnds(dial, DialResult::Refused(refusal)));
+                let result = match refusal {
+                    ClaimRefusal::Superseded { .. } => DialResult::Superseded,
+                    refusal => DialResult::Refused(refusal),
+                };
+                self.after(delay, Event::DialEnds(dial, result));
                 return;
             }
         };
@@ -100,7 +105,9 @@ impl World {
             label: granted.label.clone(),
             epoch: granted.claim.epoch,
             serial: granted.serial,
+            since: self.now,
             is_draining: false,
+            is_moving: false,
         };
         if let Some(process) = self.process(at) {
             process.sessions.insert(id, session);
@@ -140,6 +147,14 @@ impl World {
         }
     }
 
+    /// A runtime was online until now, as far as a process notices.
+    pub(super) fn note_online(&mut self, at: Address, label: &RuntimeLabel) {
+        let now = self.now;
+        if let Some(process) = self.process(at) {
+            process.last_online.insert(label.clone(), now);
+        }
+    }
+
     /// Whether a session is there and takes exchanges.
     pub(crate) fn is_open(&mut self, at: Address, id: SessionId) -> bool {
         let session = self
@@ -154,6 +169,9 @@ impl World {
             .process(at)
             .and_then(|process| process.sessions.remove(&id));
         if let Some(session) = ended {
+            self.note_online(at, &session.label);
+            let delay = self.within(20);
+            self.after(delay, Event::SessionEnded(session.dial, SessionEnd::Lost));
             self.input(at, |directory, now| {
                 directory.on_release(&session.label, session.serial, now);
             });
