@@ -34,6 +34,8 @@ pub enum Fault {
     CutFromEtcd(usize, Duration),
     /// Nothing gets from one node to another.
     CutLink(usize, usize, Duration),
+    /// Nothing gets from a node to any other, or back.
+    CutLinks(usize, Duration),
     /// A member of etcd does not run.
     StopMember(usize, Duration),
     /// A member of etcd reaches no other.
@@ -98,7 +100,7 @@ impl Plan {
         let other = (node + 1 + random.below(self.nodes - 1)) % self.nodes;
         let member = random.below(self.members);
         let client = random.below(self.clients);
-        match random.below(20) {
+        match random.below(21) {
             0 => Fault::CrashNode(node, lasts),
             1 => Fault::ReplaceNode(node, lasts),
             2 => Fault::PauseNode(node, lasts),
@@ -116,6 +118,7 @@ impl Plan {
             14 => Fault::Empty,
             15 | 16 => Fault::RestartClient(client),
             17 | 18 => Fault::StopClient(client, lasts),
+            19 => Fault::CutLinks(node, lasts * random.pick(&[1, 3])),
             _ => Fault::SecondInstance(client, lasts),
         }
     }
@@ -131,6 +134,7 @@ impl Fault {
             | Self::PauseNode(_, lasts)
             | Self::CutFromEtcd(_, lasts)
             | Self::CutLink(_, _, lasts)
+            | Self::CutLinks(_, lasts)
             | Self::StopMember(_, lasts)
             | Self::CutMember(_, lasts)
             | Self::StopEtcd(lasts)

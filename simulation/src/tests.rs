@@ -6,22 +6,33 @@ use testkit::random::Random;
 
 use super::*;
 use crate::plan::Fault::{
-    CutMember, Empty, FreezeEtcd, PauseNode, RestartClient, Restore, SecondInstance, Snapshot,
-    StopClient,
+    CrashNode, CutLinks, CutMember, Empty, FreezeEtcd, PauseNode, ReplaceNode, RestartClient,
+    Restore, SecondInstance, Snapshot, StopClient,
 };
 
 const fn at(milliseconds: u64) -> Duration {
     Duration::from_millis(milliseconds)
 }
 
-/// Runs a plan of these nodes and members of etcd with two clients.
+/// Runs a plan of these nodes and members of etcd with two clients, which dial a balancer.
 fn hold(seed: u64, nodes: usize, members: usize, faults: &[(Duration, Fault)]) {
+    hold_with(true, seed, nodes, members, faults);
+}
+
+/// As [`hold`], or with clients that dial each node.
+fn hold_with(
+    has_balancer: bool,
+    seed: u64,
+    nodes: usize,
+    members: usize,
+    faults: &[(Duration, Fault)],
+) {
     let plan = Plan {
         seed,
         nodes,
         members,
         clients: 2,
-        has_balancer: true,
+        has_balancer,
         faults: faults.to_vec(),
     };
     let violation = run(&plan).violation;
@@ -96,6 +107,48 @@ fn an_instance_that_a_snapshot_brings_back_takes_nothing_from_a_living_one() {
     ];
     for seed in 1..=20 {
         hold(seed, 2, 1, &faults);
+    }
+}
+
+/// The runtimes have been stable for more than a minute when the links of one node after the other are cut for a moment.
+#[test]
+fn a_moment_without_links_fails_no_request() {
+    let blips =
+        [0, 1, 2].map(|node| (at(85_000 + 10_000 * node as u64), CutLinks(node, at(1_500))));
+    for seed in 1..=5 {
+        hold(seed, 3, 1, &blips);
+    }
+}
+
+#[test]
+fn sessions_are_at_two_nodes_after_both_were_replaced() {
+    let faults = [
+        (at(15_000), ReplaceNode(0, at(2_000))),
+        (at(30_000), ReplaceNode(1, at(2_000))),
+    ];
+    for seed in 1..=5 {
+        hold_with(true, seed, 2, 1, &faults);
+        hold_with(false, seed, 2, 1, &faults);
+    }
+}
+
+#[test]
+fn sessions_are_at_two_nodes_after_a_node_has_served_alone() {
+    let faults = [
+        (at(15_000), CrashNode(1, at(30_000))),
+        (at(15_000), CrashNode(2, at(30_000))),
+        (at(20_000), RestartClient(0)),
+    ];
+    for seed in 1..=5 {
+        hold_with(true, seed, 3, 1, &faults);
+        hold_with(false, seed, 3, 1, &faults);
+    }
+}
+
+#[test]
+fn a_node_without_links_is_not_ready() {
+    for seed in 1..=5 {
+        hold(seed, 3, 1, &[(at(20_000), CutLinks(1, at(120_000)))]);
     }
 }
 

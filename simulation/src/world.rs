@@ -5,6 +5,7 @@ mod client;
 mod faults;
 mod names;
 mod node;
+mod reach;
 mod requests;
 mod spread;
 
@@ -103,6 +104,8 @@ pub(crate) struct World {
     pub(crate) nodes: Vec<Node>,
     pub(crate) cut_from_etcd: BTreeSet<usize>,
     pub(crate) cut_links: BTreeSet<(usize, usize)>,
+    /// Nodes without any way to other nodes.
+    pub(crate) cut_nodes: BTreeSet<usize>,
     pub(crate) clients: Vec<Client>,
     /// Clients dial a balancer, or else each node by its own name.
     pub(crate) has_balancer: bool,
@@ -112,6 +115,8 @@ pub(crate) struct World {
     pub(crate) history: History,
     pub(crate) requests: Requests,
     pub(crate) spreading: Spreading,
+    /// The nodes without a link while others have some, and since when.
+    pub(crate) isolated: BTreeMap<usize, Instant>,
     /// Faults that are not healed.
     pub(crate) open_faults: usize,
     end: Instant,
@@ -145,6 +150,7 @@ impl World {
             nodes: (0..plan.nodes).map(Node::new).collect(),
             cut_from_etcd: BTreeSet::new(),
             cut_links: BTreeSet::new(),
+            cut_nodes: BTreeSet::new(),
             clients: Vec::new(),
             has_balancer: plan.has_balancer,
             balancer_turn: 0,
@@ -152,6 +158,7 @@ impl World {
             history: History::new(began),
             requests: Requests::default(),
             spreading: Spreading::default(),
+            isolated: BTreeMap::new(),
             open_faults: 0,
             end: began + last.unwrap_or_default() + CALM,
             is_ending: false,
@@ -289,6 +296,7 @@ impl World {
                 self.check();
                 self.check_requests();
                 self.check_spread();
+                self.check_links();
                 self.after(CHECK_INTERVAL, Event::Check);
             }
         }

@@ -41,7 +41,7 @@ pub use self::{
     node::{BadNodeName, Incarnation, NodeName, NodeRun},
     outage::EtcdState,
     owner::Claimant,
-    rebalance::{MoveOrder, REBALANCE_INTERVAL, Rebalance, Spread},
+    rebalance::{MoveOrder, MoveReason, NodeStanding, REBALANCE_INTERVAL, Rebalance, Spread},
     record::{NodeRecord, NodeState},
     table::Holder,
     unreached::{RETURN_WINDOW, UnreachedRuntime},

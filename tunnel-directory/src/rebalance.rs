@@ -1,7 +1,8 @@
 //! Which sessions a node gives to other nodes, decided once each second.
 //!
 //! ```text
-//!   the node does not know what others have taken over          ─▶ all of all runtimes
+//!   the node does not know what others have taken over,
+//!   or reaches no other node although others reach each other     ─▶ all of all runtimes
 //!   the nodes have been the same ones for a while:
 //!     all sessions of a runtime are here, and another node serves ─▶ one of them
 //!     this node has far more runtimes than the others             ─▶ the surplus
@@ -45,8 +46,8 @@ const FIGURES: Duration = Duration::from_secs(20);
 pub enum MoveOrder {
     /// Nothing: the nodes are changing, or etcd is away.
     Nothing,
-    /// All sessions: the node may serve what has been taken over.
-    Everything,
+    /// All sessions.
+    Everything(MoveReason),
     /// What the others should have.
     Share {
         /// The runtimes beyond the mean, if there are far more of them.
@@ -54,6 +55,47 @@ pub enum MoveOrder {
         /// One session of each runtime whose sessions are all here may be given away.
         spreads: bool,
     },
+}
+
+/// Why a node gives everything away.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum MoveReason {
+    /// It may serve what has been taken over.
+    Directory,
+    /// It reaches no other node.
+    Links,
+}
+
+/// How a node stands to etcd and to the other nodes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct NodeStanding {
+    /// Whether etcd answers it and others.
+    pub etcd: EtcdState,
+    /// No other node can be reached, although others reach each other.
+    pub is_isolated: bool,
+}
+
+impl NodeStanding {
+    /// Why clients are to be at other nodes, if they are.
+    #[must_use]
+    pub fn reason_to_leave(self) -> Option<MoveReason> {
+        match self.etcd {
+            EtcdState::CutOff | EtcdState::Alone => Some(MoveReason::Directory),
+            EtcdState::Ok | EtcdState::Outage if self.is_isolated => Some(MoveReason::Links),
+            EtcdState::Ok | EtcdState::Outage => None,
+        }
+    }
+}
+
+impl MoveReason {
+    /// The name in the metric.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Directory => "directory",
+            Self::Links => "links",
+        }
+    }
 }
 
 /// The load of all nodes, and since when they are the same ones.
@@ -88,14 +130,16 @@ impl Rebalance {
     /// What the node `own`, which holds so many runtimes, gives away now. `nodes` are all nodes.
     pub fn order<'a>(
         &mut self,
-        state: EtcdState,
+        standing: NodeStanding,
         (own, held): (Incarnation, u64),
         nodes: impl IntoIterator<Item = (Incarnation, &'a NodeRecord)>,
         now: Instant,
     ) -> MoveOrder {
-        match state {
-            EtcdState::CutOff | EtcdState::Alone => MoveOrder::Everything,
-            EtcdState::Outage => {
+        if let Some(reason) = standing.reason_to_leave() {
+            return MoveOrder::Everything(reason);
+        }
+        match standing.etcd {
+            EtcdState::CutOff | EtcdState::Alone | EtcdState::Outage => {
                 self.disturb(now);
                 MoveOrder::Nothing
             }
@@ -190,6 +234,7 @@ mod tests {
             version: String::new(),
             state,
             sessions: 0,
+            links: None,
         }
     }
 
@@ -241,7 +286,11 @@ mod tests {
             let own_record = record(NodeState::Serving);
             let others = (1..).map(Incarnation::new).zip(&records);
             let nodes = others.chain([(own, &own_record)]);
-            balance.order(state, (own, 8), nodes, begin + at * SECOND)
+            let standing = NodeStanding {
+                etcd: state,
+                is_isolated: false,
+            };
+            balance.order(standing, (own, 8), nodes, begin + at * SECOND)
         };
         let share = |spreads| MoveOrder::Share {
             surplus: 0,
@@ -255,10 +304,8 @@ mod tests {
         assert_eq!(order(EtcdState::Ok, &leaving, 32), share(false));
         assert_eq!(order(EtcdState::Outage, &serving, 60), MoveOrder::Nothing);
         assert_eq!(order(EtcdState::Ok, &serving, 61), share(false));
-        assert_eq!(
-            order(EtcdState::CutOff, &serving, 62),
-            MoveOrder::Everything
-        );
+        let left = MoveOrder::Everything(MoveReason::Directory);
+        assert_eq!(order(EtcdState::CutOff, &serving, 62), left);
     }
 
     #[test]

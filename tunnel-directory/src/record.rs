@@ -74,6 +74,9 @@ pub struct NodeRecord {
     /// The number of runtimes that it holds, now and then.
     #[serde(default)]
     pub sessions: u64,
+    /// The number of other nodes to which it had a link when it wrote this; none if it does not say.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub links: Option<u64>,
 }
 
 /// Whether a node takes new sessions.

@@ -20,6 +20,7 @@ mod claiming;
 mod departure;
 mod feed;
 mod io;
+mod links;
 mod pause;
 mod presence;
 mod report;
@@ -40,9 +41,9 @@ use std::{
 use tunnel_etcd::EtcdError;
 
 use self::{
-    availability::Availability, departure::Departure, feed::Feed, io::Caller, pause::Pause,
-    presence::Presence, report::Reports, settling::Settling, sweep::Sweep, unrecorded::Unrecorded,
-    writer::Writer,
+    availability::Availability, departure::Departure, feed::Feed, io::Caller, links::Links,
+    pause::Pause, presence::Presence, report::Reports, settling::Settling, sweep::Sweep,
+    unrecorded::Unrecorded, writer::Writer,
 };
 pub use self::{
     io::{
@@ -60,6 +61,7 @@ use crate::{
     node::{Incarnation, NodeName, NodeRun},
     outage::EtcdState,
     owner::Owner,
+    rebalance::NodeStanding,
     record::{Keys, NodeRecord, NodeState},
     table::{Holder, Table},
 };
@@ -95,6 +97,7 @@ pub struct SharedDirectory {
     settling: Settling,
     departure: Departure,
     availability: Availability,
+    links: Links,
     state: EtcdState,
     /// The revision up to which the table is complete.
     position: i64,
@@ -132,6 +135,7 @@ impl SharedDirectory {
             settling: Settling::default(),
             departure: Departure::default(),
             availability: Availability::new(now),
+            links: Links::default(),
             state: EtcdState::default(),
             position: 0,
             is_ready_known: false,
@@ -241,6 +245,15 @@ impl SharedDirectory {
         self.state
     }
 
+    /// How this node stands to etcd and to the other nodes.
+    #[must_use]
+    pub fn standing(&self) -> NodeStanding {
+        NodeStanding {
+            etcd: self.state,
+            is_isolated: self.is_isolated(),
+        }
+    }
+
     /// The claim of another instance that is newer than this one of a runtime, if there is one by which a node holds it.
     #[must_use]
     pub fn newer(
@@ -309,7 +322,7 @@ impl SharedDirectory {
         is_leaving: bool,
         is_avoided: impl Fn(&NodeName) -> bool,
     ) -> bool {
-        let is_bad = is_leaving || self.state.is_behind();
+        let is_bad = is_leaving || self.standing().reason_to_leave().is_some();
         (is_bad || is_avoided(&self.run.node)) && self.has_other_serving(is_avoided)
     }
 

@@ -25,6 +25,7 @@ pub mod view;
 
 use std::sync::Arc;
 
+use tunnel_directory::MoveReason;
 use tunnel_ops::{
     admin::{AdminRoutes, AdminSettings, Readiness},
     signals::Shutdown,
@@ -46,8 +47,13 @@ pub(crate) fn routes(api: Api, shutdown: Shutdown) -> AdminRoutes {
             Readiness::NotReady("the server is stopping".into())
         } else if directory.is_some_and(|directory| !directory.is_ready()) {
             Readiness::NotReady("the server waits for the directory in etcd".into())
-        } else if directory.is_some_and(|directory| directory.state().is_behind()) {
-            Readiness::NotReady("the server is cut off from etcd".into())
+        } else if let Some(reason) = directory.and_then(|it| it.standing().reason_to_leave()) {
+            Readiness::NotReady(match reason {
+                MoveReason::Directory => "the server is cut off from etcd".into(),
+                MoveReason::Links => {
+                    "the server has no link to other nodes, which have links".into()
+                }
+            })
         } else if directory.is_some_and(|directory| !directory.is_linked()) {
             Readiness::NotReady("the server waits for its links to other nodes".into())
         } else if managed.as_ref().is_some_and(|it| !it.is_ready()) {

@@ -181,6 +181,9 @@ impl Peers {
                 () = self.linked.notified(), if is_linking => {}
             }
             self.update();
+            if self.sends_reports {
+                self.directory.on_links(self.open_links());
+            }
             if is_linking && (self.has_all_links() || began.elapsed() >= LINKING) {
                 is_linking = false;
                 self.directory.on_linked();
@@ -197,6 +200,12 @@ impl Peers {
             *incarnation != own && record.peer.is_some() && record.state == NodeState::Serving
         });
         others.all(|(name, ..)| links.get(&name).is_some_and(Link::is_open))
+    }
+
+    /// The number of other nodes to which there is a link.
+    fn open_links(&self) -> usize {
+        let links = self.links.lock();
+        links.values().filter(|link| link.is_open()).count()
     }
 
     fn update(&self) {

@@ -46,6 +46,9 @@ impl World {
                 .cut_links
                 .insert((from, to))
                 .then_some(Heal::JoinLink(from, to)),
+            Fault::CutLinks(node, _) => {
+                self.cut_nodes.insert(node).then_some(Heal::JoinLinks(node))
+            }
             Fault::RestartClient(number) => {
                 let client = self.running_client(number)?;
                 self.stop_client(client);
@@ -147,6 +150,9 @@ impl World {
             }
             Heal::JoinLink(from, to) => {
                 self.cut_links.remove(&(from, to));
+            }
+            Heal::JoinLinks(node) => {
+                self.cut_nodes.remove(&node);
             }
             Heal::StartMember(member) => {
                 self.etcd.set_member(member, MemberState::Up, self.now);

@@ -58,6 +58,7 @@ pub(crate) enum Heal {
     ResumeNode(usize),
     ReachEtcd(usize),
     JoinLink(usize, usize),
+    JoinLinks(usize),
     StartMember(usize),
     StartEtcd,
     ThawEtcd,

@@ -101,7 +101,7 @@ impl Node {
         process.is_some_and(|process| {
             process.directory.is_ready()
                 && !process.is_leaving
-                && !process.directory.state().is_behind()
+                && process.directory.standing().reason_to_leave().is_none()
         })
     }
 }
@@ -263,6 +263,7 @@ impl World {
                 }
             }
             Output::State(state) => self.say(&format!("n{} is {state:?}", at.node)),
+            Output::Isolated(is) => self.say(&format!("n{} is isolated: {is}", at.node)),
             Output::Log(line) => self.say(&format!("n{}: {line:?}", at.node)),
             Output::RuntimeChanged(label) => self.note_online(at, &label),
             Output::Ready

@@ -179,6 +179,8 @@ pub enum Output {
     CaughtUp,
     /// Whether etcd answers this node and others has changed.
     State(EtcdState),
+    /// Whether no other node can be reached, although others reach each other, has changed.
+    Isolated(bool),
     /// How long the lease lives without another renewal.
     LeaseLeft(Duration),
     /// The revision up to which the table is complete.
@@ -216,6 +218,8 @@ pub enum LogLine {
     NotCaughtUp,
     /// The state has changed.
     State(EtcdState),
+    /// No other node can be reached, although others reach each other; or one can be again.
+    Isolated(bool),
     /// The directory cannot be read; it is tried again.
     ListingFailed(EtcdError),
     /// etcd has been restored or emptied.

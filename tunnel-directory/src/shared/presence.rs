@@ -137,6 +137,12 @@ impl SharedDirectory {
         self.presence_next(now);
     }
 
+    /// The key says something that is not so any more.
+    pub(super) fn on_key_outdated(&mut self, now: Now) {
+        self.presence.is_outdated = true;
+        self.presence_next(now);
+    }
+
     /// The key of this node is lost, or another node asks whether this one lives.
     pub(super) fn on_challenged(&mut self) {
         self.presence.is_challenged = true;
@@ -315,7 +321,9 @@ impl SharedDirectory {
         self.presence.is_challenged = false;
         self.presence.is_outdated = false;
         self.presence.shown = (self.holds.len(), now.instant);
-        let value = encode(&self.own_record());
+        let record = self.own_record();
+        self.links.on_shown(record.links);
+        let value = encode(&record);
         let key = self.keys.node(&self.run.node);
         let put = RequestOp::put(key, value.clone(), self.presence.lease);
         let id = self.call(Caller::Presence, Call::Txn(writes(put)));
@@ -334,6 +342,7 @@ impl SharedDirectory {
                 false => NodeState::Serving,
             },
             sessions: u64::try_from(self.holds.len()).unwrap_or(u64::MAX),
+            links: self.links.shown(),
         }
     }
 

@@ -192,6 +192,7 @@ impl SharedDirectory {
         self.reports.positions = [one, two, self.position];
         self.unrecorded.tick(now.instant);
         self.judge(now.instant);
+        self.judge_links(now);
     }
 
     /// The revision that all nodes should have reached by now.

@@ -4,6 +4,7 @@
 mod faults;
 mod labels;
 mod life;
+mod links;
 mod restores;
 mod store;
 mod unanswered;

@@ -24,6 +24,9 @@ pub struct NodeView {
     /// The zone that it lies in.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub zone: Option<Arc<str>>,
+    /// The number of other nodes to which it had a link when it last wrote its key; absent if it does not say.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub links: Option<u64>,
 }
 
 /// All nodes, by name; none if this server stands alone.
@@ -37,6 +40,7 @@ pub(super) fn views(directory: &Directory) -> Vec<NodeView> {
         runtimes: record.sessions,
         peer: record.peer,
         zone: record.zone,
+        links: record.links,
     });
     let mut views: Vec<_> = views.collect();
     views.sort_unstable_by(|a, b| a.name.cmp(&b.name));

@@ -101,8 +101,15 @@ fn block(client: &AdminClient, view: &ServerView, before: Before<'_>) -> String 
     for node in &view.nodes {
         let zone = node.zone.as_ref().map(|zone| format!(", zone {zone}"));
         let zone = zone.unwrap_or_default();
+        let links = match node.links {
+            Some(0) => ", without a link to other nodes",
+            _ => "",
+        };
         let (name, version, state) = (&node.name, &node.version, &node.state);
-        row("node", format!("{name}, {state}, version {version}{zone}"));
+        row(
+            "node",
+            format!("{name}, {state}, version {version}{zone}{links}"),
+        );
     }
     for certificate in &view.certificates {
         row("certificate", shown(certificate));

@@ -26,8 +26,8 @@ use tokio::{
 };
 use tokio_rustls::rustls::ClientConfig;
 use tunnel_directory::{
-    AccountName, Claim, ClaimRefusal, Claimant, DirectoryError, Epoch, EtcdState, Holder,
-    Incarnation, NodeName, NodeRecord, NodeRun, RuntimeLabel, RuntimeName,
+    AccountName, Claim, ClaimRefusal, Claimant, DirectoryError, Epoch, Holder, Incarnation,
+    NodeName, NodeRecord, NodeRun, NodeStanding, RuntimeLabel, RuntimeName,
     shared::{
         ClaimId, ClaimProgress, GrantedClaim, NodeSettings, Now, Report, ReportingLink,
         SentReports, SharedDirectory, was_paused,
@@ -230,9 +230,14 @@ impl EtcdDirectory {
         self.run.incarnation
     }
 
-    /// Whether etcd answers this node and others.
-    pub(crate) fn state(&self) -> EtcdState {
-        self.directory.read().state()
+    /// How this node stands to etcd and to the other nodes.
+    pub(crate) fn standing(&self) -> NodeStanding {
+        self.directory.read().standing()
+    }
+
+    /// Links to so many other nodes are open.
+    pub(crate) fn on_links(&self, open: usize) {
+        self.input(|directory, now| directory.on_links(open, now));
     }
 
     /// The number of runtimes that this node holds, and of those with a record.

@@ -15,6 +15,7 @@ pub struct DirectoryMetrics {
     lease_left: IntGauge,
     listings: IntCounter,
     state: IntGaugeVec,
+    is_isolated: IntGauge,
 }
 
 impl DirectoryMetrics {
@@ -48,6 +49,10 @@ impl DirectoryMetrics {
                 "state",
                 EtcdState::ALL.map(EtcdState::name),
             )?,
+            is_isolated: new.gauge(
+                "node_isolated",
+                "1 while this node has no link to any other node, and others have: it is not ready then",
+            )?,
         })
     }
 
@@ -73,6 +78,10 @@ impl DirectoryMetrics {
             let gauge = self.state.with_label_values(&[each.name()]);
             gauge.set(i64::from(each == state));
         }
+    }
+
+    pub(crate) fn set_isolated(&self, is_isolated: bool) {
+        self.is_isolated.set(i64::from(is_isolated));
     }
 
     pub(crate) fn on_relisted(&self) {

@@ -48,9 +48,9 @@ impl PeerMetrics {
             )?,
             moved: new.counters_of(
                 "moved_total",
-                "Runtimes whose clients were asked to move to other server nodes: for balance, or by a node that is cut off from the directory",
+                "Runtimes whose clients were asked to move to other server nodes: for balance, to spread the sessions of a client, or by a node that is cut off from the directory (directory) or from other nodes (links)",
                 "reason",
-                ["balance", "directory", "spread"],
+                ["balance", "directory", "links", "spread"],
             )?,
         })
     }

@@ -40,9 +40,9 @@ pub(super) async fn move_sessions(
         let part = (each_second / PART).max(1) as usize;
         match order(&mut rebalance, &directory, &registry) {
             MoveOrder::Nothing => {}
-            MoveOrder::Everything => {
+            MoveOrder::Everything(reason) => {
                 let moved = registry.move_away(Moved::All, each_second as usize);
-                metrics.peers.on_moved("directory", moved);
+                metrics.peers.on_moved(reason.name(), moved);
             }
             MoveOrder::Share { surplus, spreads } => {
                 if surplus > 0 {
@@ -60,8 +60,8 @@ pub(super) async fn move_sessions(
 }
 
 fn order(rebalance: &mut Rebalance, directory: &EtcdDirectory, registry: &Registry) -> MoveOrder {
-    let (state, nodes) = (directory.state(), directory.nodes());
+    let (standing, nodes) = (directory.standing(), directory.nodes());
     let nodes = nodes.iter().map(|(_, node, record)| (*node, record));
     let own = (directory.incarnation(), registry.claims() as u64);
-    rebalance.order(state, own, nodes, Instant::now().into_std())
+    rebalance.order(standing, own, nodes, Instant::now().into_std())
 }

@@ -27,7 +27,9 @@ impl World {
 
     /// Whether nothing comes back from a node.
     pub(crate) fn is_silent(&self, from: usize, to: usize) -> bool {
-        self.cut_links.contains(&(from, to))
+        self.cut_nodes.contains(&from)
+            || self.cut_nodes.contains(&to)
+            || self.cut_links.contains(&(from, to))
             || self.cut_links.contains(&(to, from))
             || self.nodes[from].held.is_some()
             || self.nodes[to].held.is_some()
@@ -35,6 +37,15 @@ impl World {
 
     pub(crate) fn on_link_tick(&mut self, from: usize, to: usize) {
         self.after(REPORT_INTERVAL, Event::LinkTick(from, to));
+        self.keep_link(from, to);
+        let at = self.address(from);
+        let open = self.nodes[from].links.len();
+        if self.nodes[from].held.is_none() {
+            self.input(at, |directory, now| directory.on_links(open, now));
+        }
+    }
+
+    fn keep_link(&mut self, from: usize, to: usize) {
         let (is_silent, now) = (self.is_silent(from, to), self.now);
         let carried = self.nodes[from].links.get(&to).map(|link| link.carried);
         match carried {

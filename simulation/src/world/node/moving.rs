@@ -24,7 +24,7 @@ impl World {
         let nodes = process.directory.nodes();
         let nodes = nodes.iter().map(|(_, node, record)| (*node, record));
         let moving: Vec<SessionId> = match process.order(nodes, now) {
-            MoveOrder::Everything => {
+            MoveOrder::Everything(_) => {
                 let sessions = process.sessions.iter();
                 let staying = sessions.filter(|(_, session)| !session.is_moving);
                 staying.map(|(id, _)| *id).collect()
@@ -54,8 +54,9 @@ impl Process {
     ) -> MoveOrder {
         let own = self.directory.run().incarnation;
         let (held, _) = self.directory.len();
-        let state = self.directory.state();
-        self.rebalance.order(state, (own, held as u64), nodes, now)
+        let standing = self.directory.standing();
+        self.rebalance
+            .order(standing, (own, held as u64), nodes, now)
     }
 
     /// One session of each runtime whose sessions are all here, if that is due.

@@ -299,6 +299,7 @@ fn server() -> ServerView {
             runtimes: 6,
             peer: Some("10.0.0.7:7400".into()),
             zone: Some("a".into()),
+            links: Some(2),
         }],
         certificates: vec![CertificateView {
             source: CertificateSource::Acme,

@@ -161,6 +161,7 @@ impl EtcdDirectory {
             Output::Departed => drop(self.has_departed.send_replace(true)),
             Output::CaughtUp => self.caught_up.send_modify(|count| *count += 1),
             Output::State(state) => self.metrics.set_state(state),
+            Output::Isolated(is_isolated) => self.metrics.set_isolated(is_isolated),
             Output::LeaseLeft(left) => self.metrics.set_lease_left(left),
             Output::Position(revision) => self.metrics.set_revision(revision),
             Output::Relisted => self.metrics.on_relisted(),
@@ -221,6 +222,10 @@ fn log(line: LogLine) {
             tracing::debug!("etcd has not reported in time what has happened during a pause");
         }
         LogLine::State(state) => log_state(state),
+        LogLine::Isolated(true) => tracing::error!(
+            "this node has no link to any other, and others have: it is not ready, and its clients are to go to other nodes"
+        ),
+        LogLine::Isolated(false) => tracing::info!("this node is linked to another one again"),
         LogLine::ListingFailed(error) => {
             tracing::warn!(%error, "cannot read the directory from etcd, trying again");
         }
