@@ -26,6 +26,8 @@ struct Reporter {
     /// The last value of the node's key, if that is gone: its lease has ended, and it lives.
     keyless: Option<NodeRecord>,
     differences: BTreeMap<RuntimeLabel, HoldDifference>,
+    /// All differences that there were when it began have been reported.
+    is_complete: bool,
     /// Differences that are over: the revisions up to which this node has to know the records before it believes that.
     ending: BTreeMap<RuntimeLabel, i64>,
 }
@@ -63,6 +65,7 @@ impl PeerReports {
             run: run.clone(),
             keyless: None,
             differences: BTreeMap::new(),
+            is_complete: false,
             ending: BTreeMap::new(),
         };
         self.reporters.insert(run.node.clone(), reporter);
@@ -80,6 +83,19 @@ impl PeerReports {
     pub(crate) fn is_reporting(&self, node: &NodeName, incarnation: Incarnation) -> bool {
         let reporter = self.reporters.get(node);
         reporter.is_some_and(|reporter| reporter.run.incarnation == incarnation)
+    }
+
+    /// A node has reported all differences that there are.
+    pub(crate) fn on_all_reported(&mut self, node: &NodeName) {
+        if let Some(reporter) = self.reporters.get_mut(node) {
+            reporter.is_complete = true;
+        }
+    }
+
+    /// Whether this process of a node sends reports, and those so far say which of its records are void.
+    pub(crate) fn has_reported_all(&self, node: &NodeName, incarnation: Incarnation) -> bool {
+        let reporter = self.reporters.get(node);
+        reporter.is_some_and(|it| it.run.incarnation == incarnation && it.is_complete)
     }
 
     /// The key of a node is gone.

@@ -20,6 +20,8 @@ pub(super) enum EtcdService {
 pub(super) struct Availability {
     /// The bits of [`EtcdService`].
     failed: u8,
+    /// The node was paused, and etcd has not answered since.
+    is_unknown: bool,
     answered: Instant,
 }
 
@@ -27,6 +29,7 @@ impl Availability {
     pub(super) fn new(now: Instant) -> Self {
         Self {
             failed: 0,
+            is_unknown: false,
             answered: now,
         }
     }
@@ -36,6 +39,23 @@ impl SharedDirectory {
     /// Whether etcd does not take what this node writes, or does not answer at all.
     pub(super) fn is_away(&self) -> bool {
         self.availability.failed != 0
+    }
+
+    /// Whether what this node writes may not be known to others soon: etcd is away, or has not answered since a pause.
+    pub(super) fn may_be_away(&self) -> bool {
+        self.is_away() || self.availability.is_unknown
+    }
+
+    /// The node was paused: whether etcd answers is not known.
+    pub(super) fn on_paused(&mut self, now: Now) {
+        if !std::mem::replace(&mut self.availability.is_unknown, true) {
+            self.find_unrecorded(now);
+        }
+    }
+
+    /// etcd has answered a read after a pause.
+    pub(super) fn on_known_again(&mut self) {
+        self.availability.is_unknown = false;
     }
 
     /// The time since etcd has answered.
@@ -48,6 +68,7 @@ impl SharedDirectory {
         let before = self.availability.failed;
         self.availability.answered = now;
         self.availability.failed &= !(service as u8);
+        self.availability.is_unknown = false;
         if before != 0 && !self.is_away() {
             self.log(LogLine::AnsweredAgain);
         }

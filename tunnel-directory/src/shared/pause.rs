@@ -72,6 +72,7 @@ impl SharedDirectory {
             true if self.pause.catching_up.is_none() => {
                 let step = self.read_newest();
                 self.pause.catching_up = Some((step, now.instant + CATCH_UP));
+                self.on_paused(now);
             }
             true => {}
         }
@@ -97,6 +98,7 @@ impl SharedDirectory {
         match answer {
             Ok(answer) => {
                 *step = Step::Awaiting(answer.revision());
+                self.on_known_again();
                 self.request_progress();
                 self.pause_on_reached(now);
             }

@@ -115,6 +115,9 @@ pub struct Report {
     void: Vec<String>,
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     claims: Vec<ReportedClaim>,
+    /// Further runtimes of which the sender's records are not right follow in the next reports.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    more: bool,
 }
 
 #[derive(Debug, Serialize, Deserialize)]
@@ -268,6 +271,7 @@ impl SharedDirectory {
             released_at,
             void,
             claims: claims.into_iter().map(ReportedClaim::of).collect(),
+            more: holds.has_more,
         };
         Some(PendingReport {
             // Serialising these types cannot fail.
@@ -329,7 +333,7 @@ impl SharedDirectory {
     fn apply_report(&mut self, run: &NodeRun, report: Report, now: Now) {
         let node = &run.node;
         let peers = &mut self.table.peer_reports;
-        let is_new = !peers.is_reporting(node, run.incarnation);
+        let was_complete = peers.has_reported_all(node, run.incarnation);
         let mut changed = peers.on_report(run);
         for held in report.held {
             if let Some((label, hold)) = held.read() {
@@ -366,7 +370,10 @@ impl SharedDirectory {
         }
         self.on_changes(changes, now);
         self.settle_many(changed, now);
-        if is_new {
+        if !report.more {
+            self.table.peer_reports.on_all_reported(node);
+        }
+        if !was_complete && !report.more {
             // What it holds by its records counts again.
             self.settle_all(now);
         }

@@ -46,6 +46,8 @@ pub(super) struct HoldChanges {
     /// The runtimes; `None` for those of which the record says what is held.
     pub(super) changed: Vec<(RuntimeLabel, Option<HoldDifference>)>,
     last_change: u64,
+    /// Further ones follow.
+    pub(super) has_more: bool,
 }
 
 impl SentHolds {
@@ -104,6 +106,7 @@ impl Unrecorded {
         let mut next = HoldChanges {
             changed: Vec::new(),
             last_change: sent.last_change,
+            has_more: false,
         };
         if sent.last_change < self.forgotten {
             // Whatever it has sent is over, unless it has changed again since.
@@ -111,6 +114,7 @@ impl Unrecorded {
             let over = sent.differing.iter().filter(is_over).take(most);
             next.changed.extend(over.map(|label| (label.clone(), None)));
             if !next.changed.is_empty() {
+                next.has_more = true;
                 return next;
             }
             next.last_change = self.forgotten;
@@ -118,6 +122,7 @@ impl Unrecorded {
         let later = (Bound::Excluded(next.last_change), Bound::Unbounded);
         for (change, label) in self.changes.range(later) {
             if next.changed.len() >= most {
+                next.has_more = true;
                 break;
             }
             next.last_change = *change;
@@ -155,7 +160,7 @@ impl SharedDirectory {
             .get(label)
             .is_some_and(|hold| !hold.is_provisional());
         self.table.set_released(label, record.is_some() && !is_held);
-        if difference.is_none() || self.is_away() {
+        if difference.is_none() || self.may_be_away() {
             self.unrecorded.set(label, difference);
         }
     }

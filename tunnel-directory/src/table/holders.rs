@@ -104,13 +104,14 @@ impl Table {
         self.claim_holders(label).any(|run| run.incarnation != own)
     }
 
-    /// Whether a node other than this one holds the runtime by the claim of its record, and reports to this one. The record of
-    /// one that does not may be void, or be of a node that is dead.
+    /// Whether a node other than this one holds the runtime by the claim of its record, and has reported to this one which of
+    /// its records are void. The record of one that has not may be void, or be of a node that is dead.
     pub(crate) fn is_claim_reported(&self, label: &str, own: Incarnation) -> bool {
         let reports = &self.peer_reports;
         let mut holders = self.claim_holders(label);
-        holders
-            .any(|run| run.incarnation != own && reports.is_reporting(&run.node, run.incarnation))
+        holders.any(|run| {
+            run.incarnation != own && reports.has_reported_all(&run.node, run.incarnation)
+        })
     }
 
     /// The processes that hold a runtime by the claim of its record, by their records or by what they report.

@@ -161,3 +161,40 @@ fn a_holder_that_reports_again_keeps_its_runtimes() {
     let _first = receive(0);
     assert!(two.held(&prod().label).is_none());
 }
+
+/// More records of a node are void than one report has.
+#[test]
+fn no_record_counts_before_its_node_has_named_all_void_ones() {
+    let mut nodes = Nodes::new(2);
+    let (one, two) = (nodes.nodes[0].clone(), nodes.nodes[1].clone());
+    let runtimes: Vec<_> = (0..100)
+        .map(|number| Runtime::new("acme", &format!("r{number}")))
+        .collect();
+    let gone = instance(1);
+    let held = runtimes.iter().map(|runtime| {
+        let claimant = runtime.claimant(&gone, OnConflict::Supersede);
+        nodes.claim_by(0, claimant).ok().unwrap()
+    });
+    let held: Vec<Guard> = held.collect();
+    for node in [&one, &two] {
+        node.on_unanswered(Writes);
+    }
+    drop(held);
+    one.settle_all();
+    let mut former = Link::new(&one, &two);
+    former.report();
+    let given = instance(2);
+    let given = runtimes.iter().map(|runtime| {
+        let claimant = runtime.claimant(&given, OnConflict::Supersede);
+        two.claim_provisionally(claimant)
+    });
+    let given: Vec<Guard> = given.map(|given| given.ok().unwrap()).collect();
+    drop(former);
+    let mut link = Link::new(&one, &two);
+    link.report();
+    let kept = runtimes
+        .iter()
+        .filter(|runtime| two.held(&runtime.label).is_some());
+    assert_eq!(kept.count(), runtimes.len());
+    drop(given);
+}
