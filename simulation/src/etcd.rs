@@ -17,9 +17,13 @@ use std::{
 };
 
 use testkit::random::Random;
-use tunnel_etcd::{EtcdError, RangeRequest, RangeResponse, TxnRequest, TxnResponse};
+use tunnel_directory::shared::{Call, EtcdAnswer};
+use tunnel_etcd::EtcdError;
 
-pub use self::{shown::shown_answer, watch::WatchId};
+pub use self::{
+    shown::{shown_answer, shown_call},
+    watch::WatchId,
+};
 use self::{store::Store, watch::Watches};
 
 /// The prefix of the keys of the directory.
@@ -29,41 +33,11 @@ pub(crate) const PREFIX: &str = "/tunnel/v1/";
 /// followers.
 const ELECTION: Duration = Duration::from_secs(1);
 
-/// A call that has reached a member.
-#[derive(Clone, Debug)]
-pub enum Call {
-    /// A transaction.
-    Txn(TxnRequest),
-    /// A read of a range.
-    Range(RangeRequest),
-    /// A new lease that lives for so long.
-    Grant(Duration),
-    /// A renewal of a lease.
-    KeepAlive(i64),
-    /// The end of a lease.
-    Revoke(i64),
-}
-
-/// What a member answers if the call is good.
-#[derive(Clone, Debug)]
-pub enum Reply {
-    /// To [`Call::Txn`].
-    Txn(TxnResponse),
-    /// To [`Call::Range`].
-    Range(RangeResponse),
-    /// To [`Call::Grant`]: the lease.
-    Granted(i64),
-    /// To [`Call::KeepAlive`]: the life of the lease from now on.
-    KeptAlive(Duration),
-    /// To [`Call::Revoke`].
-    Revoked,
-}
-
 /// What becomes of a call at a member.
 #[derive(Clone, Debug)]
 pub enum Outcome {
     /// It is answered.
-    Answered(Result<Reply, EtcdError>),
+    Answered(Result<EtcdAnswer, EtcdError>),
     /// Nothing comes, and the call has no effect.
     Silent,
     /// The processes are paused: the call is to be given again when they go on.
@@ -212,7 +186,7 @@ impl Etcd {
         match call {
             Call::Range(read) if read.serializable => {
                 let applied = self.members[member].applied;
-                Outcome::Answered(self.store.range_at(read, applied).map(Reply::Range))
+                Outcome::Answered(self.store.range_at(read, applied).map(EtcdAnswer::Range))
             }
             _ if !self.has_leader(member) => Outcome::Silent,
             _ => Outcome::Answered(self.commit(member, call, now)),
@@ -339,7 +313,12 @@ impl Etcd {
         }
     }
 
-    fn commit(&mut self, member: usize, call: &Call, now: Instant) -> Result<Reply, EtcdError> {
+    fn commit(
+        &mut self,
+        member: usize,
+        call: &Call,
+        now: Instant,
+    ) -> Result<EtcdAnswer, EtcdError> {
         let is_write = !matches!(call, Call::Range(_) | Call::KeepAlive(_) | Call::Revoke(_));
         if is_write && self.writes == Writes::Full {
             return Err(EtcdError::Refused {
@@ -351,9 +330,9 @@ impl Etcd {
             Call::Txn(txn) => {
                 let leases = &self.leases;
                 let txn = self.store.txn(txn, |lease| leases.contains_key(&lease))?;
-                Reply::Txn(txn)
+                EtcdAnswer::Txn(txn)
             }
-            Call::Range(read) => Reply::Range(self.store.range(read)?),
+            Call::Range(read) => EtcdAnswer::Range(self.store.range(read)?),
             Call::Grant(ttl) => {
                 self.last_lease += 1;
                 let lease = Lease {
@@ -361,19 +340,19 @@ impl Etcd {
                     ends: now + *ttl,
                 };
                 self.leases.insert(self.last_lease, lease);
-                Reply::Granted(self.last_lease)
+                EtcdAnswer::Granted(self.last_lease)
             }
             Call::KeepAlive(id) => {
                 let lease = self.leases.get_mut(id).ok_or(EtcdError::LeaseEnded)?;
                 lease.ends = now + lease.ttl;
-                Reply::KeptAlive(lease.ttl)
+                EtcdAnswer::Done
             }
             Call::Revoke(id) => {
                 if !self.leases.contains_key(id) {
                     return Err(EtcdError::LeaseEnded);
                 }
                 self.end_lease(*id);
-                Reply::Revoked
+                EtcdAnswer::Done
             }
         };
         self.catch_up();

@@ -18,7 +18,7 @@ use std::{
 use testkit::random::Random;
 use tunnel_directory::{
     REBALANCE_INTERVAL,
-    shared::{Answer, CallId, Now, WatchId},
+    shared::{Call, CallId, EtcdAnswer, Now, WatchId},
 };
 use tunnel_etcd::{EtcdError, WatchReport};
 
@@ -64,8 +64,8 @@ pub(crate) enum Event {
     Heal(Heal),
     /// etcd changes by itself.
     Etcd,
-    CallArrives(Address, CallId, usize, etcd::Call),
-    CallAnswered(Address, CallId, Result<Answer, EtcdError>),
+    CallArrives(Address, CallId, usize, Call),
+    CallAnswered(Address, CallId, Result<EtcdAnswer, EtcdError>),
     CallTimesOut(Address, CallId),
     WatchBegins(Address, WatchId, usize, i64),
     WatchPolled(Address, WatchId),
@@ -328,8 +328,8 @@ impl Event {
             | Self::WatchPolled(..)
             | Self::ProgressAsked(..)
             | Self::ProgressAnswered(..) => true,
-            Self::CallArrives(.., call) => matches!(call, etcd::Call::KeepAlive(_)),
-            Self::CallAnswered(.., answer) => matches!(answer, Ok(Answer::Done)),
+            Self::CallArrives(.., call) => matches!(call, Call::KeepAlive(_)),
+            Self::CallAnswered(.., answer) => matches!(answer, Ok(EtcdAnswer::Done)),
             _ => false,
         }
     }
@@ -358,9 +358,10 @@ impl fmt::Display for Event {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let mut text = match self {
             Self::CallArrives(at, id, member, call) => {
+                let call = etcd::shown_call(call);
                 format!("etcd {member} <- n{} {id:?} {call}", at.node)
             }
-            Self::CallAnswered(at, id, Ok(Answer::Txn(txn))) => {
+            Self::CallAnswered(at, id, Ok(EtcdAnswer::Txn(txn))) => {
                 format!("n{} <- {id:?} {}", at.node, etcd::shown_answer(txn))
             }
             Self::CallAnswered(at, id, answer) => format!("n{} <- {id:?} {answer:?}", at.node),

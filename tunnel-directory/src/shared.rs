@@ -47,7 +47,7 @@ use self::{
 };
 pub use self::{
     io::{
-        Answer, Call, CallId, ClaimId, ClaimProgress, ClaimResult, GrantedClaim, LogLine, Now,
+        Call, CallId, ClaimId, ClaimProgress, ClaimResult, EtcdAnswer, GrantedClaim, LogLine, Now,
         Output, WatchId,
     },
     pause::was_paused,
@@ -181,7 +181,7 @@ impl SharedDirectory {
     }
 
     /// etcd has answered a call, or the call has failed.
-    pub fn on_answer(&mut self, id: CallId, answer: Result<Answer, EtcdError>, now: Now) {
+    pub fn on_answer(&mut self, id: CallId, answer: Result<EtcdAnswer, EtcdError>, now: Now) {
         match self.calls.remove(&id) {
             Some(Caller::Writer) => self.on_writer_answer(id, answer, now),
             Some(Caller::Presence) => self.on_presence_answer(id, answer, now),

@@ -1,17 +1,16 @@
 //! Calls of etcd and their answers, for people.
 
-use std::fmt;
-
+use tunnel_directory::shared::Call;
 use tunnel_etcd::{Compare, Operand, Request, RequestOp, Response, TxnRequest, TxnResponse};
 
-use super::{Call, PREFIX};
+use super::PREFIX;
 
-impl fmt::Display for Call {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Txn(txn) => f.write_str(&shown_txn(txn)),
-            other => write!(f, "{other:?}"),
-        }
+/// A call.
+#[must_use]
+pub fn shown_call(call: &Call) -> String {
+    match call {
+        Call::Txn(txn) => shown_txn(txn),
+        other => format!("{other:?}"),
     }
 }
 

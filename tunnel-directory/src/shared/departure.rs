@@ -15,7 +15,7 @@ use std::{
 use tunnel_etcd::{EtcdError, RequestOp, TxnRequest};
 
 use super::{
-    Answer, Call, CallId, Caller, LogLine, Now, Output, SharedDirectory, presence::writes,
+    Call, CallId, Caller, EtcdAnswer, LogLine, Now, Output, SharedDirectory, presence::writes,
 };
 use crate::table::Table;
 
@@ -109,7 +109,7 @@ impl SharedDirectory {
     pub(super) fn on_departure_answer(
         &mut self,
         id: CallId,
-        answer: Result<Answer, EtcdError>,
+        answer: Result<EtcdAnswer, EtcdError>,
         now: Now,
     ) {
         let is_done = answer.is_ok();

@@ -20,7 +20,7 @@ use tunnel_etcd::{Compare, EtcdError, Event, KeyValue, RangeRequest, RequestOp, 
 
 use self::watching::Watching;
 use super::{
-    Answer, Call, CallId, Caller, LogLine, Now, Output, SharedDirectory, presence::writes,
+    Call, CallId, Caller, EtcdAnswer, LogLine, Now, Output, SharedDirectory, presence::writes,
 };
 use crate::{
     error::DirectoryError,
@@ -175,7 +175,7 @@ impl SharedDirectory {
     pub(super) fn on_feed_answer(
         &mut self,
         id: CallId,
-        answer: Result<Answer, EtcdError>,
+        answer: Result<EtcdAnswer, EtcdError>,
         now: Now,
     ) {
         let stage = std::mem::replace(&mut self.feed.stage, Stage::Ended);
@@ -202,13 +202,13 @@ impl SharedDirectory {
             (Stage::ReadingGeneration(sent, generation), answer) if sent == id => {
                 self.raise_generation(generation, &answer);
             }
-            (Stage::RaisingGeneration(sent, generation), Answer::Txn(answer)) if sent == id => {
+            (Stage::RaisingGeneration(sent, generation), EtcdAnswer::Txn(answer)) if sent == id => {
                 match answer.succeeded {
                     true => self.begin_listing(true),
                     false => self.read_generation(generation),
                 }
             }
-            (Stage::Reading(sent, mut listing), Answer::Range(page)) if sent == id => {
+            (Stage::Reading(sent, mut listing), EtcdAnswer::Range(page)) if sent == id => {
                 if listing.revision == 0 {
                     listing.revision = page.header.map_or(0, |header| header.revision);
                 }
@@ -277,7 +277,7 @@ impl SharedDirectory {
 
     /// Raises the generation above the one that this node knew, so that new claims have a greater epoch than those that it has
     /// seen although their revisions are smaller. Of several nodes that do so, one does.
-    fn raise_generation(&mut self, generation: u16, found: &Answer) {
+    fn raise_generation(&mut self, generation: u16, found: &EtcdAnswer) {
         let found = found.first_read();
         let record: Option<ClusterRecord> = found.and_then(|kv| decode(&kv.value));
         let known = record.as_ref().map(|record| record.generation);

@@ -46,7 +46,7 @@ pub enum Call {
 
 /// The answer to a call of etcd.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Answer {
+pub enum EtcdAnswer {
     /// Of a transaction.
     Txn(TxnResponse),
     /// Of a read.
@@ -57,7 +57,7 @@ pub enum Answer {
     Done,
 }
 
-impl Answer {
+impl EtcdAnswer {
     /// The revision of a transaction; 0 of other calls.
     pub(super) fn revision(&self) -> i64 {
         match self {

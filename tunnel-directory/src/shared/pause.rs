@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use tunnel_etcd::{EtcdError, RequestOp};
 
 use super::{
-    Answer, Call, CallId, Caller, LogLine, Now, Output, SharedDirectory, presence::writes,
+    Call, CallId, Caller, EtcdAnswer, LogLine, Now, Output, SharedDirectory, presence::writes,
 };
 
 /// Time without a tick after which the node counts as paused: several ticks.
@@ -86,7 +86,7 @@ impl SharedDirectory {
     pub(super) fn on_pause_answer(
         &mut self,
         id: CallId,
-        answer: &Result<Answer, EtcdError>,
+        answer: &Result<EtcdAnswer, EtcdError>,
         now: Now,
     ) {
         let Some((step @ Step::Reading(_), _)) = &mut self.pause.catching_up else {

@@ -15,7 +15,8 @@ use std::time::{Duration, Instant};
 use tunnel_etcd::{EtcdError, RequestOp, TxnRequest};
 
 use super::{
-    Answer, Call, CallId, Caller, LogLine, Now, Output, SharedDirectory, availability::EtcdService,
+    Call, CallId, Caller, EtcdAnswer, LogLine, Now, Output, SharedDirectory,
+    availability::EtcdService,
 };
 use crate::{
     error::DirectoryError,
@@ -204,13 +205,13 @@ impl SharedDirectory {
     pub(super) fn on_presence_answer(
         &mut self,
         id: CallId,
-        answer: Result<Answer, EtcdError>,
+        answer: Result<EtcdAnswer, EtcdError>,
         now: Now,
     ) {
         let stage = std::mem::replace(&mut self.presence.stage, Stage::Ended);
         match stage {
             Stage::Granting(sent) if sent == id => match answer {
-                Ok(Answer::Granted(lease)) => self.on_lease(lease, now),
+                Ok(EtcdAnswer::Granted(lease)) => self.on_lease(lease, now),
                 answer => self.on_presence_failed(answer.err(), now),
             },
             Stage::Finding(sent) if sent == id => match answer {
@@ -256,7 +257,9 @@ impl SharedDirectory {
             // Of a stage that is over.
             stage => {
                 self.presence.stage = stage;
-                if let (Stage::Ended, Ok(Answer::Granted(lease))) = (&self.presence.stage, answer) {
+                if let (Stage::Ended, Ok(EtcdAnswer::Granted(lease))) =
+                    (&self.presence.stage, answer)
+                {
                     self.call(Caller::Nobody, Call::Revoke(lease));
                 }
             }
@@ -304,7 +307,7 @@ impl SharedDirectory {
     }
 
     /// Another process whose key this answer has where the own one should be.
-    fn rival(&self, answer: &Answer) -> Option<Rival> {
+    fn rival(&self, answer: &EtcdAnswer) -> Option<Rival> {
         let read = answer.first_read()?;
         let record: NodeRecord = decode(&read.value)?;
         let is_other = record.incarnation != self.run.incarnation.to_string();

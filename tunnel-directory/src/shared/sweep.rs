@@ -10,7 +10,7 @@ use std::{
 
 use tunnel_etcd::{Compare, EtcdError, RequestOp, TxnRequest};
 
-use super::{Answer, Call, CallId, Caller, LogLine, Now, SharedDirectory};
+use super::{Call, CallId, Caller, EtcdAnswer, LogLine, Now, SharedDirectory};
 use crate::{node::NodeRun, table::Table};
 
 /// Interval of the sweep. What is dead at two sweeps in a row is removed.
@@ -135,7 +135,7 @@ impl SharedDirectory {
         self.sweep.stage = Stage::Removing(id, removals);
     }
 
-    pub(super) fn on_sweep_answer(&mut self, id: CallId, answer: Result<Answer, EtcdError>) {
+    pub(super) fn on_sweep_answer(&mut self, id: CallId, answer: Result<EtcdAnswer, EtcdError>) {
         match std::mem::replace(&mut self.sweep.stage, Stage::Waiting) {
             Stage::Removing(sent, rest) if sent == id => match answer {
                 Ok(_) => self.sweep_remove(rest),

@@ -261,7 +261,7 @@ impl Nodes {
                 Output::Call(id, Call::Txn(txn)) => {
                     writes += 1;
                     assert!(writes < 100, "a node writes without end");
-                    let answer = Answer::Txn(self.store.txn(&txn));
+                    let answer = EtcdAnswer::Txn(self.store.txn(&txn));
                     node.input(|directory, now| directory.on_answer(id, Ok(answer), now));
                     self.deliver();
                 }

@@ -20,7 +20,7 @@ use tunnel_etcd::{Compare, EtcdError, Request, RequestOp, Response, TxnRequest, 
 use tunnel_proto::{control::millis, handshake::InstanceId};
 
 use super::{
-    Answer, Call, CallId, Caller, ClaimId, ClaimResult, GrantedClaim, LogLine, Now, Output,
+    Call, CallId, Caller, ClaimId, ClaimResult, EtcdAnswer, GrantedClaim, LogLine, Now, Output,
     SharedDirectory, availability::EtcdService, claiming::PendingClaim,
 };
 use crate::{
@@ -241,7 +241,7 @@ impl SharedDirectory {
     pub(super) fn on_writer_answer(
         &mut self,
         id: CallId,
-        answer: Result<Answer, EtcdError>,
+        answer: Result<EtcdAnswer, EtcdError>,
         now: Now,
     ) {
         let batch = match std::mem::take(&mut self.writer.stage) {
@@ -252,7 +252,7 @@ impl SharedDirectory {
             }
         };
         match answer {
-            Ok(Answer::Txn(answer)) => {
+            Ok(EtcdAnswer::Txn(answer)) => {
                 self.on_answered(EtcdService::Writes, now.instant);
                 match answer.succeeded && answer.revision() >= batch.position {
                     true => self.on_batch_answered(batch.items, answer, now),

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use tunnel_directory::shared::{Answer, Call, CallId, WatchId};
+use tunnel_directory::shared::{Call, CallId, EtcdAnswer, WatchId};
 use tunnel_etcd::{EtcdError, WatchReport};
 
 use super::{
@@ -35,12 +35,9 @@ impl World {
         };
         let member = process.preferred;
         process.calls.insert(id, member);
-        let (timeout, call) = match call {
-            Call::Txn(txn) => (CALL_TIMEOUT, etcd::Call::Txn(txn)),
-            Call::Range(range) => (RANGE_TIMEOUT, etcd::Call::Range(range)),
-            Call::Grant(ttl) => (CALL_TIMEOUT, etcd::Call::Grant(ttl)),
-            Call::KeepAlive(lease) => (CALL_TIMEOUT, etcd::Call::KeepAlive(lease)),
-            Call::Revoke(lease) => (CALL_TIMEOUT, etcd::Call::Revoke(lease)),
+        let timeout = match call {
+            Call::Range(_) => RANGE_TIMEOUT,
+            Call::Txn(_) | Call::Grant(_) | Call::KeepAlive(_) | Call::Revoke(_) => CALL_TIMEOUT,
         };
         self.after(timeout, Event::CallTimesOut(at, id));
         if !self.is_cut_from_etcd(at.node) {
@@ -50,7 +47,7 @@ impl World {
     }
 
     /// A call has reached its member. It does so also when the process that has sent it has ended meanwhile.
-    pub(crate) fn on_call(&mut self, at: Address, id: CallId, member: usize, call: etcd::Call) {
+    pub(crate) fn on_call(&mut self, at: Address, id: CallId, member: usize, call: Call) {
         let outcome = self.etcd.call(member, &call, self.now);
         let answer = match outcome {
             etcd::Outcome::Answered(answer) => answer,
@@ -64,12 +61,6 @@ impl World {
         if self.is_cut_from_etcd(at.node) {
             return;
         }
-        let answer = answer.map(|reply| match reply {
-            etcd::Reply::Txn(txn) => Answer::Txn(txn),
-            etcd::Reply::Range(range) => Answer::Range(range),
-            etcd::Reply::Granted(lease) => Answer::Granted(lease),
-            etcd::Reply::KeptAlive(_) | etcd::Reply::Revoked => Answer::Done,
-        });
         let delay = self.way_to_etcd();
         self.after(delay, Event::CallAnswered(at, id, answer));
     }
@@ -78,7 +69,7 @@ impl World {
         &mut self,
         at: Address,
         id: CallId,
-        answer: Result<Answer, EtcdError>,
+        answer: Result<EtcdAnswer, EtcdError>,
     ) {
         let members = self.etcd.members();
         let Some(process) = self.process(at) else {

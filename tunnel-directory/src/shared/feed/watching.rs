@@ -16,7 +16,7 @@ use tunnel_etcd::{EtcdError, Event, RangeRequest, RequestOp, WatchReport};
 
 use super::{
     super::{
-        Answer, Call, CallId, Caller, LogLine, Now, Output, SharedDirectory, WatchId,
+        Call, CallId, Caller, EtcdAnswer, LogLine, Now, Output, SharedDirectory, WatchId,
         presence::writes,
     },
     PAUSE, Stage,
@@ -185,7 +185,7 @@ impl SharedDirectory {
     pub(super) fn on_watching_answer(
         &mut self,
         id: CallId,
-        answer: Result<Answer, EtcdError>,
+        answer: Result<EtcdAnswer, EtcdError>,
         now: Now,
     ) {
         let Some(watching) = self.watching() else {
@@ -375,11 +375,11 @@ impl SharedDirectory {
     }
 
     /// Lists all again if the table has other records than etcd had. What cannot be found out is taken for equal.
-    fn on_audit_answer(&mut self, answer: Result<Answer, EtcdError>) {
+    fn on_audit_answer(&mut self, answer: Result<EtcdAnswer, EtcdError>) {
         let Some(audit) = self.watching().and_then(|watching| watching.audit.take()) else {
             return;
         };
-        let Ok(Answer::Range(answer)) = answer else {
+        let Ok(EtcdAnswer::Range(answer)) = answer else {
             return;
         };
         let (kind, own) = (audit.kind, audit.own[audit.kind]);

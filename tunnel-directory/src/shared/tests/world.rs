@@ -195,7 +195,7 @@ impl World {
         true
     }
 
-    fn answer(&mut self, call: Call) -> Result<Answer, EtcdError> {
+    fn answer(&mut self, call: Call) -> Result<EtcdAnswer, EtcdError> {
         let now = self.now().instant;
         Ok(match call {
             Call::Txn(txn) => {
@@ -208,7 +208,7 @@ impl World {
                         lease.keys.insert(put.key.to_vec());
                     }
                 }
-                Answer::Txn(self.store.txn(&txn))
+                EtcdAnswer::Txn(self.store.txn(&txn))
             }
             Call::Range(range) => {
                 let keys = self
@@ -221,7 +221,7 @@ impl World {
                 };
                 let count = keys.clone().count();
                 let kvs = keys.map(|(_, kv)| kv.clone()).take(limit);
-                Answer::Range(RangeResponse {
+                EtcdAnswer::Range(RangeResponse {
                     header: Some(ResponseHeader {
                         revision: self.store.revision,
                         ..ResponseHeader::default()
@@ -242,17 +242,17 @@ impl World {
                     end: now + ttl,
                 };
                 self.leases.insert(self.last_lease, lease);
-                Answer::Granted(self.last_lease)
+                EtcdAnswer::Granted(self.last_lease)
             }
             Call::KeepAlive(lease) => {
                 let lease = self.leases.get_mut(&lease);
                 let lease = lease.ok_or(EtcdError::LeaseEnded)?;
                 lease.end = now + lease.ttl;
-                Answer::Done
+                EtcdAnswer::Done
             }
             Call::Revoke(lease) => {
                 self.end_lease(lease);
-                Answer::Done
+                EtcdAnswer::Done
             }
         })
     }

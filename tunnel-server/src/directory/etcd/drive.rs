@@ -15,7 +15,7 @@ use tokio::{
 };
 use tunnel_directory::{
     ClaimRefusal, EtcdState,
-    shared::{Answer, Call, CallId, ClaimId, GrantedClaim, LogLine, Output, WatchId},
+    shared::{Call, CallId, ClaimId, EtcdAnswer, GrantedClaim, LogLine, Output, WatchId},
 };
 use tunnel_etcd::EtcdError;
 
@@ -102,17 +102,17 @@ impl EtcdDirectory {
         self.directory.write().poll_output()
     }
 
-    async fn call(&self, id: CallId, call: Call) -> (CallId, Result<Answer, EtcdError>) {
+    async fn call(&self, id: CallId, call: Call) -> (CallId, Result<EtcdAnswer, EtcdError>) {
         let client = &self.client;
         let answer = match call {
-            Call::Txn(txn) => client.txn(txn).await.map(Answer::Txn),
-            Call::Range(range) => client.range(range).await.map(Answer::Range),
+            Call::Txn(txn) => client.txn(txn).await.map(EtcdAnswer::Txn),
+            Call::Range(range) => client.range(range).await.map(EtcdAnswer::Range),
             Call::Grant(ttl) => client
                 .grant(ttl)
                 .await
-                .map(|lease| Answer::Granted(lease.id)),
-            Call::KeepAlive(lease) => client.keep_alive(lease).await.map(|_| Answer::Done),
-            Call::Revoke(lease) => client.revoke(lease).await.map(|()| Answer::Done),
+                .map(|lease| EtcdAnswer::Granted(lease.id)),
+            Call::KeepAlive(lease) => client.keep_alive(lease).await.map(|_| EtcdAnswer::Done),
+            Call::Revoke(lease) => client.revoke(lease).await.map(|()| EtcdAnswer::Done),
         };
         (id, answer)
     }
