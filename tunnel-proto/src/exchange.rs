@@ -29,7 +29,7 @@ use bytes::{Buf, Bytes, BytesMut};
 use parking_lot::Mutex;
 
 pub use self::{
-    accept::{AsProblem, ForwardNote, Informational, serve},
+    accept::{AsProblem, ForwardHints, ForwardNote, Informational, serve},
     body::{BodyError, RecvBody},
     head::{EncodedHead, HeadEncoder},
     open::{ExchangeError, Opened, exchange, open},
@@ -60,12 +60,16 @@ pub(crate) const DETAIL: &str = ":detail";
 
 /// Pseudo-field of a request that one server node forwards to another: metadata of the sending node, one string.
 pub(crate) const FORWARD: &str = ":forward";
+/// Pseudo-field of such a request with more metadata, which the other node may ignore.
+pub(crate) const FORWARD_HINTS: &str = ":forward-hints";
 /// Pseudo-field of a failure that a server node names to another, with the value [`SERVER`].
 pub(crate) const HOP: &str = ":hop";
 /// The only value of [`HOP`].
 pub(crate) const SERVER: &str = "server";
 /// Pseudo-field of such a failure with the time after which a retry makes sense, in seconds.
 pub(crate) const RETRY_AFTER: &str = ":retry-after";
+/// Pseudo-field, without a value, of such a failure if the node has received nothing from the tunnel client for the exchange.
+pub(crate) const UNHEARD: &str = ":unheard";
 
 /// Why reading from an exchange failed.
 #[derive(Debug)]
@@ -233,6 +237,9 @@ fn encode_problem(out: &mut BytesMut, problem: &Problem) {
         encode::field(out, HOP.as_bytes(), SERVER.as_bytes());
         if let Some(after) = problem.retry_after_seconds() {
             encode::field(out, RETRY_AFTER.as_bytes(), after.to_string().as_bytes());
+        }
+        if problem.is_unheard() {
+            encode::field(out, UNHEARD.as_bytes(), b"");
         }
     }
 }

@@ -171,6 +171,8 @@ pub struct Problem {
     retry_after: Option<Duration>,
     /// The server node through which it came, if it came through another one.
     next_hop: Option<Box<str>>,
+    /// Nothing was received for the exchange before.
+    is_unheard: bool,
 }
 
 /// The detail of [`Reason::NotTaken`].
@@ -188,6 +190,7 @@ impl Problem {
             detail: detail.into(),
             retry_after: None,
             next_hop: None,
+            is_unheard: false,
         }
     }
 
@@ -196,6 +199,19 @@ impl Problem {
     pub fn through(mut self, node: impl Into<Box<str>>) -> Self {
         self.next_hop = Some(node.into());
         self
+    }
+
+    /// States that nothing was received for the exchange before it failed. Sent from one server node to another, which may
+    /// then repeat the request as RFC 9110 section 9.2.2 allows.
+    #[must_use]
+    pub fn unheard(mut self) -> Self {
+        self.is_unheard = true;
+        self
+    }
+
+    /// Whether nothing was received for the exchange.
+    pub(crate) fn is_unheard(&self) -> bool {
+        self.is_unheard
     }
 
     /// Sets the time after which a retry makes sense. The answer rounds it up to whole seconds.

@@ -39,7 +39,7 @@ use tunnel_proto::{memory::MemoryAccount, session::Session};
 use self::link::{Link, Target};
 pub(crate) use self::{
     ask::{Answers, open_stream},
-    note::Note,
+    note::{Hints, Note},
 };
 use crate::{
     directory::EtcdDirectory, lifecycle::Lifecycle, metrics::Metrics, peer_tls::PeerTls,
@@ -50,8 +50,8 @@ use crate::{
 /// content. No upstream can send it: nodes remove it from what a tunnel client answers.
 pub(crate) const HELD: u16 = 199;
 
-/// Most nodes that one request is forwarded to, one after another.
-const FORWARDS: usize = 2;
+/// Most nodes that may refuse one request, one after another.
+const REFUSALS: usize = 2;
 
 /// Time between two checks of which nodes there are.
 const CHECK_INTERVAL: Duration = Duration::from_millis(250);
@@ -91,24 +91,44 @@ pub struct Forward {
     pub(crate) holder: (NodeName, i64),
     pub(crate) session: Session,
     pub(crate) epoch: Epoch,
+    /// There is a link to a further node that holds it and may be tried.
+    pub(crate) has_other: bool,
 }
 
 /// The nodes that a request was forwarded to in vain, by the revision of their record: a node that takes the runtime
 /// again has a new record, and may be tried again.
 #[derive(Debug, Default)]
-pub(crate) struct Tried(Vec<(NodeName, i64)>);
+pub(crate) struct Tried {
+    /// Those that did not take it.
+    refused: Vec<(NodeName, i64)>,
+    /// The one whose session was lost or silent before anything was received. It may have another session.
+    unheard: Option<(NodeName, i64)>,
+}
 
 impl Tried {
-    pub(crate) fn add(&mut self, holder: (NodeName, i64)) {
-        self.0.push(holder);
+    /// The node did not take the request.
+    pub(crate) fn on_refused(&mut self, holder: (NodeName, i64)) {
+        self.refused.push(holder);
     }
 
-    fn has(&self, holder: &Holder) -> bool {
-        let is_holder = |(node, revision): &(NodeName, i64)| {
-            *node == holder.node && *revision == holder.revision
-        };
-        self.0.iter().any(is_holder)
+    /// The node has taken the request, and received nothing for it.
+    pub(crate) fn on_unheard(&mut self, holder: (NodeName, i64)) {
+        self.unheard = Some(holder);
     }
+
+    fn has_refused(&self, holder: &Holder) -> bool {
+        self.refused.iter().any(|refused| is_of(refused, holder))
+    }
+
+    fn is_unheard(&self, holder: &Holder) -> bool {
+        let unheard = self.unheard.as_ref();
+        unheard.is_some_and(|unheard| is_of(unheard, holder))
+    }
+}
+
+/// Whether this is the record of the holder.
+fn is_of((node, revision): &(NodeName, i64), holder: &Holder) -> bool {
+    *node == holder.node && *revision == holder.revision
 }
 
 impl Peers {
@@ -132,12 +152,10 @@ impl Peers {
         })
     }
 
-    /// The node that a request for this runtime is forwarded to: one that is not silent, does not leave, in the zone of
-    /// this one, with the fewest open exchanges, in this order.
+    /// The node that a request for this runtime is forwarded to: one that has not received it in vain, is not silent, does
+    /// not leave, in the zone of this one, with the fewest open exchanges, in this order.
     pub(crate) fn choose(&self, label: &RuntimeLabel, tried: &Tried) -> Option<Forward> {
-        if tried.0.len() >= FORWARDS {
-            return None;
-        }
+        let left = REFUSALS.checked_sub(tried.refused.len() + 1)?;
         let (epoch, mut holders) = self.directory.holders(label.as_str())?;
         // Of equals another one each time.
         let turn = self.turn.fetch_add(1, Ordering::Relaxed);
@@ -147,19 +165,36 @@ impl Peers {
         let own_zone = self.directory.node().zone.as_ref();
         let open = holders.into_iter().filter_map(|holder| {
             let session = links.get(&holder.node)?.session(&holder)?;
-            (!tried.has(&holder)).then_some((holder, session))
+            (!tried.has_refused(&holder)).then_some((holder, session))
         });
+        let mut fresh = 0;
         let rank = |(holder, session): &(Holder, Session)| {
-            let is_far = holder.zone.as_ref() != own_zone;
+            let is_unheard = tried.is_unheard(holder);
             let is_silent = session.is_silent();
-            (is_silent, holder.is_leaving, is_far, session.outstanding())
+            fresh += usize::from(!is_unheard && !is_silent);
+            let is_far = holder.zone.as_ref() != own_zone;
+            let outstanding = session.outstanding();
+            (
+                is_unheard,
+                is_silent,
+                holder.is_leaving,
+                is_far,
+                outstanding,
+            )
         };
         let (holder, session) = open.min_by_key(rank)?;
         Some(Forward {
             holder: (holder.node, holder.revision),
             session,
             epoch,
+            has_other: left > 0 && fresh > 1,
         })
+    }
+
+    /// Whether [`Self::choose`] finds a node that is not silent.
+    pub(crate) fn has_choice(&self, label: &RuntimeLabel, tried: &Tried) -> bool {
+        let forward = self.choose(label, tried);
+        forward.is_some_and(|forward| !forward.session.is_silent())
     }
 
     /// Waits, if the node was paused, until it knows what has happened meanwhile.

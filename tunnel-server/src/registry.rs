@@ -19,7 +19,7 @@ use arc_swap::{ArcSwap, ArcSwapOption, Guard};
 use ipnet::IpNet;
 use tokio::{
     sync::Notify,
-    time::{Instant, sleep_until},
+    time::{Instant, timeout},
 };
 use tunnel_directory::{
     Claim, ClaimRefusal, Epoch, OnConflict, RETURN_WINDOW, RuntimeLabel, UnreachedRuntime,
@@ -544,17 +544,35 @@ impl Slot {
         wait: Duration,
         find: impl Fn() -> Option<T>,
     ) -> Option<T> {
-        let until = Instant::now() + wait;
+        timeout(wait, self.found(find)).await.ok()
+    }
+
+    /// Waits for what `find` looks for, as [`Self::joined_within`] does.
+    async fn found<T>(&self, find: impl Fn() -> Option<T>) -> T {
         loop {
             let (joined, linked) = (self.joined.notified(), self.linked.notified());
             if let Some(found) = find() {
-                return Some(found);
+                return found;
             }
             tokio::select! {
                 () = joined => {}
                 () = linked => {}
-                () = sleep_until(until) => return None,
             }
+        }
+    }
+
+    /// Resolves when this session of the tunnel is silent, and another one is not: one of the tunnel, or one of another
+    /// node, as `is_elsewhere` finds.
+    pub(crate) async fn better_than(
+        &self,
+        tunnel: &Tunnel,
+        session: &Session,
+        is_elsewhere: impl Fn() -> bool,
+    ) {
+        session.silence_changed(false).await;
+        tokio::select! {
+            () = tunnel.better_than(session) => {}
+            () = self.found(|| is_elsewhere().then_some(())) => {}
         }
     }
 

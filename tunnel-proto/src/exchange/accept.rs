@@ -15,8 +15,8 @@ use http_body::Body;
 use parking_lot::Mutex;
 
 use super::{
-    BodyError, CONTENT, ExchangeStream, FORWARD, PROTOCOL, Protocol, RecvBody, SharedStream,
-    encode_problem,
+    BodyError, CONTENT, ExchangeStream, FORWARD, FORWARD_HINTS, PROTOCOL, Protocol, RecvBody,
+    SharedStream, encode_problem,
     send::{SendError, Sender},
 };
 use crate::{
@@ -251,6 +251,7 @@ fn request(stream: &SharedStream, head: RequestHead) -> Result<Request<RecvBody>
     };
     stream.lock().is_upgrade = protocol.is_some();
     let note = head.fields.pseudo(FORWARD).cloned();
+    let hints = head.fields.pseudo(FORWARD_HINTS).cloned();
     let body =
         RecvBody::new(stream, declared).map_err(|error: BodyError| error.problem(Hop::Client))?;
     let mut request = Request::new(body);
@@ -263,6 +264,9 @@ fn request(stream: &SharedStream, head: RequestHead) -> Result<Request<RecvBody>
     }
     if let Some(note) = note {
         request.extensions_mut().insert(ForwardNote(note));
+    }
+    if let Some(hints) = hints {
+        request.extensions_mut().insert(ForwardHints(hints));
     }
     if let Some(held) = held {
         // For as long as the request's head is kept.
@@ -290,6 +294,10 @@ fn encode_failure(mut head: BytesMut, problem: &Problem) -> BytesMut {
 /// names of fields do not begin with a colon.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ForwardNote(pub Bytes);
+
+/// Metadata beside a [`ForwardNote`] that the receiving node may ignore, in the request's extensions.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ForwardHints(pub Bytes);
 
 /// Converts the failure of a message's body into a problem.
 pub trait AsProblem {

@@ -5,7 +5,7 @@
 use bytes::BytesMut;
 use http::{HeaderName, Method, Request, header};
 
-use super::{CONTENT, FORWARD, PROTOCOL, Protocol, UNKNOWN};
+use super::{CONTENT, FORWARD, FORWARD_HINTS, PROTOCOL, Protocol, UNKNOWN};
 use crate::bhttp::encode;
 
 /// Room for a usual head, in bytes.
@@ -123,14 +123,18 @@ impl EncodedHead {
         head.finish()
     }
 
-    /// This head for another server node, with a note that it finds as [`ForwardNote`](super::ForwardNote). The note is
-    /// visible ASCII.
+    /// This head for another server node, with a note that it finds as [`ForwardNote`](super::ForwardNote), and hints,
+    /// unless they are empty, as [`ForwardHints`](super::ForwardHints). Both are visible ASCII.
     #[must_use]
-    pub fn forwarded(&self, note: &str) -> Self {
+    pub fn forwarded(&self, note: &str, hints: &str) -> Self {
         let (control, rest) = self.out.split_at(self.fields_at);
-        let mut out = BytesMut::with_capacity(self.out.len() + note.len() + FORWARD.len() + 8);
+        let added = note.len() + FORWARD.len() + hints.len() + FORWARD_HINTS.len();
+        let mut out = BytesMut::with_capacity(self.out.len() + added + 16);
         out.extend_from_slice(control);
         encode::field(&mut out, FORWARD.as_bytes(), note.as_bytes());
+        if !hints.is_empty() {
+            encode::field(&mut out, FORWARD_HINTS.as_bytes(), hints.as_bytes());
+        }
         let fields_at = out.len();
         out.extend_from_slice(rest);
         Self {

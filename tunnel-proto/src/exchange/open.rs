@@ -17,7 +17,7 @@ use tokio::task::JoinSet;
 
 use super::{
     AsProblem, BodyError, DETAIL, EncodedHead, ExchangeStream, HOP, PROBLEM, RETRY_AFTER,
-    ReadError, RecvBody, SharedStream,
+    ReadError, RecvBody, SharedStream, UNHEARD,
     send::{SendError, Sender},
 };
 use crate::{
@@ -44,7 +44,8 @@ pub enum ExchangeError<E = Infallible> {
         problem: Problem,
         /// Whether anything was received for the exchange, if only its acceptance. If not, the request may
         /// be retried, but only as RFC 9110 section 9.2.2 allows: the tunnel client may have received it,
-        /// and its bytes may have been lost.
+        /// and its bytes may have been lost. Of a failure that another server node names, what that node has
+        /// received counts.
         is_heard: bool,
         /// Why the session ended, if that is what ended the exchange.
         close: Option<CloseReason>,
@@ -151,8 +152,8 @@ impl Opened {
         }
         let response =
             response(&stream, received, head).map_err(|problem| ExchangeError::Failed {
+                is_heard: !problem.is_unheard(),
                 problem,
-                is_heard: true,
                 close: None,
             })?;
         if sender.is_done() {
@@ -286,7 +287,10 @@ fn lost(close: Option<CloseReason>) -> String {
 fn of_node(problem: Problem, head: &ResponseHead) -> Problem {
     let after = head.fields.pseudo(RETRY_AFTER);
     let after = after.and_then(|after| std::str::from_utf8(after).ok()?.parse().ok());
-    let problem = problem.met_by(Hop::Server);
+    let mut problem = problem.met_by(Hop::Server);
+    if head.fields.pseudo(UNHEARD).is_some() {
+        problem = problem.unheard();
+    }
     match after {
         Some(seconds) => problem.retry_after(Duration::from_secs(seconds)),
         None => problem,

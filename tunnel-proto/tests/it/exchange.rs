@@ -15,7 +15,10 @@ use http_body::{Body, Frame};
 use http_body_util::BodyExt;
 use tokio::{sync::mpsc, task::JoinSet};
 use tunnel_proto::{
-    exchange::{BodyError, ExchangeError, Informational, RecvBody, exchange},
+    exchange::{
+        BodyError, EncodedHead, ExchangeError, ForwardHints, Informational, RecvBody, exchange,
+        open,
+    },
     limits,
     memory::MemoryAccount,
     problem::{Hop, Problem, Reason},
@@ -467,4 +470,30 @@ async fn server_sent_events_arrive_one_by_one() {
     }
     drop(events);
     assert!(within(Pin::new(&mut body).frame()).await.is_none());
+}
+
+/// What one server node has heard of a forwarded request decides whether the other one may repeat it. Nobody else can say so.
+#[tokio::test(start_paused = true)]
+async fn a_node_says_whether_it_has_heard_anything_of_a_forwarded_request() {
+    let failed = || Problem::new(Hop::Server, Reason::SessionLost, "lost");
+    let pair = Pair::start(move |request: Request<RecvBody>| {
+        let hints = request.extensions().get::<ForwardHints>();
+        assert_eq!(hints.map(|hints| &*hints.0), Some(&b"repeat"[..]));
+        let problem = match request.uri().path() {
+            "/heard" => failed(),
+            "/unheard" => failed().unheard(),
+            _ => Problem::new(Hop::Client, Reason::SessionLost, "lost").unheard(),
+        };
+        async { Err::<Response<TestBody>, _>(problem) }
+    })
+    .await;
+    for (path, expected) in [("/heard", true), ("/unheard", false), ("/client", true)] {
+        let head = EncodedHead::of(&get(path)).forwarded("1 a-b 1 ::1", "repeat");
+        let opened = within(open(&pair.server)).await.unwrap();
+        let carried = opened.carry(&head, full(""), |_, _| {}, pending());
+        let Err(ExchangeError::Failed { is_heard, .. }) = within(carried).await else {
+            panic!("{path}: it was answered");
+        };
+        assert_eq!(is_heard, expected, "{path}");
+    }
 }

@@ -111,7 +111,7 @@ async fn send(
             itoa::Buffer::new().format(length).as_bytes(),
         );
     }
-    let head = head.finish().forwarded(NOTE);
+    let head = head.finish().forwarded(NOTE, "");
     let body = Full::new(content).map_err(|never| -> Problem { match never {} });
     let opened = open(session).await.ok()?;
     let response = opened.carry(&head, body, |_, _| {}, pending()).await;

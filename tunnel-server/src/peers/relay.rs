@@ -2,6 +2,7 @@
 
 use std::{
     future::pending,
+    net::IpAddr,
     pin::Pin,
     sync::Arc,
     task::{Context, Poll},
@@ -15,14 +16,18 @@ use tokio_util::task::task_tracker::TaskTrackerToken;
 use tunnel_ops::telemetry::{TRACE_PARENT, TRACE_STATE, TraceParent};
 use tunnel_proto::{
     exchange::{
-        AsProblem, BodyError, EncodedHead, ExchangeError, ForwardNote, HeadEncoder, Informational,
-        Protocol, RecvBody, open,
+        AsProblem, BodyError, EncodedHead, ExchangeError, ForwardHints, ForwardNote, HeadEncoder,
+        Informational, Opened, Protocol, RecvBody, open,
     },
     problem::{Hop, Problem, Reason},
     session::{OpenError, Session},
 };
 
-use super::{HELD, PeerListener, ask, note::Note, traced_relay::TracedRelay};
+use super::{
+    HELD, PeerListener, ask,
+    note::{Hints, Note},
+    traced_relay::TracedRelay,
+};
 use crate::{
     budget::{Permit, pace::Paced, sources},
     registry::Slot,
@@ -32,6 +37,16 @@ use crate::{
 /// How long a forwarded request waits for a session that is about to join: much longer than etcd's answer takes to come
 /// after others have learned of the claim.
 const JOINING: Duration = Duration::from_millis(250);
+
+/// How many more sessions of this node are tried when the one that was to have an exchange has just ended.
+const OPENINGS: u32 = 2;
+
+/// The session of this node that has a forwarded request.
+struct LocalHolder {
+    slot: Arc<Slot>,
+    tunnel: Arc<Tunnel>,
+    session: Session,
+}
 
 /// The content of a relayed message.
 pub(super) struct RelayedBody {
@@ -113,16 +128,18 @@ async fn carry(
     token: TaskTrackerToken,
     traced: Option<&TracedRelay>,
 ) -> Result<Response<RelayedBody>, Problem> {
-    let (slot, tunnel, session) = holder(shared, &note).await?;
-    if let Some(networks) = tunnel.allow_from() {
-        sources::admit(networks, note.address)?;
-    }
-    slot.budget().admit(note.address)?;
-    let is_upgrade = parts.extensions.get::<Protocol>().is_some();
-    let mut permit = slot
-        .budget()
-        .enter(is_upgrade, None, || head_bytes(&parts))?;
-    let opened = open(&session).await.map_err(not_opened)?;
+    let hints = parts.extensions.get::<ForwardHints>();
+    let hints = hints.map_or_else(Hints::default, |hints| Hints::parse(&hints.0));
+    let mut openings = 0..OPENINGS;
+    let (holder, mut permit, opened) = loop {
+        let holder = holder(shared, &note, hints).await?;
+        let permit = admit(&holder, &parts, note.address)?;
+        match opened(shared, &holder, hints).await {
+            Ok(opened) => break (holder, permit, opened),
+            Err(OpenError::Closed) if openings.next().is_some() => {}
+            Err(error) => return Err(not_opened(error)),
+        }
+    };
     if !content.is_end_stream() {
         // The forwarding node sends the content only now: nothing of it is lost if this node had not held the runtime.
         let _ = informational.push(held(), HeaderMap::new());
@@ -138,8 +155,14 @@ async fn carry(
             let _ = informational.push(status, headers);
         }
     };
+    let elsewhere = async {
+        match hints.may_repeat {
+            true => left(shared, &holder).await,
+            false => pending().await,
+        }
+    };
     let response = opened
-        .carry(&head, content, on_informational, pending())
+        .carry(&head, content, on_informational, elsewhere)
         .await;
     let response = response.map_err(failed)?;
     if response.status() != StatusCode::OK {
@@ -157,19 +180,18 @@ fn held() -> StatusCode {
     StatusCode::from_u16(HELD).unwrap_or(StatusCode::PROCESSING)
 }
 
-/// The session of this node for a forwarded request. A tunnel whose claim is older than the one that the forwarding node
-/// knows serves nothing. One that is about to join is waited for.
-async fn holder(
-    shared: &PeerListener,
-    note: &Note,
-) -> Result<(Arc<Slot>, Arc<Tunnel>, Session), Problem> {
+/// The session of this node for a forwarded request: one that is not silent, unless the forwarding node has no other way.
+/// A tunnel whose claim is older than the one that the forwarding node knows serves nothing. One that is about to join is
+/// waited for.
+async fn holder(shared: &PeerListener, note: &Note, hints: Hints) -> Result<LocalHolder, Problem> {
     let slot = shared.registry.slot(&note.label).ok_or_else(not_held)?;
     let find = || {
         let tunnel = slot.tunnel()?;
         if tunnel.claim().epoch < note.epoch {
             return None;
         }
-        let session = tunnel.session().or_else(|| tunnel.last_resort())?;
+        let last_resort = || tunnel.last_resort().filter(|_| !hints.has_other);
+        let session = tunnel.session().or_else(last_resort)?;
         Some((tunnel, session))
     };
     let mut found = find();
@@ -181,7 +203,61 @@ async fn holder(
         found = Box::pin(slot.joined_within(JOINING, find)).await;
     }
     let (tunnel, session) = found.ok_or_else(not_held)?;
-    Ok((slot, tunnel, session))
+    Ok(LocalHolder {
+        slot,
+        tunnel,
+        session,
+    })
+}
+
+/// Whether the runtime may be reached from the platform client's address, and has room for one more exchange.
+fn admit(holder: &LocalHolder, parts: &Parts, address: IpAddr) -> Result<Permit, Problem> {
+    if let Some(networks) = holder.tunnel.allow_from() {
+        sources::admit(networks, address)?;
+    }
+    let budget = holder.slot.budget();
+    budget.admit(address)?;
+    let is_upgrade = parts.extensions.get::<Protocol>().is_some();
+    budget.enter(is_upgrade, None, || head_bytes(parts))
+}
+
+/// Opens an exchange, unless the session becomes silent before, and another one does not.
+async fn opened(
+    shared: &PeerListener,
+    holder: &LocalHolder,
+    hints: Hints,
+) -> Result<Opened, OpenError> {
+    let elsewhere = async {
+        match hints.has_other {
+            true => left(shared, holder).await,
+            false => pending().await,
+        }
+    };
+    tokio::select! {
+        biased;
+        opened = open(&holder.session) => opened,
+        () = elsewhere => Err(OpenError::Closed),
+    }
+}
+
+/// Resolves when the session is silent and another one can have the request, here or at another node. Boxed when it is first
+/// polled, which few requests see.
+async fn left(shared: &PeerListener, holder: &LocalHolder) {
+    let LocalHolder {
+        slot,
+        tunnel,
+        session,
+    } = holder;
+    let directory = shared.registry.directory().shared();
+    let is_elsewhere = || {
+        directory.is_some_and(|directory| {
+            let own = directory.incarnation();
+            let holders = directory.holders(slot.label().as_str());
+            holders
+                .is_some_and(|(_, holders)| holders.iter().any(|holder| holder.incarnation != own))
+        })
+    };
+    Box::pin(slot.better_than(tunnel, session, is_elsewhere)).await;
 }
 
 fn not_held() -> Problem {
@@ -202,6 +278,11 @@ fn not_opened(error: OpenError) -> Problem {
 fn failed(error: ExchangeError<RelayError>) -> Problem {
     match error {
         ExchangeError::NotOpened(error) => not_opened(error),
+        ExchangeError::Failed {
+            problem,
+            is_heard: false,
+            ..
+        } if problem.reason() == Reason::SessionLost => problem.unheard(),
         ExchangeError::RequestBody(RelayError(problem)) | ExchangeError::Failed { problem, .. } => {
             problem
         }

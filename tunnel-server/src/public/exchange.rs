@@ -28,6 +28,7 @@ use super::{
 use crate::{
     budget::{sources, waiting},
     peers::Tried,
+    registry::Slot,
     router::NextHop,
     tunnel::Tunnel,
 };
@@ -97,6 +98,7 @@ pub(super) async fn forward(
         let peers = connection.gateway.peers.as_ref();
         let other = |label: &RuntimeLabel| peers?.choose(label, &tried);
         let next_hop = (routed.route).next_hop(&mut waits_until, usage, weight, other);
+        let may_repeat = attempts.may_repeat && routed.may_repeat();
         let attempt = match next_hop.await {
             Ok(NextHop::Local(tunnel, session)) => {
                 // The list belongs to the tunnel, which may be another one after waiting.
@@ -105,15 +107,21 @@ pub(super) async fn forward(
                 {
                     budget.admit(connection.client.address)?;
                 }
-                let may_repeat = attempts.may_repeat && routed.may_repeat();
-                let local = (tunnel, session, may_repeat);
+                let local = (tunnel, session, &tried, may_repeat);
                 send(connection, routed, head, &mut content, observation, local).await
             }
             Ok(NextHop::Peer(peer)) => {
-                tried.add(peer.holder.clone());
+                let holder = peer.holder.clone();
+                let peer = (peer, may_repeat);
                 // Boxed, so that requests of this node do not reserve space for it.
                 let sent = forward::send(connection, routed, head, &mut content, observation, peer);
-                Box::pin(sent).await
+                let sent = Box::pin(sent).await;
+                match &sent {
+                    Err(AttemptError::NotSent(_)) => tried.on_refused(holder),
+                    Err(AttemptError::Sent(_)) => tried.on_unheard(holder),
+                    Err(AttemptError::Refused(_)) | Ok(_) => {}
+                }
+                sent
             }
             Err(problem) => return Err(lost.unwrap_or(problem)),
         };
@@ -140,16 +148,19 @@ async fn send(
     head: &EncodedHead,
     content: &mut Content<'_>,
     observation: &mut Observation,
-    (tunnel, session, may_repeat): (Arc<Tunnel>, Session, bool),
+    (tunnel, session, tried, may_repeat): (Arc<Tunnel>, Session, &Tried, bool),
 ) -> Result<ForwardedExchange, AttemptError> {
     if let Some(networks) = tunnel.allow_from() {
         sources::admit(networks, connection.client.address).map_err(AttemptError::Refused)?;
     }
+    let slot = routed.route.slot().map_err(AttemptError::Refused)?;
+    let peers = connection.gateway.peers.as_ref();
+    let is_elsewhere = || peers.is_some_and(|peers| peers.has_choice(slot.label(), tried));
     let opened = tokio::select! {
         biased;
         opened = open(&session) => opened,
         // The session has become silent while the exchange waits to be opened.
-        () = elsewhere(Some(&tunnel), &session, true) => Err(OpenError::Closed),
+        () = elsewhere(Some(&tunnel), &session, slot, is_elsewhere) => Err(OpenError::Closed),
     };
     let opened = opened.map_err(|error| match error {
         OpenError::Closed => AttemptError::NotSent(not_opened(error)),
@@ -165,7 +176,8 @@ async fn send(
         cookies::keep_apart(&connection.gateway, &mut headers);
         informational.push(status, &headers);
     };
-    let elsewhere = elsewhere(observation.tunnel(), &session, may_repeat);
+    let tunnel = observation.tunnel().filter(|_| may_repeat);
+    let elsewhere = elsewhere(tunnel, &session, slot, is_elsewhere);
     let response = opened.carry(head, body, on_informational, elsewhere);
     match response.await {
         Ok(response) => Ok(ForwardedExchange {
@@ -177,11 +189,16 @@ async fn send(
     }
 }
 
-/// Resolves when the session is silent and another one can have the request; never if it may not be sent twice.
-/// Boxed when it is first polled, which few requests see.
-async fn elsewhere(tunnel: Option<&Tunnel>, session: &Session, may_repeat: bool) {
-    match tunnel.filter(|_| may_repeat) {
-        Some(tunnel) => Box::pin(tunnel.better_than(session)).await,
+/// Resolves when the session is silent and another one can have the request, of this tunnel or of another node; never
+/// without a tunnel. Boxed when it is first polled, which few requests see.
+async fn elsewhere(
+    tunnel: Option<&Tunnel>,
+    session: &Session,
+    slot: &Slot,
+    is_elsewhere: impl Fn() -> bool,
+) {
+    match tunnel {
+        Some(tunnel) => Box::pin(slot.better_than(tunnel, session, is_elsewhere)).await,
         None => pending().await,
     }
 }

@@ -33,7 +33,7 @@ use super::{
 };
 use crate::{
     metrics::Forwarding,
-    peers::{Forward, HELD, Note},
+    peers::{Forward, HELD, Hints, Note},
 };
 
 /// The content of a request, which is not touched before the other node asks for it.
@@ -46,27 +46,32 @@ struct GatedBody {
     is_empty: bool,
 }
 
-/// Sends a request to another node.
+/// Sends a request to another node. With `may_repeat` it is sent once more if nothing is received for it.
 pub(super) async fn send(
     connection: &Connection,
     routed: &RoutedRequest,
     head: &EncodedHead,
     content: &mut Content<'_>,
     observation: &mut Observation,
-    peer: Forward,
+    (peer, may_repeat): (Forward, bool),
 ) -> Result<ForwardedExchange, AttemptError> {
     let metrics = &connection.gateway.metrics.peers;
     let Forward {
         session,
         epoch,
         holder: (node, _),
+        has_other,
     } = peer;
+    let hints = Hints {
+        has_other,
+        may_repeat,
+    };
     let slot = routed.route.slot().map_err(AttemptError::Refused)?;
     let opened = open(&session).await;
     // Another node may be less busy.
     let opened = opened.map_err(|error| AttemptError::NotSent(not_opened(error)))?;
     let address = connection.client.address_text();
-    let head = head.forwarded(&Note::text(slot.label(), epoch, address));
+    let head = head.forwarded(&Note::text(slot.label(), epoch, address), hints.text());
     let runtime = slot.forwarded_series(&connection.gateway.metrics);
     let is_received = content.is_received();
     let Prepared {
@@ -137,7 +142,7 @@ fn sent(failure: Failure, node: &NodeName, is_link_lost: bool, is_passed_on: boo
     };
     Failure {
         problem,
-        is_response_missing: is_link_lost && !is_passed_on,
+        is_response_missing: !is_passed_on && (is_link_lost || failure.is_response_missing),
     }
 }
 

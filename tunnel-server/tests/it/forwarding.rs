@@ -85,7 +85,7 @@ impl Linked {
 }
 
 /// Waits until a node knows that this one holds the runtime.
-async fn knows_holder(rig: &Rig, holder: &str) {
+pub(crate) async fn knows_holder(rig: &Rig, holder: &str) {
     let named = format!("\"{holder}\"");
     eventually(SOON, "a node to know the holder", async || {
         let (_, text) = rig.admin("/api/v1/runtimes/acme-prod?scope=node").await;

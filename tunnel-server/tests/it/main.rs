@@ -23,6 +23,7 @@ mod cuts;
 mod events;
 mod exchanges;
 mod fields;
+mod forwarded_again;
 mod forwarding;
 mod frames;
 mod hostile;

@@ -39,7 +39,7 @@ async fn link(address: SocketAddr, identity: &Identity, alpn: &[u8]) -> std::io:
 /// Forwards a request with this note; returns the status, or the reason of the refusal.
 async fn forward(session: &Session, note: &str) -> Result<u16, Reason> {
     let request = Request::get(format!("http://{PROD_HOST}/"));
-    let head = EncodedHead::of(&request.body(()).unwrap()).forwarded(note);
+    let head = EncodedHead::of(&request.body(()).unwrap()).forwarded(note, "");
     let opened = open(session).await.unwrap();
     let carried = opened.carry(&head, full(""), |_, _| {}, std::future::pending());
     match soon("an answer", carried).await {
