@@ -23,6 +23,16 @@ pub(super) fn run(given: Given) -> Result<(), Failure> {
         return run_after(None, given, |_| {});
     };
     let reporting = predecessor.try_clone().map_err(Failure::running)?;
+    match handover::detach(&predecessor) {
+        Ok(true) => return Ok(()),
+        Ok(false) => {}
+        Err(error) => {
+            let failure =
+                Failure::running(format_args!("cannot start the program once more: {error}"));
+            reporting.report_failure(failure.text());
+            return Err(failure);
+        }
+    }
     run_after(Some(predecessor), given, |failure| {
         reporting.report_failure(failure.text());
     })

@@ -2,7 +2,9 @@
 //!
 //! ```text
 //!   running process (predecessor)                                new process (successor)
-//!     starts it with its listening sockets ────────────────────▶ checks its configuration, makes everything ready
+//!     starts it with its listening sockets ────────────────────▶ starts itself once more, and ends
+//!     ◀──────────────────────────────────────────── started ──
+//!                                                                checks its configuration, makes everything ready
 //!     ◀──────────────────────────────────────────────── ready ── or fails: the predecessor goes on, and says why
 //!     accepts no tunnel clients, drains ── claims ─────────────▶ accepts tunnel clients, answers at the admin listener
 //!     accepts platform clients, until its clients have moved
@@ -17,6 +19,7 @@
 //! The claims of the directory in memory go along, so that an instance that has not moved yet is known: another one that
 //! dials meanwhile supersedes it, and not the other way round.
 
+mod detached;
 mod predecessor;
 mod successor;
 
@@ -28,6 +31,7 @@ use tokio::{
     time::sleep,
 };
 
+pub(crate) use self::detached::detach;
 pub use self::predecessor::Predecessor;
 pub(super) use self::successor::Successor;
 use self::successor::{Program, UpgradeError};
@@ -39,6 +43,10 @@ use crate::{
 
 /// The environment variable that makes a process a successor: the predecessor's process id.
 const VARIABLE: &str = "TUNNEL_PREDECESSOR";
+
+/// The environment variable that says what the predecessor knows: its process id, and words. Earlier versions pass on what
+/// they were given themselves, with another id.
+const WORDS: &str = "TUNNEL_HANDOVER";
 
 /// Longest line, in bytes: the records of some hundred thousand runtimes.
 const LINE_BYTES: u64 = 256 * 1024 * 1024;
@@ -125,6 +133,11 @@ async fn start_successor(
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 enum SuccessorReport {
+    /// It has started the program once more.
+    Started {
+        /// The process that is the successor from now on.
+        process: u32,
+    },
     /// It can serve.
     Ready {
         /// Its version.

@@ -11,13 +11,15 @@ use tokio::{
     net::UnixStream,
 };
 
-use super::{LINE_BYTES, PredecessorOrder, SuccessorReport, VARIABLE};
+use super::{LINE_BYTES, PredecessorOrder, SuccessorReport, VARIABLE, WORDS};
 use crate::{registry::HandedRuntimes, server::reload::EmptyList};
 
 /// The process that hands its listeners over to this one.
 #[derive(Debug)]
 pub struct Predecessor {
     channel: StdUnixStream,
+    /// What it knows of the hand-over, beyond what the first version did.
+    words: Vec<String>,
 }
 
 /// The channel, once something is awaited on it.
@@ -31,14 +33,26 @@ impl Predecessor {
     /// # Errors
     /// When it was, and the channel cannot be used.
     pub fn from_environment() -> io::Result<Option<Self>> {
-        if env::var_os(VARIABLE).is_none() {
+        let Ok(process) = env::var(VARIABLE) else {
             return Ok(None);
-        }
+        };
         let channel = io::stdin().as_fd().try_clone_to_owned()?;
         let channel = StdUnixStream::from(channel);
         // Fails if it is anything else.
         channel.local_addr()?;
-        Ok(Some(Self { channel }))
+        let words = words(&env::var(WORDS).unwrap_or_default(), &process);
+        Ok(Some(Self { channel, words }))
+    }
+
+    /// Whether it knows what has this word.
+    pub(super) fn knows(&self, word: &str) -> bool {
+        self.words.iter().any(|known| known == word)
+    }
+
+    /// Reports that this process has started the program once more.
+    pub(super) fn report_started(&self, process: u32) {
+        // A predecessor that does not listen any more is no matter.
+        let _ = (&self.channel).write_all(&line(&SuccessorReport::Started { process }));
     }
 
     /// A second handle, for the report of a failure.
@@ -47,7 +61,8 @@ impl Predecessor {
     /// When the process has too many files open.
     pub fn try_clone(&self) -> io::Result<Self> {
         let channel = self.channel.try_clone()?;
-        Ok(Self { channel })
+        let words = self.words.clone();
+        Ok(Self { channel, words })
     }
 
     /// Reports that this process cannot serve. A predecessor that does not listen any more is no matter.
@@ -98,9 +113,30 @@ impl Channel {
     }
 }
 
+/// The words of this process; none if an earlier version has passed on those that it was given.
+fn words(text: &str, process: &str) -> Vec<String> {
+    let mut words = text.split_ascii_whitespace();
+    let is_own = words.next() == Some(process);
+    words.filter(|_| is_own).map(str::to_owned).collect()
+}
+
 fn line(report: &SuccessorReport) -> Vec<u8> {
     // Plain values, which can always be written.
     let mut line = serde_json::to_vec(report).unwrap_or_default();
     line.push(b'\n');
     line
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn words_that_another_process_was_given_do_not_count() {
+        assert_eq!(words("17 detach later", "17"), ["detach", "later"]);
+        assert_eq!(words("17  later", "17"), ["later"]);
+        for of_other in ["", "17", "16 detach", "detach 17"] {
+            assert!(words(of_other, "17").is_empty(), "{of_other}");
+        }
+    }
 }

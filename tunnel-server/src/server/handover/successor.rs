@@ -12,14 +12,15 @@ use std::{
 };
 
 use command_fds::{CommandFdExt, FdMapping};
+use rustix::process::{Pid, Signal, kill_process};
 use tokio::{
     io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader},
     net::UnixStream,
-    time::timeout,
+    time::{sleep, timeout},
 };
 use tunnel_ops::inherited;
 
-use super::{LINE_BYTES, PredecessorOrder, SuccessorReport, VARIABLE};
+use super::{LINE_BYTES, PredecessorOrder, SuccessorReport, VARIABLE, WORDS, detached::DETACH};
 use crate::{
     registry::HandedRuntimes,
     server::reload::{ApplyError, EmptyList},
@@ -28,6 +29,9 @@ use crate::{
 /// Time in which the new process must be ready: far more than it needs to read the files of a large installation.
 const READY_LIMIT: Duration = Duration::from_secs(30);
 
+/// Time between two checks whether the process between the two has ended, which it is about to.
+const CHECK_INTERVAL: Duration = Duration::from_millis(2);
+
 /// Time in which it must take a line.
 const WRITE_LIMIT: Duration = Duration::from_secs(10);
 
@@ -35,8 +39,8 @@ const WRITE_LIMIT: Duration = Duration::from_secs(10);
 #[derive(Debug)]
 pub(crate) struct Program {
     /// As given: a path, or a name that is looked up, so that a replaced file is used.
-    path: OsString,
-    arguments: Vec<OsString>,
+    pub(super) path: OsString,
+    pub(super) arguments: Vec<OsString>,
 }
 
 /// Why a server is not replaced by a new process. It goes on.
@@ -70,7 +74,7 @@ pub(crate) enum UpgradeError {
     #[error("the new process cannot serve: {0}")]
     Failed(String),
     /// It ended without a word.
-    #[error("the new process ended before it was ready ({0}): see its lines in the log")]
+    #[error("the new process ended before it was ready{0}: see its lines in the log")]
     Ended(String),
     /// Its report is not one of this version.
     #[error(
@@ -96,12 +100,42 @@ fn place(program: &OsStr) -> String {
 /// The new process.
 #[derive(Debug)]
 pub(in crate::server) struct Successor {
-    child: Child,
+    process: NewProcess,
     channel: BufReader<UnixStream>,
     /// The lists that it has found empty.
     empty: Vec<EmptyList>,
     /// Whether it has the tunnel listener; if not, it is ended when this is dropped.
     is_serving: bool,
+}
+
+#[derive(Debug)]
+enum NewProcess {
+    /// One of an earlier version, or that has not started the program once more yet.
+    Child(Child),
+    /// One that is no child of this one.
+    Detached(u32),
+    /// One that is known to have ended.
+    Ended,
+}
+
+impl NewProcess {
+    /// Ends the process. Returns how it has ended, for a child.
+    fn end(&mut self) -> Option<String> {
+        match std::mem::replace(self, Self::Ended) {
+            Self::Child(mut child) => {
+                let _ = child.kill();
+                let ended = child.wait();
+                Some(ended.map_or_else(|error| error.to_string(), |status| status.to_string()))
+            }
+            Self::Detached(process) => {
+                let process = i32::try_from(process).ok().and_then(Pid::from_raw);
+                // One that has ended just now is no matter.
+                let _ = process.map(|process| kill_process(process, Signal::KILL));
+                None
+            }
+            Self::Ended => None,
+        }
+    }
 }
 
 impl Program {
@@ -126,16 +160,8 @@ impl Program {
             program: self.path.clone(),
             source,
         })?;
-        match timeout(READY_LIMIT, successor.report()).await {
-            Ok(Ok(Some(SuccessorReport::Ready { version, empty }))) => {
-                let process = successor.child.id();
-                tracing::info!(version, process, "the new process is ready");
-                successor.empty = empty;
-                Ok(successor)
-            }
-            Ok(Ok(Some(SuccessorReport::Failed { reason }))) => Err(UpgradeError::Failed(reason)),
-            Ok(Err(error)) => Err(UpgradeError::Unclear(error)),
-            Ok(Ok(None)) => Err(UpgradeError::Ended(successor.end())),
+        match timeout(READY_LIMIT, successor.ready()).await {
+            Ok(ready) => ready.map(|()| successor),
             Err(_) => Err(UpgradeError::Late),
         }
     }
@@ -147,7 +173,8 @@ impl Program {
         command
             .args(&self.arguments)
             .stdin(Stdio::from(OwnedFd::from(theirs)))
-            .env(VARIABLE, std::process::id().to_string());
+            .env(VARIABLE, std::process::id().to_string())
+            .env(WORDS, format!("{} {DETACH}", std::process::id()));
         let names = sockets.iter().map(|(name, _)| *name);
         inherited::announce(&mut command, names);
         let mappings = sockets.into_iter().zip(inherited::FIRST_DESCRIPTOR..);
@@ -162,7 +189,7 @@ impl Program {
         // Closes the other end here, so that the end of the new process is the end of the channel.
         drop(command);
         Ok(Successor {
-            child,
+            process: NewProcess::Child(child),
             channel: BufReader::new(UnixStream::from_std(ours)?),
             empty: Vec::new(),
             is_serving: false,
@@ -171,9 +198,49 @@ impl Program {
 }
 
 impl Successor {
-    /// Its process id.
+    /// Its process id; 0 once it has ended.
     pub(in crate::server) fn id(&self) -> u32 {
-        self.child.id()
+        match &self.process {
+            NewProcess::Child(child) => child.id(),
+            NewProcess::Detached(process) => *process,
+            NewProcess::Ended => 0,
+        }
+    }
+
+    /// Waits until it is ready.
+    async fn ready(&mut self) -> Result<(), UpgradeError> {
+        loop {
+            match self.report().await.map_err(UpgradeError::Unclear)? {
+                Some(SuccessorReport::Started { process }) => self.on_started(process).await,
+                Some(SuccessorReport::Ready { version, empty }) => {
+                    let process = self.id();
+                    tracing::info!(version, process, "the new process is ready");
+                    self.empty = empty;
+                    return Ok(());
+                }
+                Some(SuccessorReport::Failed { reason }) => {
+                    return Err(UpgradeError::Failed(reason));
+                }
+                None => {
+                    if let NewProcess::Detached(_) = self.process {
+                        self.process = NewProcess::Ended;
+                    }
+                    let how = self.process.end();
+                    let how = how.map_or_else(String::new, |how| format!(" ({how})"));
+                    return Err(UpgradeError::Ended(how));
+                }
+            }
+        }
+    }
+
+    /// The child has started the program once more, and ends. Only then what supervises is the parent of the new process.
+    async fn on_started(&mut self, process: u32) {
+        let started = NewProcess::Detached(process);
+        if let NewProcess::Child(mut child) = std::mem::replace(&mut self.process, started) {
+            while matches!(child.try_wait(), Ok(None)) {
+                sleep(CHECK_INTERVAL).await;
+            }
+        }
     }
 
     /// Takes the lists that it has found empty.
@@ -214,20 +281,12 @@ impl Successor {
         }
     }
 
-    /// Ends the process. Returns how it has ended.
-    fn end(&mut self) -> String {
-        let _ = self.child.kill();
-        match self.child.wait() {
-            Ok(status) => status.to_string(),
-            Err(error) => error.to_string(),
-        }
-    }
 }
 
 impl Drop for Successor {
     fn drop(&mut self) {
         if !self.is_serving {
-            self.end();
+            self.process.end();
         }
     }
 }
