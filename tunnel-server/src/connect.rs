@@ -42,7 +42,6 @@ use tokio_rustls::{
 };
 use tunnel_http::{
     connection::Transport,
-    listener::accept,
     permits::{Permit, Permits},
 };
 use tunnel_ops::read_ahead::ReadAhead;
@@ -116,7 +115,7 @@ pub(crate) async fn serve_all(shared: Arc<TunnelListener>, listener: TcpListener
     }
     loop {
         let (socket, peer) = tokio::select! {
-            accepted = accept(&listener) => accepted,
+            accepted = shared.lifecycle.accepting_tunnels.accept(&listener) => accepted,
             () = shared.lifecycle.draining() => break,
         };
         while connections.try_join_next().is_some() {}

@@ -9,6 +9,7 @@
 //! [`server::Server::bind`] binds the listeners, [`server::Server::run`] serves until it is signalled to
 //! stop. The wire itself is `tunnel-proto`'s; how a program is run is `tunnel-ops`'.
 
+mod accepting;
 mod acme;
 pub mod admin;
 mod allowance;

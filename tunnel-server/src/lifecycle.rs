@@ -5,8 +5,9 @@
 //! ```
 //!
 //! `server/drain.rs` moves it from stage to stage and defines each, up to the exit; the other parts check or await the stages that
-//! concern them. A stage that was reached stays reached. Serving begins for tunnel clients and for platform clients
-//! separately, since a server may take over from another process (`server/handover.rs`).
+//! concern them. A stage that was reached stays reached. Serving begins for tunnel clients, for platform clients and for the
+//! operator separately, since a server may take over from another process (`server/handover.rs`). A process that hands
+//! over may have to take its clients back, so it only pauses its listeners before it leaves.
 
 use std::{
     sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering},
@@ -18,7 +19,7 @@ use tokio_util::task::TaskTracker;
 use tunnel_ops::signals::{Shutdown, Trigger};
 use tunnel_proto::control::millis;
 
-use crate::upgrades::Upgrades;
+use crate::{accepting::Accepting, upgrades::Upgrades};
 
 /// How long a stopping server waits for the first request of a connection. Without this limit, a connection that sends
 /// none would delay the end for the whole grace period.
@@ -29,6 +30,7 @@ pub(crate) struct Lifecycle {
     started: SystemTime,
     serving_tunnels: Stage,
     serving_public: Stage,
+    serving_admin: Stage,
     shutdown_requested: Stage,
     leaving: Stage,
     replaced: Stage,
@@ -46,6 +48,10 @@ pub(crate) struct Lifecycle {
     exiting: Stage,
     /// The process that takes over; 0 if there is none.
     successor: AtomicU32,
+    /// Whether tunnel clients are accepted between serving and draining; paused while another process is to have them.
+    pub(crate) accepting_tunnels: Accepting,
+    /// Whether platform clients are accepted between serving and closing.
+    pub(crate) accepting_public: Accepting,
     /// Replacing this process by a new one.
     pub(crate) upgrades: Upgrades,
     /// Sessions whose client has no session at another server yet.
@@ -68,6 +74,7 @@ impl Lifecycle {
             started: SystemTime::now(),
             serving_tunnels: Stage::new(),
             serving_public: Stage::new(),
+            serving_admin: Stage::new(),
             shutdown_requested: Stage::new(),
             leaving: Stage::new(),
             replaced: Stage::new(),
@@ -81,6 +88,8 @@ impl Lifecycle {
             ended: Stage::new(),
             exiting: Stage::new(),
             successor: AtomicU32::new(0),
+            accepting_tunnels: Accepting::default(),
+            accepting_public: Accepting::default(),
             upgrades: Upgrades::default(),
             unmoved_sessions: TaskTracker::new(),
             public_connections: TaskTracker::new(),
@@ -127,6 +136,11 @@ impl Lifecycle {
     /// Resolves when platform clients may be accepted.
     pub(crate) async fn serving_public(&self) {
         self.serving_public.reached.requested().await;
+    }
+
+    /// Resolves when the admin listener may be served.
+    pub(crate) async fn serving_admin(&self) {
+        self.serving_admin.reached.requested().await;
     }
 
     /// Resolves when the server begins to drain: it accepts no tunnel clients, and those it has move to other servers.
@@ -186,6 +200,28 @@ impl Lifecycle {
 
     pub(crate) fn serve_public(&self) {
         self.serving_public.trigger.request();
+    }
+
+    pub(crate) fn serve_admin(&self) {
+        self.serving_admin.trigger.request();
+    }
+
+    /// The sessions are about to move to another process, their dials spread over this time.
+    pub(crate) fn hand_over(&self, spread: Duration) {
+        self.spread_ms.store(millis(spread), Ordering::Relaxed);
+        self.unmoved_sessions.close();
+    }
+
+    /// The other process does not serve: all is accepted here again.
+    pub(crate) fn take_back(&self) {
+        self.unmoved_sessions.reopen();
+        self.accepting_tunnels.resume();
+        self.accepting_public.resume();
+    }
+
+    /// Resolves when tunnel clients are accepted here again.
+    pub(crate) async fn taken_back(&self) {
+        self.accepting_tunnels.resumed().await;
     }
 
     pub(crate) fn leave(&self) {

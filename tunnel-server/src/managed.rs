@@ -267,6 +267,11 @@ impl Managed {
         }
     }
 
+    /// Makes changes again after [`Self::stop_changes`], since the other process did not take over.
+    pub(crate) fn resume_changes(&self) {
+        self.known.lock().is_read = true;
+    }
+
     /// Whether there is a document of this label.
     pub(crate) fn has(&self, label: &str) -> bool {
         self.known.lock().documents.contains_key(label)

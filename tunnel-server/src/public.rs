@@ -33,7 +33,7 @@ use tokio::{
 use tokio_util::task::task_tracker::TaskTrackerToken;
 use tunnel_http::{
     access_log::AccessLog,
-    listener::{accept, set_options},
+    listener::set_options,
     outgoing::ViaName,
     permits::{Permit, Permits},
 };
@@ -153,7 +153,7 @@ pub(crate) async fn serve_all(listener: Arc<PublicListener>, tcp_listener: TcpLi
     }
     loop {
         let (socket, peer) = tokio::select! {
-            accepted = accept(&tcp_listener) => accepted,
+            accepted = listener.lifecycle.accepting_public.accept(&tcp_listener) => accepted,
             () = listener.lifecycle.closing() => break,
         };
         while connections.try_join_next().is_some() {}

@@ -308,6 +308,7 @@ impl Server {
         let admin = Owned::spawn("admin", admin);
         if predecessor.is_none() {
             parts.lifecycle.serve_tunnels();
+            parts.lifecycle.serve_admin();
         }
         let exporting = parts.exporter.lock().take().map(Exporter::start);
         let registry = Arc::downgrade(&parts.registry);
@@ -404,12 +405,12 @@ fn start_shards(
     shards.collect()
 }
 
-/// Accepts at the admin listener from when the server serves tunnel clients until a new process takes over; serves streams
-/// until the server exits.
+/// Accepts at the admin listener from when a predecessor has handed it over, or at once, until a new process takes over;
+/// serves streams until the server exits.
 async fn serve_admin(admin: AdminListener, api: Api, shutdown: Shutdown) {
     let lifecycle = api.lifecycle.clone();
     let routes = admin::routes(api, shutdown);
-    lifecycle.serving_tunnels().await;
+    lifecycle.serving_admin().await;
     let closes = async {
         tokio::select! {
             _ = lifecycle.replaced() => {}
@@ -426,8 +427,8 @@ fn reach(admin: SocketAddr) -> Reach {
     }
 }
 
-/// Says to everybody that the server leaves, and gives a successor its tunnel clients and the admin listener. Returns what
-/// has failed, and the successor.
+/// Says to everybody that the server leaves, and gives a successor the admin listener, and its tunnel clients if it does not
+/// have them yet. Returns what has failed, and the successor.
 async fn leave(parts: &Parts, ended: Ended) -> (Option<RunError>, Option<Successor>) {
     parts.lifecycle.leave();
     let draining = Event::new(EventKind::Draining);
@@ -447,6 +448,10 @@ async fn leave(parts: &Parts, ended: Ended) -> (Option<RunError>, Option<Success
             // Before it notifies anybody itself.
             supervisor::replaced_by(successor.id());
             parts.lifecycle.replace(successor.id());
+            if successor.is_confirmed() {
+                successor.confirm().await;
+                return (None, Some(successor));
+            }
             if let Some(managed) = &parts.managed {
                 managed.stop_changes().await;
             }
@@ -470,8 +475,13 @@ async fn take_over(parts: Arc<Parts>, predecessor: Option<Predecessor>) {
                 parts.registry.expect(handed);
                 tracing::info!("taking over: tunnel clients move here");
                 lifecycle.serve_tunnels();
+                if !channel.is_confirmed_later() {
+                    lifecycle.serve_admin();
+                }
                 channel.public().await;
                 tracing::info!("taking over: platform clients are served here");
+                lifecycle.serve_public();
+                channel.confirmed().await;
             }
             // It does not wait for this process then, and ends it.
             Err(error) => tracing::error!(%error, "the process to take over from has ended"),
@@ -479,6 +489,7 @@ async fn take_over(parts: Arc<Parts>, predecessor: Option<Predecessor>) {
     }
     lifecycle.serve_tunnels();
     lifecycle.serve_public();
+    lifecycle.serve_admin();
     supervisor::ready();
 }
 
@@ -533,7 +544,7 @@ async fn is_directory_ready(parts: &Parts, shutdown: &Shutdown) -> Result<bool, 
 enum Ended {
     /// A shutdown was requested.
     Requested,
-    /// A new process is ready to take over.
+    /// A new process has taken over, or is ready to if it is of an earlier version.
     Replaced(Successor),
     /// Something has failed.
     Failed(RunError),

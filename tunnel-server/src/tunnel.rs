@@ -104,6 +104,8 @@ pub enum Directive {
     Drain,
     /// Be replaced by a session at another node if there is one, however long that takes, and end then.
     Move,
+    /// Be replaced by a session at a new process, and take exchanges until this one ends, or has taken its clients back.
+    HandOver,
     /// A newer instance holds the runtime: finish the open exchanges, and end.
     Superseded {
         /// The newer holder.
@@ -120,7 +122,7 @@ impl Directive {
     #[must_use]
     pub fn level(&self) -> usize {
         match self {
-            Self::Drain | Self::Move => 0,
+            Self::Drain | Self::Move | Self::HandOver => 0,
             Self::Superseded { .. } => 1,
             Self::Disconnect => 2,
         }

@@ -21,6 +21,7 @@ mod egress;
 mod floors;
 mod grpc;
 mod handover;
+mod handover_failures;
 mod hostile;
 mod http;
 mod http2_upstreams;

@@ -190,10 +190,12 @@ async fn admit<B>(
             after,
         ));
     }
-    if shared.lifecycle.is_draining() {
+    // A new process accepts already, unless there is none.
+    let is_handed =
+        shared.lifecycle.accepting_tunnels.is_paused() || shared.lifecycle.is_replaced();
+    if is_handed || shared.lifecycle.is_draining() {
         go_elsewhere(shared, &greeting)?;
-        // A new process accepts already.
-        let after = match shared.lifecycle.is_replaced() {
+        let after = match is_handed {
             true => Duration::ZERO,
             false => Duration::from_secs(1),
         };

@@ -10,7 +10,7 @@ use super::{Registry, Slot};
 use crate::{
     events::{Event, EventKind},
     runtimes::{RuntimeEntry, RuntimeLimits},
-    tunnel::Tunnel,
+    tunnel::{Directive, Tunnel},
 };
 
 /// What one process hands to the next.
@@ -65,6 +65,18 @@ impl Registry {
         // that came online in between is reported here, and not expected there.
         self.is_handed.store(true, Ordering::Relaxed);
         handed
+    }
+
+    /// Takes the runtimes back that were handed over, since the other process does not serve.
+    pub(crate) fn take_back(&self) {
+        self.is_handed.store(false, Ordering::Relaxed);
+    }
+
+    /// Gives a directive to all sessions. Returns their number.
+    pub(crate) fn direct_all(&self, directive: &Directive) -> usize {
+        let slots = self.slots();
+        let tunnels = slots.iter().filter_map(|slot| slot.tunnel());
+        tunnels.map(|tunnel| tunnel.direct(directive.clone())).sum()
     }
 
     /// Takes over runtimes that are held at another process, whose clients are about to come, and the owners of labels. Also a

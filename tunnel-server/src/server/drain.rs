@@ -7,21 +7,22 @@
 //!                                         and a moment  requests         protocol allows
 //! ```
 //!
-//! After a hand-over ([`super::handover`]) it begins at draining, and accepts platform clients until its tunnel clients
-//! have moved: only then do their requests find their runtimes at the successor.
+//! After a hand-over ([`super::handover`]) it begins at draining. Its clients have moved by then, unless the successor is of
+//! an earlier version: then it accepts platform clients until its tunnel clients have moved, since only then their requests
+//! find their runtimes at the successor.
 //!
 //! It ends shortly before the end of the grace period, which begins with the signal. The caller ends it early on
 //! a second signal.
 
 use std::time::Duration;
 
-use tokio::time::{Instant, sleep, sleep_until, timeout_at};
+use tokio::time::{Instant, sleep, sleep_until, timeout, timeout_at};
 use tunnel_proto::control::millis;
 
 use super::{finish, handover::Successor, parts::Parts, shard::Shard};
 
 /// Time for clients to get a session at another server, in addition to the spread.
-const MOVING: Duration = Duration::from_secs(2);
+pub(super) const MOVING: Duration = Duration::from_secs(2);
 
 /// How long no exchange is open before nobody needs this server: a platform client with an open connection may be about to
 /// send a request, whose answer makes it use another connection.
@@ -46,6 +47,15 @@ fn spread(sessions: usize, per_second: u32, max_spread: Duration) -> Duration {
     (Duration::from_secs(1) * (sessions / per_second.max(1))).min(max_spread)
 }
 
+/// The time over which the sessions that are open now are told to leave, of a server with this grace period.
+pub(super) fn session_spread(parts: &Parts) -> Duration {
+    let config = parts.config.load();
+    let most = (config.settings.grace_period / 2).saturating_sub(MOVING);
+    let max_spread = config.settings.drain_spread.min(most);
+    let sessions = parts.lifecycle.unmoved_sessions.len();
+    spread(sessions, config.leaving_per_second, max_spread)
+}
+
 /// Moves the server through its stages. Returns when everything has ended, or the grace period is over. A successor has
 /// the listeners already.
 pub(super) async fn drain(parts: &Parts, running: &mut [Shard], successor: Option<Successor>) {
@@ -57,12 +67,7 @@ pub(super) async fn drain(parts: &Parts, running: &mut [Shard], successor: Optio
         // Load balancers that have seen "not ready" meanwhile send no new connections when the listeners close.
         sleep_until((Instant::now() + config.settings.drain_delay).min(ending)).await;
     }
-    let max_spread = config
-        .settings
-        .drain_spread
-        .min((grace / 2).saturating_sub(MOVING));
-    let sessions = lifecycle.unmoved_sessions.len();
-    let spread = spread(sessions, config.leaving_per_second, max_spread);
+    let spread = session_spread(parts);
     lifecycle.drain(spread);
     let all_moved = lifecycle.unmoved_sessions.wait();
     let spread_ends = Instant::now() + spread;
@@ -79,6 +84,12 @@ pub(super) async fn drain(parts: &Parts, running: &mut [Shard], successor: Optio
                 () = not_needed(parts, spread_ends) => {}
                 () = sleep_until((spread_ends + MOVING).min(ending)) => {}
             }
+        }
+        Some(successor) if successor.is_confirmed() => {
+            // Its clients have moved.
+            lifecycle.close();
+            let rest = ending.saturating_duration_since(Instant::now()) / 2;
+            let _ = timeout(rest.min(MOVING), quiet(parts)).await;
         }
         Some(mut successor) => {
             tracing::info!(

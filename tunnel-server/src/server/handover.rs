@@ -6,15 +6,24 @@
 //!     ◀──────────────────────────────────────────── started ──
 //!                                                                checks its configuration, makes everything ready
 //!     ◀──────────────────────────────────────────────── ready ── or fails: the predecessor goes on, and says why
-//!     accepts no tunnel clients, drains ── claims ─────────────▶ accepts tunnel clients, answers at the admin listener
-//!     accepts platform clients, until its clients have moved
-//!     stops accepting, finishes what is open ── public ────────▶ accepts platform clients
+//!     accepts no tunnel clients ── claims ─────────────────────▶ accepts tunnel clients
+//!     ◀──────────────────────────────────────────── tunnels ──
+//!     has its tunnel clients move there
+//!     still accepts platform clients ── public ────────────────▶ accepts platform clients
+//!     ◀──────────────────────────────────────────── serving ──
+//!     closes the admin listener ── confirmed ──────────────────▶ answers at the admin listener
+//!     stops accepting, finishes what is open
 //!     exits ── end of the channel
 //! ```
 //!
+//! Until the successor serves, the predecessor only pauses its listeners, and its sessions take exchanges although their clients
+//! have newer ones. If the successor ends or stands still, it is killed, and the predecessor accepts again ([`trial`]).
+//!
 //! The sockets are the same ones, inherited in the way of systemd (`tunnel_ops::inherited`), so that no connection is
 //! refused: what one process does not accept waits in the kernel for the other. The channel is a socket, which is the
-//! successor's standard input: lines of JSON in both directions. If it ends early, the successor serves everything.
+//! successor's standard input: lines of JSON in both directions. If it ends early, the successor serves everything. A
+//! successor of an earlier version reports nothing after `ready`: it serves tunnel clients and the admin listener from the
+//! claims on, and the predecessor cannot go back then.
 //!
 //! The claims of the directory in memory go along, so that an instance that has not moved yet is known: another one that
 //! dials meanwhile supersedes it, and not the other way round.
@@ -22,6 +31,7 @@
 mod detached;
 mod predecessor;
 mod successor;
+mod trial;
 
 use std::{io, net::TcpListener, sync::Arc, time::Duration};
 
@@ -48,6 +58,9 @@ const VARIABLE: &str = "TUNNEL_PREDECESSOR";
 /// they were given themselves, with another id.
 const WORDS: &str = "TUNNEL_HANDOVER";
 
+/// The word of [`WORDS`] of a predecessor that waits until its successor reports that it serves.
+const REPORTS: &str = "reports";
+
 /// Longest line, in bytes: the records of some hundred thousand runtimes.
 const LINE_BYTES: u64 = 256 * 1024 * 1024;
 
@@ -73,7 +86,7 @@ pub(crate) fn on_signal(parts: Arc<Parts>) -> io::Result<impl Future<Output = ()
     })
 }
 
-/// Starts a new process whenever one is requested, until one is ready.
+/// Starts a new process whenever one is requested, until one serves, or is ready if it is of an earlier version.
 pub(super) async fn successor(parts: &Parts, kept: &[(&'static str, TcpListener)]) -> Successor {
     let upgrades = &parts.lifecycle.upgrades;
     // Not before this process has everything that its own predecessor hands over.
@@ -126,6 +139,9 @@ async fn start_successor(
     let mut successor = program.start(sockets).await?;
     // Ends it otherwise.
     parts.check_not_emptied(successor.empty_lists())?;
+    if successor.reports() {
+        trial::run(parts, &mut successor).await?;
+    }
     Ok(successor)
 }
 
@@ -145,7 +161,14 @@ enum SuccessorReport {
         /// The lists that it has found empty.
         #[serde(default)]
         empty: Vec<EmptyList>,
+        /// It reports when it serves.
+        #[serde(default)]
+        reports: bool,
     },
+    /// It accepts tunnel clients.
+    Tunnels,
+    /// It accepts platform clients, too.
+    Serving,
     /// It cannot.
     Failed {
         /// Why not: one fault a line.
@@ -157,8 +180,12 @@ enum SuccessorReport {
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 enum PredecessorOrder {
-    /// Accept tunnel clients, and answer at the admin listener.
+    /// Accept tunnel clients.
     Tunnels(HandedRuntimes),
     /// Accept platform clients.
     Public,
+    /// Report once more that all is served.
+    Report,
+    /// Answer at the admin listener: the predecessor cannot take its clients back any more.
+    Confirmed,
 }

@@ -78,8 +78,7 @@ async fn follow(
     match cause {
         Cause::None => pending().await,
         Cause::Draining => {
-            let spread_ms = Some(millis(lifecycle.spread())).filter(|time| *time > 0);
-            let _ = session.send(Control::Drain { spread_ms });
+            send_drain(lifecycle, session);
             drained(lifecycle, session).await
         }
         Cause::Directed(Directive::Superseded { by }) => {
@@ -108,8 +107,27 @@ async fn follow(
             }
             CloseReason::Drained
         }
+        Cause::Directed(Directive::HandOver) => {
+            send_drain(lifecycle, session);
+            tokio::select! {
+                () = lifecycle.draining() => return drained(lifecycle, session).await,
+                () = lifecycle.taken_back() => {}
+            }
+            // Its client dials in any case. One that has a session at the new process loses that one.
+            tokio::select! {
+                _ = timeout(grace, membership.replaced()) => finish(lifecycle, session, grace).await,
+                () = lifecycle.draining() => return drained(lifecycle, session).await,
+            }
+            CloseReason::Drained
+        }
         Cause::Directed(Directive::Disconnect) => CloseReason::Disconnected,
     }
+}
+
+/// Has the client dial within the spread.
+fn send_drain(lifecycle: &Lifecycle, session: &Session) {
+    let spread_ms = Some(millis(lifecycle.spread())).filter(|time| *time > 0);
+    let _ = session.send(Control::Drain { spread_ms });
 }
 
 /// Drains the session because the server drains. It takes exchanges as long as there are public connections, or exchanges

@@ -11,7 +11,7 @@ use tokio::{
     net::UnixStream,
 };
 
-use super::{LINE_BYTES, PredecessorOrder, SuccessorReport, VARIABLE, WORDS};
+use super::{LINE_BYTES, PredecessorOrder, REPORTS, SuccessorReport, VARIABLE, WORDS};
 use crate::{registry::HandedRuntimes, server::reload::EmptyList};
 
 /// The process that hands its listeners over to this one.
@@ -25,6 +25,8 @@ pub struct Predecessor {
 /// The channel, once something is awaited on it.
 pub(in crate::server) struct Channel {
     stream: BufReader<UnixStream>,
+    /// Whether the predecessor waits for reports.
+    has_reports: bool,
 }
 
 impl Predecessor {
@@ -75,11 +77,16 @@ impl Predecessor {
     pub(in crate::server) async fn ready(self, empty: Vec<EmptyList>) -> io::Result<Channel> {
         self.channel.set_nonblocking(true)?;
         let mut stream = BufReader::new(UnixStream::from_std(self.channel)?);
-        let version = env!("CARGO_PKG_VERSION").to_owned();
-        stream
-            .write_all(&line(&SuccessorReport::Ready { version, empty }))
-            .await?;
-        Ok(Channel { stream })
+        let ready = SuccessorReport::Ready {
+            version: env!("CARGO_PKG_VERSION").to_owned(),
+            empty,
+            reports: true,
+        };
+        stream.write_all(&line(&ready)).await?;
+        Ok(Channel {
+            stream,
+            has_reports: self.words.iter().any(|word| word == REPORTS),
+        })
     }
 }
 
@@ -89,13 +96,39 @@ impl Channel {
     pub(in crate::server) async fn tunnels(&mut self) -> HandedRuntimes {
         match self.next().await {
             Some(PredecessorOrder::Tunnels(runtimes)) => runtimes,
-            Some(PredecessorOrder::Public) | None => HandedRuntimes::default(),
+            _ => HandedRuntimes::default(),
         }
     }
 
-    /// Waits until platform clients may be accepted.
+    /// Whether the predecessor has the admin listener until it confirms that this process serves.
+    pub(in crate::server) fn is_confirmed_later(&self) -> bool {
+        self.has_reports
+    }
+
+    /// Reports that tunnel clients are accepted, and waits until platform clients may be.
     pub(in crate::server) async fn public(&mut self) {
+        self.report(&SuccessorReport::Tunnels).await;
         self.next().await;
+    }
+
+    /// Reports that everything is served, and waits until the predecessor does not take its clients back any more.
+    pub(in crate::server) async fn confirmed(&mut self) {
+        if !self.has_reports {
+            return;
+        }
+        loop {
+            self.report(&SuccessorReport::Serving).await;
+            if !matches!(self.next().await, Some(PredecessorOrder::Report)) {
+                return;
+            }
+        }
+    }
+
+    async fn report(&mut self, report: &SuccessorReport) {
+        if self.has_reports {
+            // That the predecessor has ended is found by the next order.
+            let _ = self.stream.write_all(&line(report)).await;
+        }
     }
 
     /// The next order; `None` if the predecessor has ended.

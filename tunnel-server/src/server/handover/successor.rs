@@ -20,7 +20,9 @@ use tokio::{
 };
 use tunnel_ops::inherited;
 
-use super::{LINE_BYTES, PredecessorOrder, SuccessorReport, VARIABLE, WORDS, detached::DETACH};
+use super::{
+    LINE_BYTES, PredecessorOrder, REPORTS, SuccessorReport, VARIABLE, WORDS, detached::DETACH,
+};
 use crate::{
     registry::HandedRuntimes,
     server::reload::{ApplyError, EmptyList},
@@ -28,6 +30,9 @@ use crate::{
 
 /// Time in which the new process must be ready: far more than it needs to read the files of a large installation.
 const READY_LIMIT: Duration = Duration::from_secs(30);
+
+/// Time in which it must report that it serves: much more than it needs, and less than most wait for a connection.
+const REPORT_LIMIT: Duration = Duration::from_secs(5);
 
 /// Time between two checks whether the process between the two has ended, which it is about to.
 const CHECK_INTERVAL: Duration = Duration::from_millis(2);
@@ -81,6 +86,12 @@ pub(crate) enum UpgradeError {
         "the new process reports what this version does not know ({0}): restart the server instead"
     )]
     Unclear(#[source] io::Error),
+    /// It ended while it took over.
+    #[error("the new process ended while it took over: see its lines in the log")]
+    Lost,
+    /// It stood still while it took over.
+    #[error("the new process did not report within {REPORT_LIMIT:?} that it serves: it was ended")]
+    Stuck,
     /// It was not ready in time.
     #[error("the new process was not ready within {READY_LIMIT:?}: see its lines in the log")]
     Late,
@@ -104,8 +115,12 @@ pub(in crate::server) struct Successor {
     channel: BufReader<UnixStream>,
     /// The lists that it has found empty.
     empty: Vec<EmptyList>,
+    /// Whether it reports when it serves.
+    reports: bool,
     /// Whether it has the tunnel listener; if not, it is ended when this is dropped.
     is_serving: bool,
+    /// Whether it has reported that it serves everything.
+    is_confirmed: bool,
 }
 
 #[derive(Debug)]
@@ -174,7 +189,7 @@ impl Program {
             .args(&self.arguments)
             .stdin(Stdio::from(OwnedFd::from(theirs)))
             .env(VARIABLE, std::process::id().to_string())
-            .env(WORDS, format!("{} {DETACH}", std::process::id()));
+            .env(WORDS, format!("{} {DETACH} {REPORTS}", std::process::id()));
         let names = sockets.iter().map(|(name, _)| *name);
         inherited::announce(&mut command, names);
         let mappings = sockets.into_iter().zip(inherited::FIRST_DESCRIPTOR..);
@@ -192,7 +207,9 @@ impl Program {
             process: NewProcess::Child(child),
             channel: BufReader::new(UnixStream::from_std(ours)?),
             empty: Vec::new(),
+            reports: false,
             is_serving: false,
+            is_confirmed: false,
         })
     }
 }
@@ -212,7 +229,12 @@ impl Successor {
         loop {
             match self.report().await.map_err(UpgradeError::Unclear)? {
                 Some(SuccessorReport::Started { process }) => self.on_started(process).await,
-                Some(SuccessorReport::Ready { version, empty }) => {
+                Some(SuccessorReport::Ready {
+                    version,
+                    empty,
+                    reports,
+                }) => {
+                    self.reports = reports;
                     let process = self.id();
                     tracing::info!(version, process, "the new process is ready");
                     self.empty = empty;
@@ -221,10 +243,8 @@ impl Successor {
                 Some(SuccessorReport::Failed { reason }) => {
                     return Err(UpgradeError::Failed(reason));
                 }
+                Some(SuccessorReport::Tunnels | SuccessorReport::Serving) => {}
                 None => {
-                    if let NewProcess::Detached(_) = self.process {
-                        self.process = NewProcess::Ended;
-                    }
                     let how = self.process.end();
                     let how = how.map_or_else(String::new, |how| format!(" ({how})"));
                     return Err(UpgradeError::Ended(how));
@@ -248,7 +268,17 @@ impl Successor {
         std::mem::take(&mut self.empty)
     }
 
-    /// Has it accept tunnel clients, and answer at the admin listener. From now on it is on its own.
+    /// Whether it reports when it serves; one of an earlier version does not.
+    pub(super) fn reports(&self) -> bool {
+        self.reports
+    }
+
+    /// Whether it has reported that it serves everything.
+    pub(in crate::server) fn is_confirmed(&self) -> bool {
+        self.is_confirmed
+    }
+
+    /// Has it accept tunnel clients. From now on it serves everything if this process ends.
     pub(in crate::server) async fn serve_tunnels(&mut self, runtimes: HandedRuntimes) {
         self.is_serving = true;
         self.order(&PredecessorOrder::Tunnels(runtimes)).await;
@@ -257,6 +287,66 @@ impl Successor {
     /// Has it accept platform clients.
     pub(in crate::server) async fn serve_public(&mut self) {
         self.order(&PredecessorOrder::Public).await;
+    }
+
+    /// Has it report again.
+    pub(super) async fn ask(&mut self) {
+        self.order(&PredecessorOrder::Report).await;
+    }
+
+    /// Has it answer at the admin listener. From now on it is on its own.
+    pub(in crate::server) async fn confirm(&mut self) {
+        self.order(&PredecessorOrder::Confirmed).await;
+    }
+
+    /// Waits until it reports that it accepts tunnel clients.
+    pub(super) async fn tunnels(&mut self) -> Result<(), UpgradeError> {
+        let wanted = |report: &SuccessorReport| matches!(report, SuccessorReport::Tunnels);
+        self.reported(wanted).await
+    }
+
+    /// Waits until it reports that it serves everything.
+    pub(super) async fn serving(&mut self) -> Result<(), UpgradeError> {
+        let wanted = |report: &SuccessorReport| matches!(report, SuccessorReport::Serving);
+        self.reported(wanted).await?;
+        self.is_confirmed = true;
+        Ok(())
+    }
+
+    async fn reported(
+        &mut self,
+        wanted: impl Fn(&SuccessorReport) -> bool,
+    ) -> Result<(), UpgradeError> {
+        let report = async {
+            loop {
+                match self.report().await {
+                    Ok(Some(report)) if wanted(&report) => return Ok(()),
+                    Ok(Some(_)) => {}
+                    Ok(None) => return Err(UpgradeError::Lost),
+                    Err(error) => return Err(UpgradeError::Unclear(error)),
+                }
+            }
+        };
+        let report = timeout(REPORT_LIMIT, report).await;
+        report.unwrap_or(Err(UpgradeError::Stuck))
+    }
+
+    /// Resolves when it has ended; it reports nothing meanwhile.
+    pub(super) async fn ended(&mut self) -> UpgradeError {
+        loop {
+            match self.report().await {
+                Ok(Some(_)) => {}
+                Ok(None) => return UpgradeError::Lost,
+                Err(error) => return UpgradeError::Unclear(error),
+            }
+        }
+    }
+
+    /// Ends it although it has the listeners.
+    pub(super) fn kill(&mut self) {
+        self.is_serving = false;
+        self.is_confirmed = false;
+        self.process.end();
     }
 
     /// A new process that has died serves nothing, and is started again by what supervises it.
@@ -276,11 +366,16 @@ impl Successor {
         let mut line = Vec::new();
         let mut channel = (&mut self.channel).take(LINE_BYTES);
         match channel.read_until(b'\n', &mut line).await? {
-            0 => Ok(None),
+            0 => {
+                // Its id may be another process' soon.
+                if let NewProcess::Detached(_) = self.process {
+                    self.process = NewProcess::Ended;
+                }
+                Ok(None)
+            }
             _ => Ok(Some(serde_json::from_slice(&line)?)),
         }
     }
-
 }
 
 impl Drop for Successor {
