@@ -24,7 +24,8 @@ use std::{
 use futures_util::future::join;
 use tokio::{
     runtime::Handle,
-    time::{interval, timeout},
+    sync::oneshot,
+    time::{Instant, interval, timeout},
 };
 use tunnel_directory::DirectoryError;
 use tunnel_http::{
@@ -44,6 +45,7 @@ use tunnel_ops::{
 
 pub(crate) use self::parts::{connection_limit, descriptors_for};
 use self::{
+    drain::Deadlines,
     handover::{Predecessor, Successor},
     parts::Parts,
     shard::{Shard, Sockets},
@@ -338,13 +340,17 @@ impl Server {
             acme.stop();
         }
         drop(serving);
+        let grace = parts.config.load().settings.grace_period;
+        let is_node = parts.registry.directory().shared().is_some();
+        let has_farewell = is_node || webhook.is_some() || exporting.is_some();
+        let deadlines = Deadlines::new(grace, has_farewell, Instant::now());
         let (failed, successor) = leave(&parts, ended).await;
         // Else connections would wait in them.
         kept.clear();
         // From here on not ready, so that load balancers look elsewhere while all is still served.
         if !matches!(failed, Some(RunError::ShardFailed(_))) {
             tokio::select! {
-                () = drain(&parts, &mut running, successor, acme) => {}
+                () = drain(&parts, &mut running, successor, acme, deadlines) => {}
                 () = shutdown.forced() => {}
             }
         }
@@ -353,16 +359,11 @@ impl Server {
         parts.lifecycle.cut();
         drop(running);
         drop(managing);
-        if let Some(directory) = parts.registry.directory().shared() {
-            directory.depart().await;
-        }
-        drop(directory);
-        if let Some((running, webhook)) = webhook {
-            drop(running);
-            let _ = timeout(LAST_EVENTS, webhook).await;
-        }
         // All exchanges have ended.
-        Exporting::finish(exporting, &shutdown).await;
+        let left = deadlines.farewell.saturating_duration_since(Instant::now());
+        let exported = Exporting::finish_within(left, exporting, &shutdown);
+        let _ = join(timeout(left, take_leave(&parts, webhook)), exported).await;
+        drop(directory);
         parts.lifecycle.exit();
         let _ = timeout(LAST_READS, admin).await;
         tracing::info!("stopped");
@@ -376,6 +377,7 @@ async fn drain(
     running: &mut [Shard],
     successor: Option<Successor>,
     acme: Option<AcmeTasks>,
+    deadlines: Deadlines,
 ) {
     let grace = parts.config.load().settings.grace_period;
     let removing = async {
@@ -387,7 +389,24 @@ async fn drain(
             );
         }
     };
-    join(drain::drain(parts, running, successor), removing).await;
+    let draining = drain::drain(parts, running, successor, deadlines);
+    join(draining, removing).await;
+}
+
+/// What follows the last session: the node leaves the directory, and the platform gets the last events.
+async fn take_leave(parts: &Parts, webhook: Option<(oneshot::Sender<()>, Owned<()>)>) {
+    let departing = async {
+        if let Some(directory) = parts.registry.directory().shared() {
+            directory.depart().await;
+        }
+    };
+    let sending = async {
+        if let Some((running, webhook)) = webhook {
+            drop(running);
+            let _ = timeout(LAST_EVENTS, webhook).await;
+        }
+    };
+    join(departing, sending).await;
 }
 
 fn start_shards(

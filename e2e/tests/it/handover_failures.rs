@@ -19,7 +19,10 @@ const STEPS: [(&str, &str); 5] = [
     ("before it is ready", ""),
     ("when it is ready", "ready"),
     ("when it is to have the tunnel clients", "ready; order"),
-    ("when it has the tunnel clients", "ready; order; say '\"tunnels\"'"),
+    (
+        "when it has the tunnel clients",
+        "ready; order; say '\"tunnels\"'",
+    ),
     (
         "when it is to have the platform clients",
         "ready; order; say '\"tunnels\"'; order",
@@ -131,7 +134,12 @@ async fn clients_that_have_moved_come_back_from_a_new_process_that_is_lost() {
         let _stays = it.stranger().await;
         let load = Load::start(it.system.entry(), &Plan::every_kind());
         load.wait_progress(10).await;
-        let sessions = it.system.server().admin().metric("tunnel_server_sessions", &[]).await;
+        let sessions = it
+            .system
+            .server()
+            .admin()
+            .metric("tunnel_server_sessions", &[])
+            .await;
         it.put_good();
         it.system.server().program().signal(Signal::USR2);
         let log = it.system.server().program();
@@ -140,7 +148,9 @@ async fn clients_that_have_moved_come_back_from_a_new_process_that_is_lost() {
         let process = line["process"].as_u64().unwrap();
         log.wait_for_line("tunnel clients move here", SOON).await;
         let client = it.system.client().program();
-        client.wait_for_line("the server drains a session", SOON).await;
+        client
+            .wait_for_line("the server drains a session", SOON)
+            .await;
         let process = i32::try_from(process).ok().and_then(Pid::from_raw).unwrap();
         kill_process(process, signal).unwrap();
         load.mark("the new process is lost");

@@ -37,9 +37,44 @@ const ENDING: Duration = Duration::from_secs(4);
 /// The part of that, at most, for the sessions' close handshakes if connections did not end in time.
 const CLOSE_HANDSHAKE: Duration = Duration::from_secs(1);
 
+/// The part of the grace period, at most, for what follows the last session: the node's departure from etcd, and the last
+/// events.
+const FAREWELL: Duration = Duration::from_secs(1);
+
 /// The part of the grace period, at most, in which the process exits, so that it has ended before a supervisor's equal
 /// grace period is over.
 const EXIT: Duration = Duration::from_millis(250);
+
+/// When the steps of a stop are over at the latest.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Deadlines {
+    /// What is still open begins to end as its protocol provides.
+    ending: Instant,
+    /// Connections are cut.
+    cut: Instant,
+    /// Sessions have ended.
+    sessions: Instant,
+    /// All has ended but the process.
+    pub(super) farewell: Instant,
+}
+
+impl Deadlines {
+    /// The deadlines of a stop that begins now. `has_farewell`: something follows the last session.
+    pub(super) fn new(grace: Duration, has_farewell: bool, now: Instant) -> Self {
+        let farewell = now + grace - EXIT.min(grace / 20);
+        let sessions = match has_farewell {
+            true => farewell - FAREWELL.min(grace / 10),
+            false => farewell,
+        };
+        Self {
+            ending: sessions - ENDING.min(grace / 4),
+            // The rest of the time is for the sessions' close handshakes, which give the reason.
+            cut: sessions - CLOSE_HANDSHAKE.min(grace / 10),
+            sessions,
+            farewell,
+        }
+    }
+}
 
 /// The time over which the drain messages to `sessions` are spread, `per_second` of them per second.
 fn spread(sessions: usize, per_second: u32, max_spread: Duration) -> Duration {
@@ -56,13 +91,21 @@ pub(super) fn session_spread(parts: &Parts) -> Duration {
     spread(sessions, config.leaving_per_second, max_spread)
 }
 
-/// Moves the server through its stages. Returns when everything has ended, or the grace period is over. A successor has
+/// Moves the server through its stages. Returns when all sessions have ended, or their time is over. A successor has
 /// the listeners already.
-pub(super) async fn drain(parts: &Parts, running: &mut [Shard], successor: Option<Successor>) {
+pub(super) async fn drain(
+    parts: &Parts,
+    running: &mut [Shard],
+    successor: Option<Successor>,
+    deadlines: Deadlines,
+) {
     let (lifecycle, config) = (&parts.lifecycle, parts.config.load_full());
-    let grace = config.settings.grace_period;
-    let end = Instant::now() + grace - EXIT.min(grace / 20);
-    let ending = end - ENDING.min(grace / 4);
+    let Deadlines {
+        ending,
+        cut,
+        sessions,
+        ..
+    } = deadlines;
     if successor.is_none() {
         // Load balancers that have seen "not ready" meanwhile send no new connections when the listeners close.
         sleep_until((Instant::now() + config.settings.drain_delay).min(ending)).await;
@@ -123,11 +166,9 @@ pub(super) async fn drain(parts: &Parts, running: &mut [Shard], successor: Optio
     }
     lifecycle.end();
     tracing::info!("ending: what is still open ends as its protocol allows");
-    // The rest of the time is for the sessions' close handshakes, which give the reason.
-    let last = end - CLOSE_HANDSHAKE.min(grace / 10);
-    if timeout_at(last, finish(running)).await.is_err() {
+    if timeout_at(cut, finish(running)).await.is_err() {
         lifecycle.cut();
-        let _ = timeout_at(end, finish(running)).await;
+        let _ = timeout_at(sessions, finish(running)).await;
     }
 }
 
@@ -155,6 +196,27 @@ async fn quiet(parts: &Parts) {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn every_step_of_a_stop_is_within_the_grace_period() {
+        let now = Instant::now();
+        let after = |grace: u64, has_farewell: bool| {
+            let grace = Duration::from_millis(grace);
+            let deadlines = Deadlines::new(grace, has_farewell, now);
+            let steps = [
+                deadlines.ending,
+                deadlines.cut,
+                deadlines.sessions,
+                deadlines.farewell,
+            ];
+            assert!(steps.is_sorted(), "{steps:?}");
+            steps.map(|step| (step - now).as_millis())
+        };
+        assert_eq!(after(25_000, false), [20_750, 23_750, 24_750, 24_750]);
+        assert_eq!(after(25_000, true), [19_750, 22_750, 23_750, 24_750]);
+        assert_eq!(after(4_000, true), [2_400, 3_000, 3_400, 3_800]);
+        assert_eq!(after(0, true), [0; 4]);
+    }
 
     #[test]
     fn the_spread_grows_with_the_sessions_up_to_its_bound() {

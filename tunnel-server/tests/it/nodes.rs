@@ -20,11 +20,15 @@ use tunnel_proto::{
     close::CloseReason, control::Control, handshake::InstanceSecret, session::SessionEnd,
 };
 use tunnel_server::{
-    config::{Config, SharedDirectory},
+    config::{Config, SharedDirectory, WebhookSecret},
+    events::EventKind,
     server::RunError,
 };
 
-use crate::rig::{DEV, PROD, Rig};
+use crate::{
+    rig::{DEV, PROD, PROD_HOST, Rig},
+    scripted_server::{Reply, ScriptedServer},
+};
 
 /// The label's key, as the documentation has it.
 const CLAIM: &str = "/tunnel/v1/claim/acme-prod";
@@ -417,6 +421,32 @@ async fn a_lost_leader_delays_a_claim_and_loses_none() {
         eprintln!("{signal:?}: taken over after {:?}", start.elapsed());
         assert!(!newer.session.is_closed());
     }
+}
+
+/// What a node takes back from etcd at its end, and the last events of a webhook that is not answered, are no reason to
+/// stay.
+#[tokio::test]
+async fn a_node_stops_within_the_grace_period_while_etcd_stands_still() {
+    let etcd = Etcd::start(1).await;
+    let grace = Duration::from_secs(3);
+    let platform = ScriptedServer::start(None, Reply::Silence).await;
+    let one = node_with(&etcd, "n1", |config| {
+        config.settings.grace_period = grace;
+        config.settings.webhook_url = Some(platform.url.parse().unwrap());
+        config.settings.webhook_events = vec![EventKind::Draining];
+        config.webhook_secret = WebhookSecret::parse("whsec_YSBrZXkgb2YgbW9yZSB0aGFuIDI0IGJ5dGVz");
+    })
+    .await;
+    let client = FakeClient::new(&one, PROD, |_| std::future::pending()).await;
+    let mut busy = one.raw().await;
+    busy.send(format!("GET / HTTP/1.1\r\nhost: {PROD_HOST}\r\n\r\n"))
+        .await;
+    client.request(1).await;
+    etcd.signal(0, Signal::STOP);
+    let began = Instant::now();
+    one.stop().await;
+    let took = began.elapsed();
+    assert!(took > grace / 2 && took < grace, "{took:?}");
 }
 
 #[tokio::test]

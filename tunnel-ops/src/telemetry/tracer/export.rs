@@ -329,12 +329,17 @@ impl Delivery {
 impl Exporting {
     /// Sends what is still in the queue, for a short time and not once the program is forced to stop, and ends.
     pub async fn finish(exporting: Option<Self>, shutdown: &Shutdown) {
+        Self::finish_within(LAST, exporting, shutdown).await;
+    }
+
+    /// As [`Self::finish`], within no more than this time.
+    pub async fn finish_within(limit: Duration, exporting: Option<Self>, shutdown: &Shutdown) {
         let Some(Self { stop, task }) = exporting else {
             return;
         };
         stop.request();
         let is_done = tokio::select! {
-            done = timeout(LAST, task) => done.is_ok(),
+            done = timeout(LAST.min(limit), task) => done.is_ok(),
             () = shutdown.forced() => false,
         };
         if !is_done {
