@@ -11,6 +11,7 @@ mod moving;
 mod parts;
 pub(crate) mod reload;
 mod shard;
+mod spread;
 mod supervisor;
 mod tls;
 

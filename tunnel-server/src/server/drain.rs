@@ -19,10 +19,13 @@ use std::time::Duration;
 use tokio::time::{Instant, sleep, sleep_until, timeout, timeout_at};
 use tunnel_proto::control::millis;
 
-use super::{finish, handover::Successor, parts::Parts, shard::Shard};
-
-/// Time for clients to get a session at another server, in addition to the spread.
-pub(super) const MOVING: Duration = Duration::from_secs(2);
+use super::{
+    finish,
+    handover::Successor,
+    parts::Parts,
+    shard::Shard,
+    spread::{MOVING, session_spread},
+};
 
 /// How long no exchange is open before nobody needs this server: a platform client with an open connection may be about to
 /// send a request, whose answer makes it use another connection.
@@ -74,21 +77,6 @@ impl Deadlines {
             farewell,
         }
     }
-}
-
-/// The time over which the drain messages to `sessions` are spread, `per_second` of them per second.
-fn spread(sessions: usize, per_second: u32, max_spread: Duration) -> Duration {
-    let sessions = u32::try_from(sessions).unwrap_or(u32::MAX);
-    (Duration::from_secs(1) * (sessions / per_second.max(1))).min(max_spread)
-}
-
-/// The time over which the sessions that are open now are told to leave, of a server with this grace period.
-pub(super) fn session_spread(parts: &Parts) -> Duration {
-    let config = parts.config.load();
-    let most = (config.settings.grace_period / 2).saturating_sub(MOVING);
-    let max_spread = config.settings.drain_spread.min(most);
-    let sessions = parts.lifecycle.unmoved_sessions.len();
-    spread(sessions, config.leaving_per_second, max_spread)
 }
 
 /// Moves the server through its stages. Returns when all sessions have ended, or their time is over. A successor has
@@ -216,14 +204,5 @@ mod tests {
         assert_eq!(after(25_000, true), [19_750, 22_750, 23_750, 24_750]);
         assert_eq!(after(4_000, true), [2_400, 3_000, 3_400, 3_800]);
         assert_eq!(after(0, true), [0; 4]);
-    }
-
-    #[test]
-    fn the_spread_grows_with_the_sessions_up_to_its_bound() {
-        let max_spread = Duration::from_secs(5);
-        let spreads =
-            [0, 499, 500, 1_700, 100_000].map(|sessions| spread(sessions, 500, max_spread));
-        assert_eq!(spreads.map(|spread| spread.as_secs()), [0, 0, 1, 3, 5]);
-        assert_eq!(spread(3, 0, max_spread).as_secs(), 3);
     }
 }

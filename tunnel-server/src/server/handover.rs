@@ -58,6 +58,9 @@ const VARIABLE: &str = "TUNNEL_PREDECESSOR";
 /// they were given themselves, with another id.
 const WORDS: &str = "TUNNEL_HANDOVER";
 
+/// The word of [`WORDS`] that asks a new process to start the program once more, so that it is no child of its predecessor.
+const DETACH: &str = "detach";
+
 /// The word of [`WORDS`] of a predecessor that waits until its successor reports that it serves.
 const REPORTS: &str = "reports";
 

@@ -6,10 +6,7 @@
 
 use std::{env, io, process::Command};
 
-use super::{Predecessor, WORDS, successor::Program};
-
-/// The word of [`WORDS`] that asks a new process for this step.
-pub(super) const DETACH: &str = "detach";
+use super::{DETACH, Predecessor, WORDS, successor::Program};
 
 /// Starts the program once more if the predecessor asks for it. Returns whether it does; then this process has nothing else
 /// to do. It must have opened nothing so far, and taken over no socket.
@@ -26,6 +23,10 @@ pub(crate) fn detach(predecessor: &Predecessor) -> io::Result<bool> {
     // Standard input and sockets are inherited. Only this step is done.
     let words = env::var(WORDS).unwrap_or_default();
     command.env(WORDS, words.replace(DETACH, ""));
+    #[allow(
+        clippy::zombie_processes,
+        reason = "this process ends, and waits for nothing"
+    )]
     let process = command.spawn()?.id();
     predecessor.report_started(process);
     Ok(true)

@@ -75,6 +75,7 @@ impl Predecessor {
 
     /// Reports that this process can serve, and the lists that it has found empty.
     pub(in crate::server) async fn ready(self, empty: Vec<EmptyList>) -> io::Result<Channel> {
+        let has_reports = self.knows(REPORTS);
         self.channel.set_nonblocking(true)?;
         let mut stream = BufReader::new(UnixStream::from_std(self.channel)?);
         let ready = SuccessorReport::Ready {
@@ -85,7 +86,7 @@ impl Predecessor {
         stream.write_all(&line(&ready)).await?;
         Ok(Channel {
             stream,
-            has_reports: self.words.iter().any(|word| word == REPORTS),
+            has_reports,
         })
     }
 }

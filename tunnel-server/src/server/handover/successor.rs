@@ -20,9 +20,7 @@ use tokio::{
 };
 use tunnel_ops::inherited;
 
-use super::{
-    LINE_BYTES, PredecessorOrder, REPORTS, SuccessorReport, VARIABLE, WORDS, detached::DETACH,
-};
+use super::{DETACH, LINE_BYTES, PredecessorOrder, REPORTS, SuccessorReport, VARIABLE, WORDS};
 use crate::{
     registry::HandedRuntimes,
     server::reload::{ApplyError, EmptyList},
@@ -365,7 +363,12 @@ impl Successor {
     async fn report(&mut self) -> io::Result<Option<SuccessorReport>> {
         let mut line = Vec::new();
         let mut channel = (&mut self.channel).take(LINE_BYTES);
-        match channel.read_until(b'\n', &mut line).await? {
+        let read = match channel.read_until(b'\n', &mut line).await {
+            // It has not read the last order.
+            Err(error) if error.kind() == io::ErrorKind::ConnectionReset => 0,
+            read => read?,
+        };
+        match read {
             0 => {
                 // Its id may be another process' soon.
                 if let NewProcess::Detached(_) = self.process {

@@ -7,8 +7,8 @@ use tunnel_proto::control::millis;
 use super::successor::{Successor, UpgradeError};
 use crate::{
     server::{
-        drain::{MOVING, session_spread},
         parts::Parts,
+        spread::{MOVING, session_spread},
     },
     tunnel::Directive,
 };
