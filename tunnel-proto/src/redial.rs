@@ -6,6 +6,7 @@
 //!   all clients find a server within two seconds after a restart, or a sixteenth of a longer outage.
 //! - **a server that refuses, or whose sessions end**: random between zero and a bound that doubles ("full jitter").
 //! - **a server with too many handshakes**: until the server has room, as it says. Nothing grows.
+//! - **another instance that has just taken the runtime**: as long as the server says. Nothing grows, since that one may leave.
 //!
 //! All slots of a tunnel share one [`Redial`], so that many slots dial a failed server no more often than one. Of several
 //! servers each has its own, and [`Servers`] decides which is dialled next; [`Locations`] says what the dial keeps away from.
@@ -56,7 +57,8 @@ pub enum NoSession {
     NoServer(Option<Duration>),
     /// A tunnel server has refused, or has let the session end before its welcome, or the client itself failed.
     Refused(Option<Duration>),
-    /// A tunnel server has too many handshakes in progress, and has room for this client after that time.
+    /// A tunnel server has too many handshakes in progress, and has room for this client after that time; or another instance
+    /// has just taken the runtime, and is to be looked at again then.
     Queued(Duration),
 }
 
@@ -103,7 +105,10 @@ impl NoSession {
     #[must_use]
     pub fn after_response(refusal: Option<&Refusal>, retry_after: Option<Duration>) -> Self {
         match (refusal.map(Refusal::known), retry_after) {
-            (Some(Some(RefusalReason::HandshakeQueue)), Some(after)) => Self::Queued(after),
+            (
+                Some(Some(RefusalReason::HandshakeQueue | RefusalReason::RuntimeContested)),
+                Some(after),
+            ) => Self::Queued(after),
             (Some(_), after) => Self::Refused(after),
             (None, after) => Self::NoServer(after),
         }

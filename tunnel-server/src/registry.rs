@@ -8,6 +8,7 @@ mod counts;
 mod handover;
 mod nodes;
 mod observer;
+mod waiting;
 
 use std::{
     collections::HashMap,
@@ -17,24 +18,18 @@ use std::{
 
 use arc_swap::{ArcSwap, ArcSwapOption, Guard};
 use ipnet::IpNet;
-use tokio::{
-    sync::Notify,
-    time::{Instant, timeout},
-};
-use tunnel_directory::{
-    Claim, ClaimRefusal, Epoch, OnConflict, RETURN_WINDOW, RuntimeLabel, UnreachedRuntime,
-};
-use tunnel_proto::{
-    control::RoutesSummary, handshake::InstanceId, problem::Problem, session::Session,
-};
+use tokio::{sync::Notify, time::Instant};
+use tunnel_directory::{Claim, ClaimRefusal, Epoch, OnConflict, RETURN_WINDOW, RuntimeLabel};
+use tunnel_proto::{control::RoutesSummary, handshake::InstanceId, session::Session};
 
 pub(crate) use self::{
     handover::HandedRuntimes,
     nodes::{Moved, SpreadWalk},
 };
 use crate::{
+    allowance::Allowance,
     auth::Grant,
-    budget::{Budget, NodeBudget, usage::Usage},
+    budget::{Budget, NodeBudget},
     config::Config,
     directory::{ClaimGuard, Directory, EtcdDirectory, Observer},
     events::Events,
@@ -44,6 +39,9 @@ use crate::{
     runtimes::RuntimeEntry,
     tunnel::{Directive, Member, Peer, Tunnel},
 };
+
+/// Shortest time between two reports that instances take a runtime from each other.
+const CONTEST_EACH: Duration = Duration::from_secs(60);
 
 /// How often a claim is made again because a later one has joined first.
 const CLAIM_ROUNDS: u32 = 16;
@@ -77,6 +75,8 @@ pub struct Slot {
     shared: Option<Arc<EtcdDirectory>>,
     budget: Arc<Budget>,
     history: Arc<History>,
+    /// Reports that instances take the runtime from each other.
+    contests: Allowance,
     /// The series of requests that are forwarded to other nodes, and the time of the last one.
     forwarded: Mutex<Option<(Arc<RuntimeMetrics>, Instant)>>,
 }
@@ -240,6 +240,7 @@ impl Registry {
                 shared: self.directory.shared().cloned(),
                 budget: Budget::new(self.budget.clone()),
                 history: Arc::default(),
+                contests: Allowance::new(1, CONTEST_EACH),
                 forwarded: Mutex::new(None),
             })
         });
@@ -465,6 +466,11 @@ impl Slot {
         &self.history
     }
 
+    /// Whether it is to be reported that instances take the runtime from each other.
+    pub(crate) fn is_contested_anew(&self) -> bool {
+        self.contests.take().is_some()
+    }
+
     /// Whether this runtime is listed.
     ///
     /// # Errors
@@ -482,111 +488,6 @@ impl Slot {
         self.budget.set(entry.limits);
         self.budget.set_allow_from(entry.allow_from.clone());
         self.entry.store(entry.clone());
-    }
-
-    /// The tunnel and the session that takes the next exchange, if the runtime has one that is not silent.
-    #[must_use]
-    pub fn online(&self) -> Option<(Arc<Tunnel>, Session)> {
-        let tunnel = self.tunnel()?;
-        let session = tunnel.session()?;
-        Some((tunnel, session))
-    }
-
-    /// The tunnel and a session that takes exchanges, silent or not.
-    pub(crate) fn last_resort(&self) -> Option<(Arc<Tunnel>, Session)> {
-        let tunnel = self.tunnel()?;
-        let session = tunnel.last_resort()?;
-        Some((tunnel, session))
-    }
-
-    /// Waits up to `wait` for what `find` looks for, in a runtime that is awaited ([`UnreachedRuntime`]): it is called whenever a session joins or recovers, another node has come to hold the runtime, or a link to
-    /// another node has opened. After that time `last_resort` finds a silent session, if there is one, since that may
-    /// recover. `weight` is the caller's memory in bytes while it waits, computed only then; it counts for the address of
-    /// `usage`.
-    ///
-    /// # Errors
-    /// When too many requests wait already, or hold too much memory, and there is no last resort.
-    pub(crate) async fn found_within<T>(
-        &self,
-        wait: Duration,
-        usage: Option<&Arc<Usage>>,
-        weight: impl FnOnce() -> usize,
-        find: impl Fn() -> Option<T>,
-        last_resort: impl Fn() -> Option<T>,
-    ) -> Result<Option<T>, Problem> {
-        if wait.is_zero() || !self.unreached().is_awaited(Instant::now().into_std()) {
-            return Ok(last_resort());
-        }
-        let _waiting = match self.budget.wait(weight(), usage) {
-            Ok(waiting) => waiting,
-            Err(full) => return last_resort().map(Some).ok_or(full),
-        };
-        let found = self.joined_within(wait, find).await;
-        Ok(found.or_else(last_resort))
-    }
-
-    /// What this node knows of the runtime, of which it reaches no session.
-    fn unreached(&self) -> UnreachedRuntime {
-        let holders = |directory: &Arc<EtcdDirectory>| directory.holders(self.label.as_str());
-        let is_held_elsewhere = self.shared.as_ref().and_then(holders).is_some();
-        let state = self.state.lock();
-        UnreachedRuntime {
-            has_tunnel: state.tunnel.is_some(),
-            is_held_elsewhere,
-            last_online: state.last_online.into_std(),
-        }
-    }
-
-    /// Waits up to `wait` for what `find` looks for: it is called whenever a session joins or recovers, another node has come
-    /// to hold the runtime, or a link to another node has opened.
-    pub(crate) async fn joined_within<T>(
-        &self,
-        wait: Duration,
-        find: impl Fn() -> Option<T>,
-    ) -> Option<T> {
-        timeout(wait, self.found(find)).await.ok()
-    }
-
-    /// Waits for what `find` looks for, as [`Self::joined_within`] does.
-    async fn found<T>(&self, find: impl Fn() -> Option<T>) -> T {
-        loop {
-            let (joined, linked) = (self.joined.notified(), self.linked.notified());
-            if let Some(found) = find() {
-                return found;
-            }
-            tokio::select! {
-                () = joined => {}
-                () = linked => {}
-            }
-        }
-    }
-
-    /// Resolves when this session of the tunnel is silent, and another one is not: one of the tunnel, or one of another
-    /// node, as `is_elsewhere` finds.
-    pub(crate) async fn better_than(
-        &self,
-        tunnel: &Tunnel,
-        session: &Session,
-        is_elsewhere: impl Fn() -> bool,
-    ) {
-        session.silence_changed(false).await;
-        tokio::select! {
-            () = tunnel.better_than(session) => {}
-            () = self.found(|| is_elsewhere().then_some(())) => {}
-        }
-    }
-
-    /// Waits up to `wait` for a session of this node.
-    #[cfg(test)]
-    pub(crate) async fn online_within(
-        &self,
-        wait: Duration,
-        usage: Option<&Arc<Usage>>,
-        weight: impl FnOnce() -> usize,
-    ) -> Result<Option<(Arc<Tunnel>, Session)>, Problem> {
-        let (find, last_resort) = (|| self.online(), || self.last_resort());
-        self.found_within(wait, usage, weight, find, last_resort)
-            .await
     }
 }
 

@@ -25,7 +25,6 @@ use std::{
 use futures_util::future::join;
 use tokio::{
     runtime::Handle,
-    sync::oneshot,
     time::{Instant, interval, timeout},
 };
 use tunnel_directory::DirectoryError;
@@ -68,9 +67,6 @@ use crate::{
 
 /// Time between two looks at what may be forgotten.
 const SWEEP: Duration = Duration::from_secs(10);
-
-/// Time for events that the platform has not taken yet when the server stops.
-const LAST_EVENTS: Duration = Duration::from_secs(1);
 
 /// Time for those who read at the admin listener to get the last events: less than drain.rs leaves for the exit of a
 /// server with a grace period of 2 s or more.
@@ -363,7 +359,7 @@ impl Server {
         // All exchanges have ended.
         let left = deadlines.farewell.saturating_duration_since(Instant::now());
         let exported = Exporting::finish_within(left, exporting, &shutdown);
-        let _ = join(timeout(left, take_leave(&parts, webhook)), exported).await;
+        let _ = join(timeout(left, drain::take_leave(&parts, webhook)), exported).await;
         drop(directory);
         parts.lifecycle.exit();
         let _ = timeout(LAST_READS, admin).await;
@@ -392,22 +388,6 @@ async fn drain(
     };
     let draining = drain::drain(parts, running, successor, deadlines);
     join(draining, removing).await;
-}
-
-/// What follows the last session: the node leaves the directory, and the platform gets the last events.
-async fn take_leave(parts: &Parts, webhook: Option<(oneshot::Sender<()>, Owned<()>)>) {
-    let departing = async {
-        if let Some(directory) = parts.registry.directory().shared() {
-            directory.depart().await;
-        }
-    };
-    let sending = async {
-        if let Some((running, webhook)) = webhook {
-            drop(running);
-            let _ = timeout(LAST_EVENTS, webhook).await;
-        }
-    };
-    join(departing, sending).await;
 }
 
 fn start_shards(

@@ -4,6 +4,8 @@
 //! session the directives that were given after it joined. `connect/session/leave.rs` decides what a directive means for
 //! open exchanges.
 
+mod move_pauses;
+
 use std::cmp::Reverse;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -16,6 +18,7 @@ use tokio::sync::Notify;
 use tunnel_directory::{Claim, Epoch, Spread};
 use tunnel_proto::{control::RoutesSummary, handshake::InstanceId, limits, session::Session};
 
+use self::move_pauses::MovePauses;
 use crate::{
     auth::Grant, client_address::ClientAddress, lock::Mutex as OrderedMutex,
     metrics::RuntimeMetrics,
@@ -42,6 +45,8 @@ struct Members {
     directives: [Option<(u64, Directive)>; Directive::LEVELS],
     /// When one session is given away because all are here.
     spread: Spread,
+    /// When they may be told to move.
+    moves: MovePauses,
 }
 
 /// A session of a tunnel.
@@ -253,6 +258,17 @@ impl Tunnel {
     pub(crate) async fn moved(&self, member: &Member) {
         self.until(|_| member.has_moved.load(Ordering::Relaxed).then_some(()))
             .await;
+    }
+
+    /// Whether its sessions may be directed to move now: those of a client that has come back stay for a while.
+    pub(crate) fn may_move(&self, now: Instant) -> bool {
+        self.members.lock().moves.may_move(now)
+    }
+
+    /// Directs its sessions to move.
+    pub(crate) fn move_away(&self, now: Instant) {
+        self.members.lock().moves.on_move(now);
+        self.direct(Directive::Move);
     }
 
     /// Whether all sessions are directed to move.

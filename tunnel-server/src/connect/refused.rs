@@ -28,6 +28,10 @@ use crate::{
 /// `Retry-After` of an instance whose runtime another instance holds.
 const HELD_RETRY: Duration = Duration::from_secs(10);
 
+/// Longest `Retry-After` of an instance that has to wait since instances take the runtime from each other: the one that has it
+/// may leave.
+const CONTESTED_RETRY: Duration = Duration::from_secs(1);
+
 /// `Retry-After` while the shared directory cannot be written: longer than an election of etcd.
 const DIRECTORY_RETRY: Duration = Duration::from_secs(2);
 
@@ -269,7 +273,7 @@ impl From<ClaimRefusal> for Refusal {
         let retry_after = match refusal {
             ClaimRefusal::LabelTaken(_) => None,
             ClaimRefusal::Superseded { .. } | ClaimRefusal::Held { .. } => Some(HELD_RETRY),
-            ClaimRefusal::Contested { retry_after, .. } => Some(retry_after),
+            ClaimRefusal::Contested { retry_after, .. } => Some(retry_after.min(CONTESTED_RETRY)),
             ClaimRefusal::Unavailable => Some(DIRECTORY_RETRY),
         };
         Self {

@@ -322,7 +322,11 @@ async fn may_begin(
         go_elsewhere(shared, greeting)?;
         return Ok(None);
     };
-    if let ClaimRefusal::Contested { takeovers, .. } = &refusal {
+    // It is refused each second.
+    let slot = || shared.registry.slot(runtime.label.as_str());
+    if let ClaimRefusal::Contested { takeovers, .. } = &refusal
+        && slot().is_none_or(|slot| slot.is_contested_anew())
+    {
         let contested = Event::of(EventKind::Contested, &runtime.label);
         shared
             .events

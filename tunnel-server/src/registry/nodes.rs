@@ -13,7 +13,7 @@ use crate::{
     history::Carried,
     metrics::{Metrics, RuntimeMetrics},
     runtimes::{RuntimeEntry, RuntimeLimits},
-    tunnel::{Directive, Tunnel},
+    tunnel::Tunnel,
 };
 
 /// How long the series of a runtime stay after its last request that was forwarded to another node: several scrapes.
@@ -67,18 +67,19 @@ impl Registry {
     }
 
     /// Has the sessions of so many runtimes moved to other nodes, those included that are moving already, and at most
-    /// `at_once` more. Returns the number of runtimes that begin to move.
+    /// `at_once` more; not those that have just come back. Returns the number of runtimes that begin to move.
     pub(crate) fn move_away(&self, runtimes: Moved, at_once: usize) -> usize {
         let tunnels = self.slots().into_iter().filter_map(|slot| slot.tunnel());
         let (moving, staying): (Vec<_>, Vec<_>) = tunnels.partition(|tunnel| tunnel.is_moving());
         let next = runtimes.count().saturating_sub(moving.len()).min(at_once);
+        let now = Instant::now().into_std();
         let may_move = |tunnel: &Arc<Tunnel>| match runtimes {
-            Moved::All => true,
-            Moved::Surplus(_) => tunnel.session_count() == 1,
+            Moved::All => tunnel.may_move(now),
+            Moved::Surplus(_) => tunnel.session_count() == 1 && tunnel.may_move(now),
         };
         let next: Vec<_> = staying.into_iter().filter(may_move).take(next).collect();
         for tunnel in &next {
-            tunnel.direct(Directive::Move);
+            tunnel.move_away(now);
         }
         next.len()
     }

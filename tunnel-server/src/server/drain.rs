@@ -16,7 +16,12 @@
 
 use std::time::Duration;
 
-use tokio::time::{Instant, sleep, sleep_until, timeout, timeout_at};
+use futures_util::future::join;
+use tokio::{
+    sync::oneshot,
+    time::{Instant, sleep, sleep_until, timeout, timeout_at},
+};
+use tunnel_ops::task::Owned;
 use tunnel_proto::control::millis;
 
 use super::{
@@ -47,6 +52,9 @@ const FAREWELL: Duration = Duration::from_secs(1);
 /// The part of the grace period, at most, in which the process exits, so that it has ended before a supervisor's equal
 /// grace period is over.
 const EXIT: Duration = Duration::from_millis(250);
+
+/// Time for events that the platform has not taken yet when the server stops.
+const LAST_EVENTS: Duration = Duration::from_secs(1);
 
 /// When the steps of a stop are over at the latest.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -158,6 +166,22 @@ pub(super) async fn drain(
         lifecycle.cut();
         let _ = timeout_at(sessions, finish(running)).await;
     }
+}
+
+/// What follows the last session: the node leaves the directory, and the platform gets the last events.
+pub(super) async fn take_leave(parts: &Parts, webhook: Option<(oneshot::Sender<()>, Owned<()>)>) {
+    let departing = async {
+        if let Some(directory) = parts.registry.directory().shared() {
+            directory.depart().await;
+        }
+    };
+    let sending = async {
+        if let Some((running, webhook)) = webhook {
+            drop(running);
+            let _ = timeout(LAST_EVENTS, webhook).await;
+        }
+    };
+    join(departing, sending).await;
 }
 
 /// Resolves when clients that move slowly, or find no other server, are not needed by anybody: when it is quiet, `from` then
