@@ -15,7 +15,7 @@ use parking_lot::Mutex;
 use prost::Message;
 use rustls::ClientConfig;
 use secrecy::{ExposeSecret, SecretString};
-use tokio::time::timeout;
+use tokio::time::{Instant, timeout};
 use tonic::{
     Request, Status,
     client::Grpc,
@@ -24,6 +24,7 @@ use tonic::{
 use tonic_prost::ProstCodec;
 
 use crate::{
+    call_time::CallTime,
     error::EtcdError,
     member::{Connection, Member, MemberUrl},
     messages::{
@@ -50,7 +51,8 @@ pub struct Settings {
     /// The user, if etcd requires one.
     pub user: Option<User>,
     /// Time for one call of one member, with the dial if there has to be one. An election takes 1 to 1.5 s, in which no
-    /// member answers a write; a call that is longer than this has little chance at its member.
+    /// member answers a write; a call that is longer than this has little chance at its member. It grows, up to four times,
+    /// while all members are slow.
     pub timeout: Duration,
 }
 
@@ -78,7 +80,7 @@ struct Shared {
     user: Mutex<Option<User>>,
     /// Token of the last login.
     token: Mutex<Option<MetadataValue<Ascii>>>,
-    timeout: Duration,
+    call_time: Mutex<CallTime>,
 }
 
 /// A lease, as it was granted.
@@ -102,7 +104,7 @@ impl Client {
             tls,
             user: Mutex::new(settings.user),
             token: Mutex::default(),
-            timeout: settings.timeout,
+            call_time: Mutex::new(CallTime::new(settings.timeout)),
         };
         Self {
             shared: Arc::new(shared),
@@ -197,7 +199,7 @@ impl Client {
                 }),
             }
         };
-        let timeout = self.shared.timeout;
+        let timeout = self.shared.call_time.lock().get();
         self.bounded(index, timeout, renew).await
     }
 
@@ -207,7 +209,7 @@ impl Client {
     /// See [`EtcdError`].
     pub async fn status(&self, index: usize) -> Result<StatusResponse, EtcdError> {
         let path = "/etcdserverpb.Maintenance/Status";
-        let timeout = self.shared.timeout;
+        let timeout = self.shared.call_time.lock().get();
         self.call_member(index, path, StatusRequest {}, timeout)
             .await
     }
@@ -240,7 +242,7 @@ impl Client {
                 connection,
             ))
         };
-        let timeout = self.shared.timeout;
+        let timeout = self.shared.call_time.lock().get();
         self.bounded(index, timeout, watch).await
     }
 
@@ -250,7 +252,7 @@ impl Client {
         Q: Message + 'static,
         A: Message + Default + 'static,
     {
-        let timeout = self.shared.timeout;
+        let timeout = self.shared.call_time.lock().get();
         self.call_member(self.preferred(), path, request, timeout)
             .await
     }
@@ -357,10 +359,21 @@ impl Client {
             let grpc = self.ready(member, grpc).await?;
             call(grpc, connection).await
         });
+        let began = Instant::now();
         let ended = timeout(time, called).await;
+        let now = Instant::now();
         let result = match ended {
-            Ok(result) => result,
+            Ok(result) => {
+                if result.is_ok() {
+                    self.shared.call_time.lock().on_answer(now - began);
+                }
+                result
+            }
             Err(_) => {
+                let (number, members) = (index % self.members().max(1), self.members());
+                let (began, now) = (began.into_std(), now.into_std());
+                let call_time = &self.shared.call_time;
+                call_time.lock().on_time_out(number, members, began, now);
                 // A connection may be lost without a sign.
                 if let Some(connection) = &used {
                     member.drop_connection(connection);

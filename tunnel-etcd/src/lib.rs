@@ -12,6 +12,7 @@
 //!
 //! It knows keys, values and revisions, and nothing of tunnels.
 
+mod call_time;
 mod client;
 mod error;
 mod follow;
