@@ -19,6 +19,7 @@ mod error;
 mod fixtures;
 mod handed;
 mod holds;
+pub mod managed;
 mod memory;
 mod names;
 mod node;
