@@ -15,6 +15,7 @@
 )]
 
 pub mod etcd;
+pub mod managed;
 pub mod plan;
 mod world;
 
