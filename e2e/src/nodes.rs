@@ -7,6 +7,7 @@
 //! ```
 
 mod agreement;
+mod operator;
 
 use std::{
     collections::BTreeMap,
@@ -52,6 +53,8 @@ pub struct Nodes {
     files: ServerFiles,
     ca: Ca,
     tokens: BTreeMap<String, PathBuf>,
+    /// Flags that all nodes have beside the usual ones.
+    more_flags: Vec<String>,
     directory: TempDir,
 }
 
@@ -89,6 +92,7 @@ impl Nodes {
             files,
             ca,
             tokens: BTreeMap::new(),
+            more_flags: Vec::new(),
             directory,
         };
         for label in [APP, OTHER, THIRD] {
@@ -195,9 +199,8 @@ impl Nodes {
             ("--shards", "1".to_owned()),
         ];
         let flags = flags.into_iter();
-        flags
-            .flat_map(|(flag, value)| [flag.to_owned(), value])
-            .collect()
+        let flags = flags.flat_map(|(flag, value)| [flag.to_owned(), value]);
+        flags.chain(self.more_flags.iter().cloned()).collect()
     }
 
     /// Waits until each node has a link to each other one.

@@ -134,7 +134,7 @@ pub struct Authenticator {
     runtimes: ArcSwap<Runtimes>,
     /// The revocations of the file.
     revocations: ArcSwap<Revocations>,
-    /// The revocations that the operator has made through the admin API since the start.
+    /// The revocations that the operator has made through the admin API.
     revoked: ArcSwap<Revocations>,
     /// The domain of runtimes' hosts.
     domain: HostName,
@@ -356,13 +356,13 @@ impl Authenticator {
         }
     }
 
-    /// Revokes credentials until the server is restarted.
+    /// Revokes credentials for the operator, until the server is restarted.
     ///
     /// # Errors
     /// When there are too many revocations already.
-    pub fn revoke(&self, revocation: &Revocation) -> Result<(), RevocationsFull> {
+    pub fn revoke(&self, revocations: &[Revocation]) -> Result<(), RevocationsFull> {
         let mut is_full = Ok(());
-        self.revoked.rcu(|revoked| match revoked.with(revocation) {
+        self.revoked.rcu(|revoked| match revoked.with(revocations) {
             Ok(more) => {
                 is_full = Ok(());
                 Arc::new(more)
@@ -375,6 +375,17 @@ impl Authenticator {
         is_full?;
         self.changed_now();
         Ok(())
+    }
+
+    /// Takes over revocations that the operator has made before, or at another node.
+    pub(crate) fn add_revoked(&self, revocations: &[Revocation]) {
+        let more = Revocations::of(revocations);
+        if self.revoked.load().includes(&more) {
+            return;
+        }
+        self.revoked
+            .rcu(|revoked| Revocations::clone(revoked).with_all(&more));
+        self.changed_now();
     }
 
     /// Whether a runtime may have a credential with this id. All are known only where none but listed tokens are accepted.

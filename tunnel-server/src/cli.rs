@@ -249,10 +249,12 @@ pub enum RuntimesCommand {
     /// Have a runtime's tunnel client move to new sessions; what is open finishes
     #[command(after_help = EXIT_CODES)]
     Drain(RuntimesTargetArgs),
-    /// Revoke one or all of a runtime's credentials until the server is restarted, and end the sessions that they
-    /// authenticated
+    /// Revoke one or all of a runtime's credentials, and end the sessions that they authenticated
     #[command(after_help = EXIT_CODES)]
     Revoke(RuntimesRevokeArgs),
+    /// Remove all managed runtimes with their tokens
+    #[command(after_help = EXIT_CODES)]
+    Clear(RuntimesClearArgs),
 }
 
 /// How to reach a running server.
@@ -451,6 +453,18 @@ pub struct RuntimesTargetArgs {
     /// The admin listener.
     #[command(flatten)]
     pub admin: AdminArgs,
+}
+
+/// Flags of `runtimes clear`.
+#[derive(Debug, Args)]
+pub struct RuntimesClearArgs {
+    /// The admin listener.
+    #[command(flatten)]
+    pub admin: AdminArgs,
+
+    /// All of them; required, so that no slip removes them
+    #[arg(long, required = true)]
+    pub all: bool,
 }
 
 /// Flags of `runtimes revoke`.

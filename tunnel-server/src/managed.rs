@@ -1,9 +1,9 @@
 //! Managed runtimes: those that the admin API makes and removes, beside those of the runtimes file.
 //!
 //! ```text
-//!   admin/managed.rs ─ change ─▶ Managed ─ document.rs ─▶ store.rs ─▶ a folder, or etcd
+//!   admin/managed.rs ─ change ─▶ Managed ─ document.rs ─▶ store.rs ─▶ a folder, or etcd (`replica.rs`)
 //!                                   ▲                                   │
-//!                                   └───────────── load, follow ────────┘
+//!                                   └─────────── load, take_over ───────┘
 //!   server/managing.rs ─ merge, commit ─▶ what is in force
 //! ```
 //!
@@ -11,31 +11,36 @@
 //! runtimes file or with one before it in the order of labels, is left out and logged; it never stops the others.
 
 mod document;
+mod merge;
 mod store;
 
 use std::{
-    collections::{BTreeMap, HashMap},
+    collections::{BTreeMap, BTreeSet, HashMap},
     sync::Arc,
     time::Duration,
 };
 
 use parking_lot::Mutex;
 use tokio::{
-    sync::{Mutex as AsyncMutex, watch},
+    sync::{Mutex as AsyncMutex, OwnedMutexGuard, watch},
     task::spawn_blocking,
     time::timeout,
 };
-use tunnel_etcd::{Client, Followed};
+use tunnel_directory::managed::{Pair, RevokedCredentials};
 use tunnel_ops::faults::LISTED;
 
-pub(crate) use self::document::{Definition, NewToken, TOKENS};
 pub use self::store::ManagedStoreError;
 use self::{
     document::Document,
-    store::{EtcdStore, FolderStore, Store, StoreUpdate, Written},
+    store::{FolderStore, Store},
+};
+pub(crate) use self::{
+    document::{Definition, NewToken, TOKENS},
+    merge::merge,
 };
 use crate::{
     config::{Config, ManagedPlace},
+    replica::{CHANGES, Change, EtcdReplica, NextDocument, Told, Written, wall_ms},
     runtimes::{Conflict, HostName, Runtimes},
     token::{Token, TokenId},
 };
@@ -60,8 +65,6 @@ pub(crate) struct Managed {
     version: watch::Sender<u64>,
     /// The version that is in force.
     applied: watch::Sender<u64>,
-    /// The revision of etcd up to which all is known.
-    position: watch::Sender<i64>,
 }
 
 #[derive(Default)]
@@ -122,15 +125,22 @@ pub(crate) enum Changed {
     Replaced,
 }
 
+/// Revocations of the runtime of a document, if there are any.
+fn of_runtime(
+    runtimes: &Runtimes,
+    revoked: RevokedCredentials,
+) -> Option<(Pair, RevokedCredentials)> {
+    let entry = runtimes.iter().next().filter(|_| !revoked.is_empty())?;
+    Some((Pair::new(&entry.account, &entry.name), revoked))
+}
+
 impl Managed {
     /// The managed runtimes of this configuration; `None` if it has none. Reads nothing yet.
-    pub(crate) fn new(config: &Config, etcd: Option<Client>) -> Option<Arc<Self>> {
+    pub(crate) fn new(config: &Config, etcd: Option<&Arc<EtcdReplica>>) -> Option<Arc<Self>> {
         let settings = &config.settings;
         let store = match (settings.managed_runtimes.as_ref()?, etcd) {
             (ManagedPlace::Folder(path), _) => Store::Folder(FolderStore::new(path)),
-            (ManagedPlace::Etcd, client) => {
-                Store::Etcd(EtcdStore::new(client?, &settings.etcd_prefix))
-            }
+            (ManagedPlace::Etcd, etcd) => Store::Etcd(etcd?.clone()),
         };
         Some(Arc::new(Self {
             store,
@@ -139,7 +149,6 @@ impl Managed {
             writing: Arc::default(),
             version: watch::Sender::new(0),
             applied: watch::Sender::new(0),
-            position: watch::Sender::new(0),
         }))
     }
 
@@ -148,53 +157,21 @@ impl Managed {
         *self.applied.borrow() > 0
     }
 
-    /// Reads all of the folder. In etcd, [`Self::follow`] reads.
+    /// Reads all of the folder. Those in etcd come by [`Self::take_over`].
     ///
     /// # Errors
     /// When the folder cannot be read.
     pub(crate) fn load(&self) -> Result<(), ManagedStoreError> {
         if let Store::Folder(folder) = &self.store {
             let texts = folder.list()?;
-            self.replace_all(texts);
+            let listed: BTreeSet<&String> = texts.iter().map(|(label, _)| label).collect();
+            let labels: Vec<String> = self.known.lock().documents.keys().cloned().collect();
+            let gone = labels.into_iter().filter(|label| !listed.contains(label));
+            let gone: Vec<_> = gone.map(|label| (label, None)).collect();
+            let there = texts.into_iter().map(|(label, text)| (label, Some(text)));
+            self.take_over(there.chain(gone).collect(), true);
         }
         Ok(())
-    }
-
-    /// Reads all that is in etcd and takes over what nodes change, until it is dropped. Returns at once for a folder, which
-    /// this server alone changes.
-    pub(crate) async fn follow(self: &Arc<Self>) {
-        if let Store::Etcd(etcd) = &self.store {
-            etcd.follow(|followed| self.clone().take_over(followed))
-                .await;
-        }
-    }
-
-    /// Takes over what etcd tells, on a blocking thread: health checks are answered by the thread of the control tasks.
-    async fn take_over(self: Arc<Self>, followed: Followed) {
-        let taking = spawn_blocking(move || self.take_over_now(followed));
-        if let Err(error) = taking.await {
-            tracing::error!(%error, "managed runtimes were not taken over");
-        }
-    }
-
-    fn take_over_now(&self, followed: Followed) {
-        let Store::Etcd(etcd) = &self.store else {
-            return;
-        };
-        match etcd.update(followed) {
-            StoreUpdate::All(texts, revision) => {
-                self.replace_all(texts);
-                self.position.send_replace(revision);
-            }
-            StoreUpdate::Changes(changes, up_to) => {
-                for (label, text) in changes {
-                    self.take(&label, text);
-                }
-                if let Some(up_to) = up_to {
-                    self.position.send_replace(up_to);
-                }
-            }
-        }
     }
 
     /// Resolves once all were read, and are in force.
@@ -292,7 +269,7 @@ impl Managed {
                 Some(_) => Changed::Replaced,
                 None => Changed::Made,
             };
-            Ok((Some(next), changed))
+            Ok((Change::new(label, NextDocument::Text(next)), changed))
         })
         .await
     }
@@ -303,7 +280,12 @@ impl Managed {
     /// See [`ManagedError`].
     pub(crate) async fn remove(self: &Arc<Self>, label: &str) -> Result<(), ManagedError> {
         self.change(label, |before| match before {
-            Some(_) => Ok((None, ())),
+            Some(document) => {
+                let runtimes = document.runtimes.as_ref().ok();
+                let until_ms = document::removed_until(runtimes, wall_ms());
+                let removed = NextDocument::Removed { until_ms };
+                Ok((Change::new(label, removed), ()))
+            }
             None => Err(ManagedError::Unknown(label.to_owned())),
         })
         .await
@@ -321,7 +303,12 @@ impl Managed {
         let token = Token::generate()?;
         self.change(label, |before| {
             let (text, entry) = Self::good(label, before)?;
-            Ok((Some(document::add_token(text, entry, new, &token)?), ()))
+            let (text, revoked) = document::add_token(text, entry, new, &token)?;
+            let change = Change {
+                revoked: of_runtime(entry, revoked),
+                ..Change::new(label, NextDocument::Text(text))
+            };
+            Ok((change, ()))
         })
         .await?;
         Ok(token)
@@ -338,7 +325,8 @@ impl Managed {
     ) -> Result<(), ManagedError> {
         self.change(label, |before| {
             let (text, entry) = Self::good(label, before)?;
-            Ok((Some(document::revoke_token(text, entry, id)?), ()))
+            let next = document::revoke_token(text, entry, id)?;
+            Ok((Change::new(label, NextDocument::Text(next)), ()))
         })
         .await
     }
@@ -354,56 +342,133 @@ impl Managed {
         }
     }
 
-    /// Changes a document to what `edit` makes of it, `None` for its removal, and waits until that is in force.
+    /// Removes all runtimes with their tokens, and waits until that is in force. Returns how many there were. May be repeated, if
+    /// it has failed in between.
+    ///
+    /// # Errors
+    /// See [`ManagedError`].
+    pub(crate) async fn remove_all(self: &Arc<Self>) -> Result<usize, ManagedError> {
+        let mut writing = self.writing.clone().lock_owned().await;
+        let mut removed = 0;
+        let mut tries = 0;
+        loop {
+            let told = self.told();
+            let changes = self.next_removals()?;
+            if changes.is_empty() {
+                break;
+            }
+            let count = changes.len();
+            match self.write(told, changes, writing).await? {
+                (true, given_back) => {
+                    (writing, tries) = (given_back, 0);
+                    removed += count;
+                }
+                (false, given_back) => {
+                    (writing, tries) = (given_back, tries + 1);
+                    if tries >= TRIES {
+                        return Err(ManagedError::Contended);
+                    }
+                }
+            }
+        }
+        let version = *self.version.borrow();
+        drop(writing);
+        self.in_force(version).await?;
+        Ok(removed)
+    }
+
+    /// Removals of the first runtimes; none if there are no runtimes.
+    fn next_removals(&self) -> Result<Vec<Change>, ManagedError> {
+        let known = self.known.lock();
+        if !known.is_read {
+            return Err(ManagedError::Unread);
+        }
+        let now_ms = wall_ms();
+        let first = known.documents.iter().take(CHANGES);
+        let removals = first.map(|(label, document)| {
+            let runtimes = document.runtimes.as_ref().ok();
+            let until_ms = document::removed_until(runtimes, now_ms);
+            Change::new(label, NextDocument::Removed { until_ms })
+        });
+        Ok(removals.collect())
+    }
+
+    /// Changes a document to what `edit` makes of it, and waits until that is in force.
     async fn change<T>(
         self: &Arc<Self>,
         label: &str,
-        edit: impl Fn(Option<&Document>) -> Result<(Option<String>, T), ManagedError>,
+        edit: impl Fn(Option<&Document>) -> Result<(Change, T), ManagedError>,
     ) -> Result<T, ManagedError> {
         let mut writing = self.writing.clone().lock_owned().await;
         for _ in 0..TRIES {
-            let position = *self.position.borrow();
-            let (text, result) = {
+            // Before what is known is looked at: what is told meanwhile has the change fail, and be tried again.
+            let told = self.told();
+            let (change, result) = {
                 let known = self.known.lock();
-                let (text, result) = edit(known.documents.get(label))?;
-                self.check(&known, label, text.as_deref())?;
-                (text, result)
+                let (change, result) = edit(known.documents.get(label))?;
+                self.check(&known, label, change.text())?;
+                (change, result)
             };
-            let written = match &self.store {
-                // To the end, also if nobody waits for the answer any more.
-                Store::Folder(_) => {
-                    let (own, label) = (self.clone(), label.to_owned());
-                    let write = spawn_blocking(move || (own.write_file(&label, text), writing));
-                    let (written, given_back) = write.await.map_err(ManagedStoreError::from)?;
-                    writing = given_back;
-                    written?
-                }
-                Store::Etcd(etcd) => etcd.write(label, text.as_deref(), position).await?,
-            };
-            match written {
-                Written::At(revision) => {
-                    // Told by etcd in order, as what other nodes write is.
-                    if !self.known_at(revision).await {
-                        return Err(ManagedError::NotInForce);
-                    }
-                    let version = *self.version.borrow();
-                    drop(writing);
-                    self.in_force(version).await?;
-                    return Ok(result);
-                }
-                Written::Behind(revision) if self.known_at(revision).await => {}
-                Written::Behind(_) => return Err(ManagedError::Contended),
+            let (is_made, given_back) = self.write(told, vec![change], writing).await?;
+            if !is_made {
+                writing = given_back;
+                continue;
             }
+            let version = *self.version.borrow();
+            drop(given_back);
+            self.in_force(version).await?;
+            return Ok(result);
         }
         Err(ManagedError::Contended)
     }
 
-    fn write_file(&self, label: &str, text: Option<String>) -> Result<Written, ManagedStoreError> {
-        if let Store::Folder(folder) = &self.store {
-            folder.write(label, text.as_deref())?;
+    /// Writes changes that were checked when all of `told` was known, and waits until they are known here. Returns whether they
+    /// were made, and the lock.
+    async fn write(
+        self: &Arc<Self>,
+        told: Told,
+        changes: Vec<Change>,
+        writing: OwnedMutexGuard<()>,
+    ) -> Result<(bool, OwnedMutexGuard<()>), ManagedError> {
+        let etcd = match &self.store {
+            Store::Etcd(etcd) => etcd,
+            // To the end, also if nobody waits for the answer any more.
+            Store::Folder(_) => {
+                let own = self.clone();
+                let write = spawn_blocking(move || (own.write_files(&changes), writing));
+                let (written, writing) = write.await.map_err(ManagedStoreError::from)?;
+                written?;
+                return Ok((true, writing));
+            }
+        };
+        let written = etcd.change(told, changes).await;
+        match written.map_err(ManagedStoreError::from)? {
+            // Told by etcd in order, as what other nodes write is.
+            Written::At(revision) if etcd.known_at(revision, told, WAIT).await => {
+                Ok((true, writing))
+            }
+            Written::At(_) => Err(ManagedError::NotInForce),
+            Written::Behind if etcd.newer_than(told, WAIT).await => Ok((false, writing)),
+            Written::Behind => Err(ManagedError::Contended),
         }
-        self.take(label, text);
-        Ok(Written::At(0))
+    }
+
+    fn told(&self) -> Told {
+        match &self.store {
+            Store::Folder(_) => Told::default(),
+            Store::Etcd(etcd) => etcd.told(),
+        }
+    }
+
+    fn write_files(&self, changes: &[Change]) -> Result<(), ManagedStoreError> {
+        for change in changes {
+            if let Store::Folder(folder) = &self.store {
+                folder.write(&change.label, change.text())?;
+            }
+            let text = change.text().map(str::to_owned);
+            self.take_over(vec![(change.label.clone(), text)], false);
+        }
+        Ok(())
     }
 
     /// Checks the next text of a document beside all others.
@@ -428,61 +493,56 @@ impl Managed {
         Ok(())
     }
 
-    /// Takes over all documents. Reads them without the lock, for which other threads would wait.
-    fn replace_all(&self, texts: impl IntoIterator<Item = (String, String)>) {
-        let mut documents = BTreeMap::new();
-        for (label, text) in texts {
-            if documents.len() >= RUNTIMES {
-                tracing::error!(
-                    most = RUNTIMES,
-                    "there are more managed runtimes than there may be: the others are left out"
-                );
-                break;
-            }
-            let is_known = self.is_known(&label, Some(&text));
-            let document = (!is_known).then(|| self.read(&label, text));
-            documents.insert(label, document);
+    /// Takes over changes of documents; `None` is a removal. Those of a listing are all there are. Reads them without the lock,
+    /// for which other threads would wait.
+    pub(crate) fn take_over(&self, changes: Vec<(String, Option<String>)>, is_listing: bool) {
+        // The last one of each counts.
+        let changes: BTreeMap<String, Option<String>> = changes.into_iter().collect();
+        let news = changes
+            .into_iter()
+            .filter(|(label, text)| !self.is_known(label, text.as_ref()));
+        let read = |(label, text): (String, Option<String>)| {
+            let document = text.map(|text| self.read(&label, text));
+            (label, document)
+        };
+        let news: Vec<_> = news.map(read).collect();
+        if news.is_empty() && !is_listing {
+            return;
         }
         let mut known = self.known.lock();
-        let mut before = std::mem::take(&mut known.documents);
         let version = *self.version.borrow() + 1;
-        for (label, document) in documents {
-            let document = match document {
-                Some(document) => {
-                    known.pending.insert(label.clone(), version);
-                    Some(document)
+        let mut left_out = 0;
+        for (label, document) in news {
+            let is_full =
+                known.documents.len() >= RUNTIMES && !known.documents.contains_key(&label);
+            match document {
+                Some(_) if is_full => {
+                    left_out += 1;
+                    continue;
                 }
-                None => before.remove(&label),
-            };
-            known
-                .documents
-                .extend(document.map(|document| (label, document)));
+                Some(document) => drop(known.documents.insert(label.clone(), document)),
+                None => drop(known.documents.remove(&label)),
+            }
+            known.pending.insert(label, version);
         }
-        known.is_read = true;
+        if left_out > 0 {
+            tracing::error!(
+                most = RUNTIMES,
+                left_out,
+                "there are more managed runtimes than there may be: the others are left out"
+            );
+        }
+        if is_listing {
+            known.is_read = true;
+            tracing::info!(count = known.documents.len(), "managed runtimes were read");
+        }
         self.version.send_replace(version);
-        tracing::info!(count = known.documents.len(), "managed runtimes were read");
     }
 
     /// Whether this is the text of the document, or there is none.
     fn is_known(&self, label: &str, text: Option<&String>) -> bool {
         let known = self.known.lock();
         known.documents.get(label).map(|it| &it.text) == text
-    }
-
-    /// Takes over one document, or its removal.
-    fn take(&self, label: &str, text: Option<String>) {
-        if self.is_known(label, text.as_ref()) {
-            return;
-        }
-        let document = text.map(|text| self.read(label, text));
-        let mut known = self.known.lock();
-        let version = *self.version.borrow() + 1;
-        match document {
-            Some(document) => drop(known.documents.insert(label.to_owned(), document)),
-            None => drop(known.documents.remove(label)),
-        }
-        known.pending.insert(label.to_owned(), version);
-        self.version.send_replace(version);
     }
 
     fn read(&self, label: &str, text: String) -> Document {
@@ -492,13 +552,6 @@ impl Managed {
         }
     }
 
-    /// Whether all up to this revision becomes known in time.
-    async fn known_at(&self, revision: i64) -> bool {
-        let mut positions = self.position.subscribe();
-        let reached = positions.wait_for(|position| *position >= revision);
-        timeout(WAIT, reached).await.is_ok()
-    }
-
     async fn in_force(&self, version: u64) -> Result<(), ManagedError> {
         let mut versions = self.applied.subscribe();
         let applied = versions.wait_for(|applied| *applied >= version);
@@ -506,66 +559,5 @@ impl Managed {
             Ok(_) => Ok(()),
             Err(_) => Err(ManagedError::NotInForce),
         }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use std::sync::mpsc;
-
-    use tunnel_etcd::{KeyValue, Settings};
-    use tunnel_ops::tls_files::{Roots, client_config};
-
-    use super::*;
-
-    fn of_etcd() -> Arc<Managed> {
-        let client = Client::new(Settings {
-            members: vec!["http://127.0.0.1:1".parse().unwrap()],
-            tls: client_config(&Roots::none(), None, &[]).unwrap(),
-            user: None,
-            timeout: WAIT,
-        });
-        Arc::new(Managed {
-            store: Store::Etcd(EtcdStore::new(client, "/t/")),
-            domain: "t.example".parse().unwrap(),
-            known: Mutex::default(),
-            writing: Arc::default(),
-            version: watch::Sender::new(0),
-            applied: watch::Sender::new(0),
-            position: watch::Sender::new(0),
-        })
-    }
-
-    /// A document may be large, and the thread of the control tasks has others to wake.
-    #[test]
-    fn what_etcd_tells_is_read_on_a_blocking_thread() {
-        let mut builder = tokio::runtime::Builder::new_current_thread();
-        let runtime = builder
-            .enable_all()
-            .max_blocking_threads(1)
-            .build()
-            .unwrap();
-        runtime.block_on(async {
-            let (release, released) = mpsc::channel::<()>();
-            let busy = spawn_blocking(move || released.recv());
-            let managed = of_etcd();
-            let text = "[[runtime]]\naccount = \"acme\"\nname = \"prod\"\n";
-            let followed = Followed::Listed {
-                keys: vec![KeyValue {
-                    key: "/t/runtime/acme-prod".into(),
-                    value: text.into(),
-                    ..KeyValue::default()
-                }],
-                revision: 7,
-            };
-            let mut taking = Box::pin(managed.clone().take_over(followed));
-            assert!(futures_util::poll!(&mut taking).is_pending());
-            assert!(!managed.has("acme-prod"));
-            release.send(()).unwrap();
-            busy.await.unwrap().unwrap();
-            taking.await;
-            assert!(managed.has("acme-prod"));
-            assert_eq!(*managed.position.borrow(), 7);
-        });
     }
 }

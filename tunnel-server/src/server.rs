@@ -59,6 +59,7 @@ use crate::{
     auth::AuthSetupError,
     config::{Config, effective::Effective},
     events::{Event, EventKind},
+    kept_revocations::RevocationsFileError,
     managed::ManagedStoreError,
     peers::Peers,
     registry::Registry,
@@ -126,6 +127,9 @@ pub enum RunError {
     /// The managed runtimes cannot be read.
     #[error(transparent)]
     Managed(#[from] ManagedStoreError),
+    /// The revocations of the admin API cannot be read.
+    #[error(transparent)]
+    Revocations(#[from] RevocationsFileError),
 }
 
 /// Where a server listens.

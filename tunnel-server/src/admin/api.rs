@@ -5,9 +5,10 @@
 //! required. `routes` is the complete list, and `openapi.json` describes it.
 
 mod exchanges;
+mod operations;
 mod query;
 
-use std::{fmt::Display, sync::Arc};
+use std::sync::Arc;
 
 use arc_swap::ArcSwapOption;
 use axum::{
@@ -22,32 +23,38 @@ use axum::{
 };
 use bytes::Bytes;
 use http::{HeaderMap, HeaderName, Method, StatusCode, header::CONTENT_TYPE};
-use serde::{Deserialize, Serialize, de::DeserializeOwned};
+use serde::de::DeserializeOwned;
 use tunnel_directory::RuntimeLabel;
 use tunnel_http::tail::Tails;
 /// The prefix of all routes.
 pub use tunnel_ops::admin::API_ROOT as ROOT;
 pub use tunnel_ops::admin::AdminProblem;
-use tunnel_ops::{admin::BearerGuard, timestamp::Timestamp};
+use tunnel_ops::admin::BearerGuard;
 
-pub use self::query::PAGE_MAX;
-use self::query::{PathLabel, RuntimesQuery, Scope, ScopeOf, query_malformed};
+pub use self::{
+    operations::{OperationView, RevocationRequest},
+    query::PAGE_MAX,
+};
+use self::{
+    operations::{disconnect, drain, revoke},
+    query::{PathLabel, RuntimesQuery, Scope, ScopeOf, query_malformed},
+};
 use super::{
     DESCRIPTION, event_stream,
-    managed::{self, NewTokenView},
-    merge,
+    managed::{self, ClearedView, NewTokenView},
+    merge, nodes,
     refusal::{ApiError, path_unknown},
     usage::ReadLimits,
     view::{
-        self, ConfigView, Operated, OperationError, ReadCertificates, RevocationScope, RuntimeView,
-        RuntimesPage, ServerView,
+        self, ConfigView, OperationError, ReadCertificates, RuntimeView, RuntimesPage, ServerView,
     },
 };
 use crate::{
     acme::Acme,
-    auth::{Authenticator, CredentialId},
+    auth::Authenticator,
     config::live::LiveConfig,
     events::Events,
+    kept_revocations::KeptRevocations,
     lifecycle::Lifecycle,
     managed::Managed,
     metrics::Metrics,
@@ -56,24 +63,9 @@ use crate::{
 };
 
 /// The number of routes.
-const ROUTES: usize = 14;
+const ROUTES: usize = 15;
 
 const LAST_EVENT_ID: HeaderName = HeaderName::from_static("last-event-id");
-
-/// The result of an operation on a runtime.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct OperationView {
-    /// The runtime.
-    pub label: String,
-    /// The number of affected sessions; 0 if the runtime is offline.
-    pub sessions: usize,
-    /// Of a revocation of all credentials: those that were issued before this moment are refused, a whole second.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub issued_before: Option<Timestamp>,
-    /// The server nodes that did not answer, so that it may not be done there.
-    #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    pub unanswered: Vec<String>,
-}
 
 /// The parts of the server that the admin API uses.
 pub(crate) struct Api {
@@ -92,6 +84,8 @@ pub(crate) struct Api {
     pub(crate) limits: ReadLimits,
     /// The runtimes that it makes and removes, if it may.
     pub(crate) managed: Option<Arc<Managed>>,
+    /// Keeps the operator's revocations.
+    pub(crate) revocations: Arc<KeptRevocations>,
     /// Checks the admin token. Without it nothing can be changed, or read from other machines.
     pub(crate) guard: Arc<ArcSwapOption<BearerGuard>>,
     /// From where it can be reached.
@@ -122,17 +116,6 @@ enum Access {
     Change,
 }
 
-/// The body of a revocation: exactly one of these, so that a script with an empty variable does not revoke more than
-/// intended.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "lowercase")]
-pub enum RevocationRequest {
-    /// Every credential issued before now. Only `true` is allowed.
-    All(bool),
-    /// The credential with this public id.
-    Id(String),
-}
-
 /// The router of the requests below [`ROOT`].
 pub(super) fn router(api: Arc<Api>) -> Router {
     let routes = routes(&api).into_iter();
@@ -159,6 +142,7 @@ fn routes(api: &Arc<Api>) -> [(&'static str, MethodRouter<Arc<Api>>); ROUTES] {
         ("/drain", post(drain_server).route_layer(change())),
         ("/upgrade", post(upgrade_server).route_layer(change())),
         ("/runtimes", get(runtimes).route_layer(read())),
+        ("/runtimes/clear", post(clear).route_layer(change())),
         (
             "/runtimes/{label}",
             put(define)
@@ -295,44 +279,6 @@ async fn runtime(
     })
 }
 
-async fn disconnect(
-    State(api): State<Arc<Api>>,
-    PathLabel(label): PathLabel,
-    ScopeOf(scope): ScopeOf,
-) -> Result<Json<OperationView>, ApiError> {
-    let own = view::disconnect(&api.registry, &label).map(Operated::from);
-    api.operate("disconnect", label, scope, own, &Bytes::new())
-        .await
-}
-
-async fn drain(
-    State(api): State<Arc<Api>>,
-    PathLabel(label): PathLabel,
-    ScopeOf(scope): ScopeOf,
-) -> Result<Json<OperationView>, ApiError> {
-    let own = view::drain(&api.registry, &label).map(Operated::from);
-    api.operate("drain", label, scope, own, &Bytes::new()).await
-}
-
-async fn revoke(
-    State(api): State<Arc<Api>>,
-    PathLabel(label): PathLabel,
-    ScopeOf(scope): ScopeOf,
-    body: Bytes,
-) -> Result<Json<OperationView>, ApiError> {
-    let malformed =
-        |detail: &dyn Display| ApiError::new(StatusCode::BAD_REQUEST, "body_malformed", detail);
-    let request = serde_json::from_slice(&body).map_err(|error| {
-        malformed(&format_args!(
-            "expected either {{\"id\": \"…\"}} or {{\"all\": true}}: {error}"
-        ))
-    })?;
-    let what = RevocationRequest::scope(request).map_err(|detail| malformed(&detail))?;
-    let (registry, authenticator) = (&api.registry, &api.authenticator);
-    let own = view::revoke(registry, authenticator, &label, &what);
-    api.operate("revoke", label, scope, own, &body).await
-}
-
 async fn define(
     State(api): State<Arc<Api>>,
     PathLabel(label): PathLabel,
@@ -353,6 +299,12 @@ async fn remove(
         None => api.managed_for(&label)?,
     };
     managed::remove(managed, &label).await
+}
+
+/// Removes all managed runtimes.
+async fn clear(State(api): State<Arc<Api>>, body: Bytes) -> Result<Json<ClearedView>, ApiError> {
+    let managed = api.managed.as_ref().ok_or_else(managed::unset)?;
+    managed::clear(managed, &body).await.map(Json)
 }
 
 async fn add_token(
@@ -420,11 +372,16 @@ impl Api {
     /// Asks the other nodes, if they are asked at all. `path` is relative to [`ROOT`].
     async fn ask(&self, scope: Scope, method: &Method, path: &str, content: &Bytes) -> Answers {
         match (scope, &self.peers) {
+            (Scope::Node, _) => Answers::default(),
             (Scope::All, Some(peers)) => {
                 let path = format!("{ROOT}{path}");
                 peers.ask_all(method, &path, content).await
             }
-            _ => Answers::default(),
+            // There are no links, by which to ask them.
+            (Scope::All, None) => Answers {
+                given: Vec::new(),
+                missing: nodes::others(self.registry.directory()),
+            },
         }
     }
 
@@ -445,46 +402,6 @@ impl Api {
             // No runtime has it, and it may be no valid part of a path.
             Err(_) => Answers::default(),
         }
-    }
-
-    /// Has the other nodes do what was done at this one.
-    async fn operate(
-        &self,
-        operation: &'static str,
-        label: String,
-        scope: Scope,
-        own: Result<Operated, OperationError>,
-        content: &Bytes,
-    ) -> Result<Json<OperationView>, ApiError> {
-        let path = format!("/{operation}");
-        let answers = self.ask_about(scope, &Method::POST, &label, &path, content);
-        let answers = answers.await;
-        let others: Vec<OperationView> = given(&answers);
-        if others.is_empty() || !matches!(own, Err(OperationError::RuntimeUnknown(_))) {
-            own.as_ref().map_err(Clone::clone)?;
-        }
-        let Operated {
-            sessions,
-            issued_before: own_before,
-        } = own.unwrap_or_default();
-        let sessions = others
-            .iter()
-            .fold(sessions, |sum, view| sum + view.sessions);
-        // The nodes were asked one after the other.
-        let issued_before = others.iter().map(|view| view.issued_before);
-        let issued_before = issued_before.fold(own_before, Option::max);
-        tracing::info!(
-            runtime = label,
-            operation,
-            sessions,
-            "the operator has changed a runtime"
-        );
-        Ok(Json(OperationView {
-            label,
-            sessions,
-            issued_before,
-            unanswered: names(&answers),
-        }))
     }
 
     fn check_access(&self, access: Access, headers: &HeaderMap) -> Result<(), ApiError> {
@@ -509,24 +426,6 @@ impl Api {
             challenge: Some(error.challenge()),
             ..ApiError::new(StatusCode::UNAUTHORIZED, "admin_token_refused", error)
         })
-    }
-}
-
-impl RevocationRequest {
-    /// The scope of the revocation, or the fault of the body.
-    fn scope(self) -> Result<RevocationScope, &'static str> {
-        match self {
-            Self::All(true) => Ok(RevocationScope::All),
-            Self::All(false) => {
-                Err("`all` can only be true: to revoke one credential, give its `id`")
-            }
-            // The whole token would disclose its secret, and would match no credential.
-            Self::Id(id) if id.starts_with("tnlrt_") => {
-                Err("`id` is the token's id, its 16 digits after `tnlrt_`, alone")
-            }
-            Self::Id(id) if !CredentialId::is_id(&id) => Err(CredentialId::EXPECTED),
-            Self::Id(id) => Ok(RevocationScope::Credential(id)),
-        }
     }
 }
 

@@ -3,7 +3,7 @@
 //! In: the label of the path, and the body. Out: the state after the change, which is durable and in force at this node. A
 //! token's secret is in the answer to its making, and nowhere else.
 
-use std::{fmt::Display, sync::Arc, time::SystemTime};
+use std::{sync::Arc, time::SystemTime};
 
 use bytes::Bytes;
 use http::StatusCode;
@@ -30,6 +30,20 @@ pub struct NewTokenView {
     pub expires: Option<Timestamp>,
 }
 
+/// What was removed.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ClearedView {
+    /// The number of managed runtimes that were there.
+    pub removed: usize,
+}
+
+/// The body of a removal of all: `true` alone, so that no slip removes them.
+#[derive(Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct ClearRequest {
+    pub(crate) all: bool,
+}
+
 /// Makes a runtime, or replaces its definition. Returns the status that says which.
 pub(super) async fn define(
     managed: &Arc<Managed>,
@@ -48,6 +62,18 @@ pub(super) async fn remove(managed: &Arc<Managed>, label: &str) -> Result<Status
     managed.remove(label).await?;
     log(label, "remove");
     Ok(StatusCode::NO_CONTENT)
+}
+
+/// Removes all managed runtimes with their tokens.
+pub(super) async fn clear(managed: &Arc<Managed>, body: &Bytes) -> Result<ClearedView, ApiError> {
+    let request: ClearRequest = parsed(body)?;
+    if !request.all {
+        let detail = "`all` can only be true".to_owned();
+        return Err(ManagedError::Malformed(detail).into());
+    }
+    let removed = managed.remove_all().await?;
+    tracing::info!(removed, "the operator has removed all managed runtimes");
+    Ok(ClearedView { removed })
 }
 
 pub(super) async fn add_token(
@@ -91,21 +117,22 @@ pub(super) fn changeable<'a>(
     config: &Config,
     label: &str,
 ) -> Result<&'a Arc<Managed>, ApiError> {
-    let conflict =
-        |reason, detail: &dyn Display| ApiError::new(StatusCode::CONFLICT, reason, detail);
-    let Some(managed) = managed else {
-        let detail =
-            "the server was started without --managed-runtimes, where such runtimes are kept";
-        return Err(conflict("managed_unset", &detail));
-    };
+    let managed = managed.ok_or_else(unset)?;
     let label = RuntimeLabel::parse(label).ok();
     match label.filter(|label| config.runtimes.get(label).is_some()) {
-        Some(label) => Err(conflict(
+        Some(label) => Err(ApiError::new(
+            StatusCode::CONFLICT,
             "runtime_listed",
-            &format_args!("the runtimes file has `{label}`: change it there"),
+            format_args!("the runtimes file has `{label}`: change it there"),
         )),
         None => Ok(managed),
     }
+}
+
+/// There is no place for managed runtimes.
+pub(super) fn unset() -> ApiError {
+    let detail = "the server was started without --managed-runtimes, where such runtimes are kept";
+    ApiError::new(StatusCode::CONFLICT, "managed_unset", detail)
 }
 
 fn parsed<T: DeserializeOwned>(body: &[u8]) -> Result<T, ApiError> {

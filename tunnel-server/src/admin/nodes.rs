@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
-use tunnel_directory::RuntimeLabel;
+use tunnel_directory::{NodeName, RuntimeLabel};
 
 use crate::directory::Directory;
 
@@ -45,6 +45,17 @@ pub(super) fn views(directory: &Directory) -> Vec<NodeView> {
     let mut views: Vec<_> = views.collect();
     views.sort_unstable_by(|a, b| a.name.cmp(&b.name));
     views
+}
+
+/// The names of the other nodes; none if this server stands alone.
+pub(super) fn others(directory: &Directory) -> Vec<NodeName> {
+    let Some(shared) = directory.shared() else {
+        return Vec::new();
+    };
+    let own = shared.incarnation();
+    let others = shared.nodes().into_iter();
+    let others = others.filter(|(_, incarnation, _)| *incarnation != own);
+    others.map(|(name, ..)| name).collect()
 }
 
 /// The names of the other nodes that hold a runtime.

@@ -12,7 +12,8 @@ use std::{
 };
 
 use serde::{Deserialize, Serialize};
-use tunnel_proto::control::RouteSummary;
+use tunnel_directory::managed::{Pair, RevokedCredentials};
+use tunnel_proto::control::{RouteSummary, millis};
 
 pub(crate) use self::server::ReadCertificates;
 pub use self::server::{CertificateSource, CertificateView, ConfigView, ServerState, ServerView};
@@ -21,7 +22,7 @@ use super::nodes;
 use crate::{
     auth::{
         Authenticator, CredentialKind, CredentialView,
-        revocation::{self, Revocation, RevocationTarget, RevocationsFull},
+        revocation::{self, RevocationsFull},
     },
     config::Config,
     history::{EndedSession, RefusedDial},
@@ -255,13 +256,15 @@ pub(super) struct Operated {
     pub(super) sessions: usize,
     /// Credentials that were issued before this moment are refused from now on.
     pub(super) issued_before: Option<Timestamp>,
+    /// Of a revocation: whether it is kept.
+    pub(super) durable: Option<bool>,
 }
 
 impl From<usize> for Operated {
     fn from(sessions: usize) -> Self {
         Self {
             sessions,
-            issued_before: None,
+            ..Self::default()
         }
     }
 }
@@ -466,17 +469,17 @@ fn direct(registry: &Registry, label: &str, directive: Directive) -> Result<usiz
     Ok(slot.tunnel().map_or(0, |tunnel| tunnel.direct(directive)))
 }
 
-/// Revokes credentials of a runtime until the server is restarted, which ends the sessions that they authenticated.
-/// Says how many sessions there are; a repeated call says 0 once they have ended.
+/// What a revocation revokes of a runtime, and how many sessions are authenticated by that. A repeated call says 0 once they have
+/// ended.
 ///
 /// # Errors
 /// When there is no such runtime, or no such credential as far as that can be known.
-pub(super) fn revoke(
+pub(super) fn revocation(
     registry: &Registry,
     authenticator: &Authenticator,
     label: &str,
     scope: &RevocationScope,
-) -> Result<Operated, OperationError> {
+) -> Result<(Operated, Pair, RevokedCredentials), OperationError> {
     let slot = known(registry, label)?;
     let entry = slot.entry();
     let (account, name) = (entry.account.clone(), entry.name.clone());
@@ -496,23 +499,23 @@ pub(super) fn revoke(
             id.clone(),
         ));
     }
-    let (target, before) = match scope {
+    let (revoked, before) = match scope {
         // Credentials that are issued from then on stay valid: the operator means those in use.
-        RevocationScope::All => (
-            RevocationTarget::Runtime(account, name),
-            Some(next_second(SystemTime::now())),
-        ),
-        RevocationScope::Credential(id) => (
-            RevocationTarget::CredentialOf(account, name, id.clone()),
-            None,
-        ),
+        RevocationScope::All => {
+            let before = next_second(SystemTime::now());
+            let since = before.duration_since(SystemTime::UNIX_EPOCH);
+            let before_ms = millis(since.unwrap_or_default());
+            (RevokedCredentials::before(before_ms), Some(before))
+        }
+        // Kept for ever: another credential with this id would be one of the same holder.
+        RevocationScope::Credential(id) => (RevokedCredentials::of_id(id, None), None),
     };
-    // The sessions notice the change themselves, and report it.
-    authenticator.revoke(&Revocation { target, before })?;
-    Ok(Operated {
+    let operated = Operated {
         sessions,
         issued_before: before.map(Timestamp::from),
-    })
+        durable: None,
+    };
+    Ok((operated, Pair::new(&account, &name), revoked))
 }
 
 /// The first whole second that is not before `now`: credentials say in whole seconds when they were issued.

@@ -1,6 +1,6 @@
 //! Revoked credentials: whether an entry of the revocation list, or one made by the operator, covers a credential.
 //!
-//! The revocation list is a TOML file. The operator's entries are in memory only, until the server stops.
+//! The revocation list is a TOML file. `kept_revocations.rs` keeps the operator's entries.
 
 use std::collections::HashMap;
 use std::ops::Range;
@@ -16,7 +16,7 @@ use tunnel_ops::faults::FaultCollector;
 use super::credential::{CredentialId, CredentialKind, hash_digits};
 use crate::runtimes::{Moment, RuntimesError};
 
-/// Most entries that the operator may make while the server runs. Each one copies all of them.
+/// Most entries that the operator may make. Each one copies all of them.
 const OPERATOR_ENTRIES: usize = 10_000;
 
 /// One entry.
@@ -30,9 +30,7 @@ pub struct Revocation {
 
 /// The operator has made the greatest number of entries.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
-#[error(
-    "{OPERATOR_ENTRIES} revocations are kept in memory, and no more: add them to the revocation list"
-)]
+#[error("{OPERATOR_ENTRIES} revocations are kept, and no more: add them to the revocation list")]
 pub struct RevocationsFull;
 
 /// The credentials that an entry revokes.
@@ -127,14 +125,22 @@ impl Revocations {
         Ok(faults.finish(revocations)?)
     }
 
-    /// Returns a copy with one more revocation of the operator.
+    /// These entries alone.
+    pub(super) fn of(entries: &[Revocation]) -> Self {
+        let mut revocations = Self::default();
+        for entry in entries {
+            revocations.insert(entry.clone());
+        }
+        revocations
+    }
+
+    /// Returns a copy with more revocations of the operator.
     ///
     /// # Errors
     /// When the copy would have more than [`OPERATOR_ENTRIES`].
-    pub(super) fn with(&self, revocation: &Revocation) -> Result<Self, RevocationsFull> {
-        let mut more = self.clone();
-        more.insert(revocation.clone());
-        if more.entries > OPERATOR_ENTRIES {
+    pub(super) fn with(&self, revocations: &[Revocation]) -> Result<Self, RevocationsFull> {
+        let more = self.clone().with_all(&Self::of(revocations));
+        if more.entries > OPERATOR_ENTRIES && more.entries > self.entries {
             return Err(RevocationsFull);
         }
         Ok(more)
@@ -372,9 +378,9 @@ mod tests {
         for id in 0..OPERATOR_ENTRIES {
             list.insert(revocation(id));
         }
-        let again = list.with(&revocation(1)).unwrap();
+        let again = list.with(&[revocation(1)]).unwrap();
         assert_eq!(again.len(), OPERATOR_ENTRIES);
-        let full = list.with(&revocation(OPERATOR_ENTRIES));
+        let full = list.with(&[revocation(OPERATOR_ENTRIES)]);
         assert_eq!(full.unwrap_err(), RevocationsFull);
     }
 

@@ -250,7 +250,7 @@ async fn revocations_cut_by_id_runtime_and_account_and_leave_others() {
             .await
             .unwrap();
         authenticator
-            .revoke(&revocation(target.clone(), before))
+            .revoke(&[revocation(target.clone(), before)])
             .unwrap();
         assert!(changed.has_changed().unwrap());
         changed.mark_unchanged();
@@ -270,7 +270,7 @@ async fn revocations_cut_by_id_runtime_and_account_and_leave_others() {
     let authenticator = authenticator(&text, |_| {});
     let account = RevocationTarget::Account("acme".parse().unwrap());
     authenticator
-        .revoke(&revocation(account, Some("2025-01-01T00:00:00Z")))
+        .revoke(&[revocation(account, Some("2025-01-01T00:00:00Z"))])
         .unwrap();
     let later = authenticate(&authenticator, Some(token.expose()), &[]).await;
     assert_eq!(name(later), "good", "it was made later");
@@ -308,7 +308,7 @@ async fn a_certificate_authenticates_alone_or_beside_a_token_of_its_runtime() {
         );
     }
     let serial = RevocationTarget::Credential(alone.credential.id().to_uppercase());
-    authenticator.revoke(&revocation(serial, None)).unwrap();
+    authenticator.revoke(&[revocation(serial, None)]).unwrap();
     let now = SystemTime::now();
     for grant in [&alone, &both] {
         assert_eq!(

@@ -13,11 +13,12 @@ use super::{
 use crate::{
     admin::{
         api::{OperationView, PAGE_MAX, RevocationRequest},
+        managed::{ClearRequest, ClearedView},
         view::{LimitsView, RouteView, RuntimeView, RuntimesPage, SessionView},
     },
     cli::{
-        ListOutput, RuntimesCommand, RuntimesListArgs, RuntimesRevokeArgs, RuntimesShowArgs,
-        RuntimesTargetArgs, SortKey,
+        ListOutput, RuntimesClearArgs, RuntimesCommand, RuntimesListArgs, RuntimesRevokeArgs,
+        RuntimesShowArgs, RuntimesTargetArgs, SortKey,
     },
     history::RefusedDial,
     timestamp::Timestamp,
@@ -36,7 +37,17 @@ pub(super) async fn runtimes(command: &RuntimesCommand) -> Result<(), Failure> {
             report(&done, "draining")
         }
         RuntimesCommand::Revoke(args) => revoke(args).await,
+        RuntimesCommand::Clear(args) => clear(args).await,
     }
+}
+
+async fn clear(args: &RuntimesClearArgs) -> Result<(), Failure> {
+    let client = admin_client(&args.admin)?;
+    let request = ClearRequest { all: args.all };
+    let body = serde_json::to_vec(&request).map_err(Failure::running)?;
+    let done: ClearedView = client.post("/runtimes/clear", body.into()).await?;
+    let removed = count(done.removed, "managed runtime");
+    print(&format!("{removed} removed\n")).map(|_| ())
 }
 
 async fn list(args: &RuntimesListArgs) -> Result<(), Failure> {
@@ -171,10 +182,12 @@ async fn revoke(args: &RuntimesRevokeArgs) -> Result<(), Failure> {
     print(&format!(
         "{label}: {credentials} revoked, {sessions} ended\n"
     ))?;
-    tunnel_ops::print_note!(
-        "note: this holds until the server is restarted; remove the credential from the \
-         runtimes file, or add it to the revocations"
-    );
+    if done.durable != Some(true) {
+        tunnel_ops::print_note!(
+            "note: this holds until the server is restarted; remove the credential from the runtimes file, or add \
+             it to the revocations, or keep such revocations by --admin-revocations"
+        );
+    }
     Ok(())
 }
 
@@ -188,7 +201,11 @@ async fn operate(
     let done: OperationView = client.post(&path, body).await?;
     if !done.unanswered.is_empty() {
         let names = done.unanswered.join(", ");
-        tunnel_ops::print_note!("warning: no answer from {names}: it may not be done there");
+        let outcome = match done.durable {
+            Some(true) => "it is done there as soon as they follow etcd",
+            _ => "it may not be done there",
+        };
+        tunnel_ops::print_note!("warning: no answer from {names}: {outcome}");
     }
     Ok(done)
 }

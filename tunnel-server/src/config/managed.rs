@@ -1,4 +1,4 @@
-//! Where managed runtimes are kept (`--managed-runtimes`).
+//! Where managed runtimes are kept (`--managed-runtimes`), and revocations by the admin API.
 
 use std::{path::PathBuf, str::FromStr};
 
@@ -23,9 +23,14 @@ pub enum ManagedPlace {
     Etcd,
 }
 
-/// Checks that a server that stands alone has a folder, and nodes share etcd.
+/// Checks that a server that stands alone has a folder or a file, and nodes share etcd.
 pub(super) fn check(source: &Source, settings: &Settings, faults: &mut Vec<ConfigFault>) {
     let is_alone = settings.etcd.is_empty();
+    if settings.admin_revocations.is_some() && !is_alone {
+        let problem =
+            "with --etcd, revocations by the admin API are kept there, for all nodes: leave it out";
+        faults.push(source.fault(&setting::admin_revocations, problem));
+    }
     let problem = match &settings.managed_runtimes {
         Some(ManagedPlace::Etcd) if is_alone => {
             "there is no --etcd: name its members, or a folder here (`./etcd` if that is its name)"

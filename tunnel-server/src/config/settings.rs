@@ -120,6 +120,11 @@ settings! {
         managed_runtimes: ManagedPlace, else "the admin API makes none", "DIR|etcd", Restart;
         /// Revoked credentials, TOML; they are refused, and sessions that hold one are ended
         revocations: PathBuf, else "", "FILE", AtOnce;
+        /// Where revocations by the admin API are kept, which the server writes
+        ///
+        /// With --etcd they are kept there for all nodes, and this is refused. Without either, and without a folder of
+        /// --managed-runtimes, they are forgotten when the server is restarted
+        admin_revocations: PathBuf, else "`revocations.json` in the folder of --managed-runtimes", "FILE", Restart;
         /// Keys that JSON Web Tokens are signed with: a file, or an https URL (JWK set, RFC 7517)
         ///
         /// Another file, and other keys in it, take effect at once; a URL, and adding or removing the setting, after a restart

@@ -4,7 +4,9 @@ use std::time::SystemTime;
 
 use serde::{Deserialize, Serialize};
 use toml_edit::{DocumentMut, Item};
+use tunnel_directory::managed::{RevokedCredentials, UNKNOWN_LIFE_MS};
 use tunnel_ops::config_file::{ConfigFileError, TomlFile};
+use tunnel_proto::control::millis;
 
 use super::ManagedError;
 use crate::{
@@ -23,6 +25,9 @@ const HOSTS: usize = 100;
 
 /// Most tokens of a runtime.
 pub(crate) const TOKENS: usize = 100;
+
+/// Most tokens of a runtime whose document was put together from two that nodes had changed apart.
+pub(super) const MERGED_TOKENS: usize = 2 * TOKENS;
 
 /// Most characters of a note.
 const NOTE: usize = 200;
@@ -88,8 +93,8 @@ impl Document {
         if entry.hosts.len() > HOSTS {
             return Err(format!("hosts: a managed runtime may have {HOSTS}"));
         }
-        if runtimes.token_count() > TOKENS {
-            return Err(format!("token: a managed runtime may have {TOKENS}"));
+        if runtimes.token_count() > MERGED_TOKENS {
+            return Err(format!("token: a managed runtime may have {MERGED_TOKENS}"));
         }
         Ok(runtimes)
     }
@@ -154,18 +159,19 @@ pub(super) fn define(
     Ok(next.to_string())
 }
 
-/// The text with a new token.
+/// The text with a new token, and the revoked tokens that have made room for it, which must not be good again.
 pub(super) fn add_token(
     text: &str,
     runtimes: &Runtimes,
     new: &NewToken,
     token: &Token,
-) -> Result<String, ManagedError> {
+) -> Result<(String, RevokedCredentials), ManagedError> {
     let (expires, note) = (new.moment()?, new.note()?);
     let entry = entry(runtimes)?;
     let mut text = text.to_owned();
+    let mut made_room = RevokedCredentials::default();
     if runtimes.token_count() >= TOKENS {
-        text = without_ended(&text, runtimes)?
+        (text, made_room) = without_ended(&text, runtimes)?
             .ok_or_else(|| ManagedError::TokensFull(entry.label.to_string()))?;
     }
     let addition = TokenAddition {
@@ -177,7 +183,8 @@ pub(super) fn add_token(
         expires,
         note,
     };
-    with_token(&text, &addition).map_err(|error| faulty(&error))
+    let text = with_token(&text, &addition).map_err(|error| faulty(&error))?;
+    Ok((text, made_room))
 }
 
 /// The text with a token marked as revoked.
@@ -203,8 +210,11 @@ pub(super) fn revoke_token(
 }
 
 /// The text without the token that is revoked or expired for the longest time, as far as that is known: the first of them.
-/// `None` if all are good.
-fn without_ended(text: &str, runtimes: &Runtimes) -> Result<Option<String>, ManagedError> {
+/// `None` if all are good. A revoked token is given back, too.
+fn without_ended(
+    text: &str,
+    runtimes: &Runtimes,
+) -> Result<Option<(String, RevokedCredentials)>, ManagedError> {
     let now = SystemTime::now();
     let mut tokens = runtimes.tokens().map(|(_, token)| token);
     let ended = tokens.find(|token| token.revoked || token.expires.is_some_and(|end| end <= now));
@@ -216,7 +226,28 @@ fn without_ended(text: &str, runtimes: &Runtimes) -> Result<Option<String>, Mana
     if let Some(tables) = listed.and_then(Item::as_array_of_tables_mut) {
         tables.retain(|token| token.get("id").and_then(Item::as_str) != Some(ended.id.as_str()));
     }
-    Ok(Some(document.to_string()))
+    let revoked = match ended.revoked {
+        true => RevokedCredentials::of_id(ended.id.as_str(), ended.expires.map(since_epoch)),
+        false => RevokedCredentials::default(),
+    };
+    Ok(Some((document.to_string(), revoked)))
+}
+
+/// The wall clock in milliseconds until which it is kept that a runtime was removed: its tokens have expired by then, or are
+/// in no snapshot of etcd that is restored.
+pub(super) fn removed_until(runtimes: Option<&Runtimes>, now_ms: u64) -> u64 {
+    let tokens = runtimes.into_iter().flat_map(Runtimes::tokens);
+    let ends = tokens.filter_map(|(_, token)| token.expires.map(since_epoch));
+    ends.fold(now_ms.saturating_add(UNKNOWN_LIFE_MS), u64::max)
+}
+
+/// A moment in milliseconds of the wall clock.
+fn since_epoch(moment: SystemTime) -> u64 {
+    millis(
+        moment
+            .duration_since(SystemTime::UNIX_EPOCH)
+            .unwrap_or_default(),
+    )
 }
 
 fn entry(runtimes: &Runtimes) -> Result<&RuntimeEntry, ManagedError> {
@@ -231,7 +262,7 @@ fn edited(text: &str) -> Result<DocumentMut, ManagedError> {
     })
 }
 
-fn first(document: &mut DocumentMut) -> Option<&mut toml_edit::Table> {
+pub(super) fn first(document: &mut DocumentMut) -> Option<&mut toml_edit::Table> {
     document
         .get_mut("runtime")?
         .as_array_of_tables_mut()?
@@ -325,9 +356,10 @@ mod tests {
         let add = |text: &str| {
             let token = Token::generate().unwrap();
             let runtimes = read("acme-prod", text).unwrap();
-            add_token(text, &runtimes, &NewToken::default(), &token).map(|text| (text, token.id()))
+            let added = add_token(text, &runtimes, &NewToken::default(), &token);
+            added.map(|(text, made_room)| (text, token.id(), made_room))
         };
-        let (with_one, first) = add(&text).unwrap();
+        let (with_one, first, _) = add(&text).unwrap();
         text = with_one;
         for _ in 1..TOKENS {
             text = add(&text).unwrap().0;
@@ -346,7 +378,8 @@ mod tests {
         let runtimes = read("acme-prod", &text).unwrap();
         assert!(runtimes.token(first).unwrap().1.revoked);
         assert!(runtimes.iter().next().unwrap().hosts.is_empty());
-        let (text, last) = add(&text).unwrap();
+        let (text, last, made_room) = add(&text).unwrap();
+        assert_eq!(made_room, RevokedCredentials::of_id(first.as_str(), None));
         let runtimes = read("acme-prod", &text).unwrap();
         assert!(runtimes.token(first).is_none() && runtimes.token(last).is_some());
         assert_eq!(runtimes.token_count(), TOKENS);

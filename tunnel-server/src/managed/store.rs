@@ -1,62 +1,31 @@
-//! Where the documents are: files of a folder, or keys of etcd that all nodes watch.
-//!
-//! ```text
-//!   <folder>/LABEL.toml
-//!   <prefix>runtime/LABEL     <prefix>runtime/     the last one is written with each change
-//! ```
-//!
-//! A write to etcd is made only if nobody has written since all that is known, so that two nodes never give one host to two
-//! runtimes.
+//! Where the documents are: the files `LABEL.toml` of a folder, or keys of etcd that all nodes follow (`replica.rs`).
 
 use std::{
     fs::{self, DirBuilder, File},
     io::{self, ErrorKind, Read},
     os::unix::fs::DirBuilderExt,
     path::{Path, PathBuf},
-    time::Duration,
+    sync::Arc,
 };
 
-use bytes::Bytes;
-use tokio::{task::JoinError, time::sleep};
-use tunnel_etcd::{
-    Client, Compare, EtcdError, Followed, KeyValue, RequestOp, TxnRequest, prefix_end,
-};
+use tokio::task::JoinError;
+use tunnel_etcd::EtcdError;
 
 use super::document::BYTES;
-use crate::atomic_file::{self, Existing};
-
-/// Pause before etcd is read again.
-const PAUSE: Duration = Duration::from_secs(1);
+use crate::{
+    atomic_file::{self, Existing},
+    replica::{EtcdReplica, ReplicaError},
+};
 
 const ENDING: &str = ".toml";
 
 pub(super) enum Store {
     Folder(FolderStore),
-    Etcd(EtcdStore),
+    Etcd(Arc<EtcdReplica>),
 }
 
 /// A folder that this server alone changes.
 pub(super) struct FolderStore(PathBuf);
-
-/// The keys of managed runtimes.
-pub(super) struct EtcdStore {
-    client: Client,
-    prefix: String,
-}
-
-/// How a write went.
-pub(super) enum Written {
-    /// It was made, in this revision.
-    At(i64),
-    /// It was not: somebody has written in this revision, which is not known here.
-    Behind(i64),
-}
-
-/// What etcd tells up to a revision. A document is its label and its text.
-pub(super) enum StoreUpdate {
-    All(Vec<(String, String)>, i64),
-    Changes(Vec<(String, Option<String>)>, Option<i64>),
-}
 
 /// Why documents cannot be read or written.
 #[derive(Debug, thiserror::Error)]
@@ -73,9 +42,22 @@ pub enum ManagedStoreError {
     /// etcd.
     #[error("etcd: {0}; the change may have been made: look, and ask again")]
     Etcd(#[from] EtcdError),
-    /// The write of a file ended by a fault of ours.
+    /// The write ended by a fault of ours.
     #[error("the write has failed: {0}")]
     Ended(#[from] JoinError),
+    /// The operating system has no random numbers.
+    #[error("no random numbers: {0}")]
+    Random(#[from] getrandom::Error),
+}
+
+impl From<ReplicaError> for ManagedStoreError {
+    fn from(error: ReplicaError) -> Self {
+        match error {
+            ReplicaError::Etcd(error) => error.into(),
+            ReplicaError::Ended(error) => error.into(),
+            ReplicaError::Random(error) => error.into(),
+        }
+    }
 }
 
 impl Store {
@@ -83,7 +65,7 @@ impl Store {
     pub(super) fn place(&self, label: &str) -> String {
         match self {
             Self::Folder(folder) => folder.path(label).display().to_string(),
-            Self::Etcd(etcd) => etcd.key(label),
+            Self::Etcd(etcd) => etcd.place(label),
         }
     }
 }
@@ -146,93 +128,4 @@ fn read(path: &Path) -> io::Result<String> {
     let most = u64::try_from(BYTES).unwrap_or(u64::MAX).saturating_add(1);
     File::open(path)?.take(most).read_to_end(&mut bytes)?;
     Ok(String::from_utf8_lossy(&bytes).into_owned())
-}
-
-impl EtcdStore {
-    pub(super) fn new(client: Client, prefix: &str) -> Self {
-        let prefix = format!("{prefix}runtime/");
-        Self { client, prefix }
-    }
-
-    fn key(&self, label: &str) -> String {
-        format!("{}{label}", self.prefix)
-    }
-
-    /// Writes a document, or removes it, if nothing was written after `position`.
-    pub(super) async fn write(
-        &self,
-        label: &str,
-        text: Option<&str>,
-        position: i64,
-    ) -> Result<Written, ManagedStoreError> {
-        let (key, all) = (self.key(label), self.prefix.clone());
-        let write = match text {
-            Some(text) => RequestOp::put(key, text.to_owned(), 0),
-            None => RequestOp::delete(key),
-        };
-        let txn = TxnRequest {
-            compare: vec![Compare::unchanged_since(all.clone(), position)],
-            success: vec![write, RequestOp::put(all.clone(), Bytes::new(), 0)],
-            failure: vec![RequestOp::get(all)],
-        };
-        let answer = self.client.txn(txn).await?;
-        let revision = answer.revision();
-        Ok(match answer.succeeded {
-            true => Written::At(revision),
-            false => Written::Behind(answer.first_read().map_or(revision, |kv| kv.mod_revision)),
-        })
-    }
-
-    /// Tells all documents and then each change, and begins again when etcd was away, until it is dropped. The next is told
-    /// when the future of the one before has ended. See [`Self::update`].
-    pub(super) async fn follow<F: Future<Output = ()>>(
-        &self,
-        mut on_told: impl FnMut(Followed) -> F,
-    ) {
-        let prefix = Bytes::from(self.prefix.clone());
-        let range = (prefix, prefix_end(self.prefix.as_bytes()));
-        let mut is_lost = false;
-        loop {
-            let mut was_read = false;
-            let tell = |followed| {
-                was_read = true;
-                on_told(followed)
-            };
-            let ended = self.client.follow(range.clone(), tell).await;
-            is_lost &= !was_read;
-            if let Err(error) = ended
-                && !is_lost
-            {
-                tracing::warn!(%error, "managed runtimes in etcd cannot be followed: those known last stay, trying again");
-                is_lost = true;
-            }
-            sleep(PAUSE).await;
-        }
-    }
-
-    /// The documents in what was told. Takes time that grows with their length.
-    pub(super) fn update(&self, followed: Followed) -> StoreUpdate {
-        match followed {
-            Followed::Listed { keys, revision } => {
-                let documents = keys.iter().filter_map(|kv| self.document(kv));
-                StoreUpdate::All(documents.collect(), revision)
-            }
-            Followed::Changed { events, up_to } => {
-                let changes = events.iter().filter_map(|event| {
-                    let (label, text) = self.document(event.kv.as_ref()?)?;
-                    Some((label, Some(text).filter(|_| !event.is_delete())))
-                });
-                StoreUpdate::Changes(changes.collect(), up_to)
-            }
-        }
-    }
-
-    /// A document; `None` for the key that is written with each.
-    fn document(&self, kv: &KeyValue) -> Option<(String, String)> {
-        let label = std::str::from_utf8(&kv.key).ok()?;
-        let label = label.strip_prefix(&self.prefix)?;
-        // As of a file.
-        let text = String::from_utf8_lossy(&kv.value).into_owned();
-        (!label.is_empty()).then(|| (label.to_owned(), text))
-    }
 }

@@ -178,7 +178,7 @@ fn tokens_of(runtime: &mut Table) -> Result<Vec<&mut dyn TableLike>, EditError> 
 }
 
 /// Marks a token as revoked; returns `false` if it was already.
-fn mark_revoked(token: &mut dyn TableLike) -> bool {
+pub(crate) fn mark_revoked(token: &mut dyn TableLike) -> bool {
     match token.get_mut("revoked").and_then(Item::as_value_mut) {
         Some(value) if value.as_bool() == Some(true) => return false,
         Some(value) => {

@@ -1,4 +1,5 @@
-//! Puts managed runtimes in force, at the start and when they change, as a reload of the runtimes file does.
+//! Puts managed runtimes in force, at the start and when they change, as a reload of the runtimes file does, and revocations by
+//! the admin API.
 
 use std::{sync::Arc, time::Duration};
 
@@ -9,7 +10,10 @@ use tokio::{
 use tunnel_ops::{signals::Shutdown, task::Owned};
 
 use super::{RunError, parts::Parts};
-use crate::managed::Managed;
+use crate::{
+    managed::{Managed, ManagedStoreError},
+    replica::Deliver,
+};
 
 /// The pause after a change of what is in force, as a multiple of the time that the change took, since each one goes through
 /// all runtimes: it has a quarter of a processor's time. Changes that come meanwhile become one.
@@ -18,33 +22,60 @@ const PAUSE: u32 = 3;
 /// Longest pause.
 const LONGEST_PAUSE: Duration = Duration::from_millis(250);
 
-/// The tasks that follow managed runtimes; `None` if a shutdown was requested before they were read.
+/// The tasks that follow managed runtimes and revocations; `None` if a shutdown was requested before they were read.
 pub(super) async fn start(
     parts: &Arc<Parts>,
     shutdown: &Shutdown,
 ) -> Result<Option<Vec<Owned<()>>>, RunError> {
-    let Some(managed) = parts.managed.clone() else {
-        return Ok(Some(Vec::new()));
+    let mut tasks = Vec::new();
+    let revocations = parts.revocations.clone();
+    let load = spawn_blocking(move || revocations.load()).await;
+    load.map_err(ManagedStoreError::from)??;
+    if let Some(managed) = parts.managed.clone() {
+        // The thread of the control tasks answers health checks meanwhile.
+        let loaded = managed.clone();
+        let load = spawn_blocking(move || loaded.load()).await;
+        load.unwrap_or_else(|error| Err(error.into()))?;
+        tasks.push(Owned::spawn("managed", keep(parts.clone(), managed)));
+    }
+    if let Some(replica) = parts.replica.clone() {
+        let delivered = parts.clone();
+        let deliver: Deliver = Arc::new(move |changes, is_listing| {
+            if let Some(managed) = &delivered.managed {
+                managed.take_over(changes.documents, is_listing);
+            }
+            if let Some(replica) = &delivered.replica {
+                let revoked = replica.revoked(&changes.revoked);
+                delivered.revocations.take_over(&revoked);
+            }
+        });
+        tasks.push(Owned::spawn("replica", replica.run(deliver)));
+    }
+    tracing::info!("waiting for managed runtimes and revocations");
+    let ready = async {
+        if let Some(replica) = &parts.replica {
+            replica.ready().await;
+        }
+        if let Some(managed) = &parts.managed {
+            managed.ready().await;
+        }
     };
-    // The thread of the control tasks answers health checks meanwhile.
-    let loaded = managed.clone();
-    let load = spawn_blocking(move || loaded.load()).await;
-    load.unwrap_or_else(|error| Err(error.into()))?;
-    let followed = managed.clone();
-    let tasks = vec![
-        Owned::spawn("managed-follow", async move { followed.follow().await }),
-        Owned::spawn("managed", keep(parts.clone(), managed.clone())),
-    ];
-    tracing::info!("waiting for the managed runtimes");
     tokio::select! {
-        () = managed.ready() => Ok(Some(tasks)),
+        () = ready => Ok(Some(tasks)),
         () = shutdown.requested() => Ok(None),
         () = parts.lifecycle.shutdown_requested() => Ok(None),
     }
 }
 
-/// Reads the folder again, and puts what has changed in force.
+/// Reads the folder and the file of revocations again, and puts what has changed in force.
 pub(super) async fn read_again(parts: &Arc<Parts>) {
+    let revocations = parts.revocations.clone();
+    let read = spawn_blocking(move || revocations.load()).await;
+    match read {
+        Ok(Ok(())) => {}
+        Ok(Err(error)) => tracing::error!(%error, "revocations were not read again"),
+        Err(error) => tracing::error!(%error, "revocations were not read again"),
+    }
     let Some(managed) = parts.managed.clone() else {
         return;
     };

@@ -36,12 +36,14 @@ use crate::{
     directory::Directory,
     events::Events,
     gauges::{Gauges, Threads},
+    kept_revocations::KeptRevocations,
     lifecycle::Lifecycle,
-    managed::Managed,
+    managed::{self, Managed},
     metrics::Metrics,
     peers::{PeerListener, Peers},
     public::{PublicListener, answer::Cors},
     registry::Registry,
+    replica::EtcdReplica,
     router::Router,
     webhook::Webhook,
 };
@@ -76,6 +78,10 @@ pub(crate) struct Parts {
     pub(super) webhook: Option<Arc<Webhook>>,
     /// `None` if the admin API makes no runtimes.
     pub(super) managed: Option<Arc<Managed>>,
+    /// What nodes keep in etcd together; `None` for a server that stands alone.
+    pub(super) replica: Option<Arc<EtcdReplica>>,
+    /// The revocations of the admin API.
+    pub(super) revocations: Arc<KeptRevocations>,
     /// Held while runtimes or a configuration are put in force.
     pub(super) applying: Mutex<()>,
     pub(super) threads: Threads,
@@ -100,7 +106,12 @@ impl Parts {
         registry.set_limits(&config);
         let authenticator = Authenticator::new(&config)?;
         metrics.register_credentials(&authenticator)?;
-        let managed = Managed::new(&config, etcd.clone());
+        let replica = etcd.clone().map(|client| {
+            let has_documents = settings.managed_runtimes.is_some();
+            EtcdReplica::new(client, &settings.etcd_prefix, has_documents, managed::merge)
+        });
+        let managed = Managed::new(&config, replica.as_ref());
+        let revocations = KeptRevocations::new(settings, replica.as_ref(), &authenticator);
         let acme = Acme::new(&config, etcd, metrics.clone(), events.clone())?;
         let shown = acme.as_ref().map(|acme| acme.certificate());
         let tls = ListenerTls::new(&config, authenticator.client_auth(), shown)?;
@@ -129,6 +140,8 @@ impl Parts {
             admin_guard: Arc::new(ArcSwapOption::from_pointee(admin_guard(&config)?)),
             webhook,
             managed,
+            replica,
+            revocations,
             applying: Mutex::new(()),
             threads: Threads::default(),
             config: Arc::new(LiveConfig::new(config)),
@@ -254,6 +267,7 @@ impl Parts {
             certificates: self.tls.read_certificates(),
             limits: self.read_limits(),
             managed: self.managed.clone(),
+            revocations: self.revocations.clone(),
             guard: self.admin_guard.clone(),
             reach,
             peers,

@@ -465,7 +465,8 @@ async fn a_disconnected_client_gets_the_reason_and_may_dial_again() {
     let mut client = FakeClient::describing(&rig, PROD).await;
     let other = FakeClient::describing(&rig, DEV).await;
     let answer = act(&rig, "/runtimes/acme-prod/disconnect", "").await;
-    assert_eq!(json_of(&answer), json!({ "label": PROD, "sessions": 1 }));
+    let expected = json!({ "label": PROD, "sessions": 1 });
+    assert_eq!(json_of(&answer), expected);
     let end = client.ended().await;
     assert!(
         matches!(end, SessionEnd::ClosedByPeer(CloseReason::Disconnected)),
@@ -628,7 +629,8 @@ async fn one_credential_is_revoked_by_its_id() {
     }
     assert!(client.session.is_open() && is_let_in(&rig, PROD).await);
     let answer = act(&rig, "/runtimes/acme-prod/revoke", &by_id(id)).await;
-    assert_eq!(json_of(&answer), json!({ "label": PROD, "sessions": 1 }));
+    let expected = json!({ "label": PROD, "sessions": 1, "durable": false });
+    assert_eq!(json_of(&answer), expected);
     client.ended().await;
     assert!(!is_let_in(&rig, PROD).await);
     let again = eventually(SOON, "the session to be forgotten", async || {

@@ -42,6 +42,7 @@ mod long_streams;
 mod managed;
 mod nodes;
 mod one_address;
+mod outliving;
 mod panics;
 mod peer_port;
 mod problem_answers;

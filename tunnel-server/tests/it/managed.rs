@@ -24,10 +24,10 @@ use crate::{
 };
 
 /// The label of the runtime that is made here.
-const NEW: &str = "/runtimes/initech-test";
+pub(crate) const NEW: &str = "/runtimes/initech-test";
 
 /// A server whose operator may make runtimes, in this place.
-async fn managing(place: ManagedPlace, change: impl FnOnce(&mut Config)) -> Rig {
+pub(crate) async fn managing(place: ManagedPlace, change: impl FnOnce(&mut Config)) -> Rig {
     let file = TokenFile::new();
     let path = file.path();
     let rig = Rig::with(|config| {
@@ -40,11 +40,11 @@ async fn managing(place: ManagedPlace, change: impl FnOnce(&mut Config)) -> Rig 
     rig
 }
 
-async fn in_folder(folder: &Path) -> Rig {
+pub(crate) async fn in_folder(folder: &Path) -> Rig {
     managing(ManagedPlace::Folder(folder.to_owned()), |_| {}).await
 }
 
-async fn act(rig: &Rig, method: &str, path: &str, body: &Value) -> RawResponse {
+pub(crate) async fn act(rig: &Rig, method: &str, path: &str, body: &Value) -> RawResponse {
     let bearer = format!("Bearer {ADMIN_TOKEN}");
     let body = match body {
         Value::Null => String::new(),
@@ -54,23 +54,24 @@ async fn act(rig: &Rig, method: &str, path: &str, body: &Value) -> RawResponse {
 }
 
 #[track_caller]
-fn check(answer: &RawResponse, status: u16) {
+pub(crate) fn check(answer: &RawResponse, status: u16) {
     assert_eq!(answer.head.status(), status, "{answer:?}");
 }
 
-fn definition(hosts: &[&str]) -> Value {
+pub(crate) fn definition(hosts: &[&str]) -> Value {
     json!({ "account": "initech", "name": "test", "hosts": hosts })
 }
 
 /// Makes the runtime, and a token of it: id and text.
-async fn make(rig: &Rig) -> (String, String) {
+pub(crate) async fn make(rig: &Rig) -> (String, String) {
     check(&act(rig, "PUT", NEW, &definition(&[])).await, 201);
-    token(rig).await
+    token(rig, NEW).await
 }
 
-async fn token(rig: &Rig) -> (String, String) {
+/// Makes a token of the runtime at this path.
+pub(crate) async fn token(rig: &Rig, runtime: &str) -> (String, String) {
     let wanted = json!({ "note": "first", "expires": "2999-01-01T00:00:00Z" });
-    let made = act(rig, "POST", &format!("{NEW}/tokens"), &wanted).await;
+    let made = act(rig, "POST", &format!("{runtime}/tokens"), &wanted).await;
     check(&made, 201);
     let made = json_of(&made);
     let text = |key: &str| made[key].as_str().unwrap().to_owned();
@@ -78,14 +79,14 @@ async fn token(rig: &Rig) -> (String, String) {
     (text("id"), text("token"))
 }
 
-async fn client(rig: &Rig, token: &str) -> FakeClient {
+pub(crate) async fn client(rig: &Rig, token: &str) -> FakeClient {
     let connected = dial(rig, &session_request(token, random_instance())).await;
     assert_eq!(connected.status, 101);
     FakeClient::on(connected, |_| async { Ok(Response::new(full("here"))) }).await
 }
 
 /// Why a token is refused.
-async fn refusal(rig: &Rig, token: &str) -> (u16, String) {
+pub(crate) async fn refusal(rig: &Rig, token: &str) -> (u16, String) {
     let connected = dial(rig, &session_request(token, random_instance())).await;
     let (rest, _) = RawConnection::over(connected.io).rest().await;
     let refusal = [&connected.behind[..], &rest].concat();
@@ -108,7 +109,7 @@ async fn a_runtime_lives_from_its_making_to_its_removal_also_over_a_restart() {
     let made = act(&rig, "PUT", NEW, &definition(&["own.test"])).await;
     check(&made, 201);
     assert_eq!(json_of(&made)["managed"], true);
-    let (id, first) = token(&rig).await;
+    let (id, first) = token(&rig, NEW).await;
     let _client = client(&rig, &first).await;
     let runtime = shown(&rig).await;
     assert_eq!(runtime["online"], true);
@@ -161,7 +162,7 @@ async fn a_revoked_token_is_told_so_also_after_a_restart() {
     let folder = TempDir::new().unwrap();
     let rig = in_folder(folder.path()).await;
     let (id, first) = make(&rig).await;
-    let (_, other) = token(&rig).await;
+    let (_, other) = token(&rig, NEW).await;
     let mut cut = client(&rig, &first).await;
     let path = format!("{NEW}/tokens/{id}");
     check(&act(&rig, "DELETE", &path, &Value::Null).await, 204);

@@ -37,7 +37,7 @@ offline_wait: drain.offlineWait
 {{/* Settings that a running server does not take over: those with "restart" or "depends" in docs/reference/settings-server.md.
      `deploy/check-charts` compares the two. */}}
 {{- define "tunnel-server.restartSettings" -}}
-tunnel_listen tunnel_host tunnel_tls tls_cert public_listen public_tls_cert admin_listen admin_host domain managed_runtimes jwks jwt_issuer jwt_audience jwt_account_claim
+tunnel_listen tunnel_host tunnel_tls tls_cert public_listen public_tls_cert admin_listen admin_host domain managed_runtimes admin_revocations jwks jwt_issuer jwt_audience jwt_account_claim
 jwt_runtime_claim jwt_leeway auth_url auth_token_file auth_ca_file auth_timeout auth_concurrency auth_cache auth_outage
 expiry_grace max_handshakes handshake_queue etcd etcd_prefix node without_directory zone peer_listen peer_advertise
 acme_directory acme_contact acme_dir acme_ca_file acme_eab_kid acme_eab_key_file webhook_url webhook_events

@@ -3,8 +3,9 @@
 use std::time::Duration;
 
 use e2e::{
-    deadline::SOON,
+    deadline::{SOON, eventually},
     nodes::{APP, Nodes, OTHER, THIRD},
+    stranger::Stranger,
     upstream::Upstream,
 };
 use testkit::etcd::has_etcdutl;
@@ -88,4 +89,73 @@ async fn what_a_snapshot_does_not_have_is_written_again() {
 async fn what_a_snapshot_with_greater_revisions_does_not_have_is_written_again() {
     assert!(has_etcdutl(), "there is no etcdutl");
     is_restored(&["--bump-revision", "1000000000", "--mark-compacted"]).await;
+}
+
+/// A managed runtime, whose token was made after the snapshot, and one whose token was revoked after it.
+const LATE: &str = "demo-late";
+const EARLY: &str = "demo-early";
+
+/// Why a token is refused at a node; `None` if it is good.
+async fn refusal(nodes: &Nodes, number: usize, label: &str) -> Option<String> {
+    let entry = nodes.tunnel_entry(number);
+    match Stranger::dial(&entry, nodes.token(label)).await {
+        Ok(_) => None,
+        Err(refusal) => Some(refusal.body["reason"].to_string()),
+    }
+}
+
+/// etcd loses a managed runtime, the revocation of a managed token, and one by the operator. The clients notice nothing, the
+/// tokens stay revoked, also at a node that comes then and knows etcd alone.
+#[tokio::test]
+async fn managed_runtimes_and_revocations_outlive_an_etcd_that_is_restored_and_emptied() {
+    let (mut nodes, upstream) = (Nodes::managing(2).await, Upstream::start().await);
+    let early = nodes.make_runtime(0, EARLY).await;
+    let snapshot = nodes.etcd().snapshot().await;
+    nodes.make_runtime(0, LATE).await;
+    let path = format!("/runtimes/{EARLY}/tokens/{early}");
+    let revoked = nodes.operate(0, "DELETE", &path, "").await;
+    assert_eq!(revoked.head.status(), 204, "{revoked:?}");
+    let path = format!("/runtimes/{OTHER}/revoke");
+    let revoked = nodes.operate(1, "POST", &path, r#"{"all": true}"#).await;
+    assert!(revoked.text().contains(r#""durable":true"#), "{revoked:?}");
+    let balancer = nodes.balancer().await;
+    let client = nodes.client(LATE, balancer.address(), &upstream, 2).await;
+    let dials = balancer.dials().len();
+    let holds = async |nodes: &Nodes, count: usize| {
+        for number in 0..count {
+            assert_eq!(nodes.status(number, LATE).await, 200);
+            let early = refusal(nodes, number, EARLY).await;
+            assert_eq!(early.as_deref(), Some("\"credential_revoked\""));
+            let other = refusal(nodes, number, OTHER).await;
+            assert_eq!(other.as_deref(), Some("\"credential_revoked\""));
+        }
+    };
+    let is_there = async |nodes: &Nodes| {
+        eventually(SOON, "etcd to have the runtime again", async || {
+            let keys = nodes.keys("runtime/").await;
+            keys.iter().any(|key| key.ends_with(LATE)).then_some(())
+        })
+        .await;
+    };
+    holds(&nodes, 2).await;
+    nodes.etcd_mut().restore(&snapshot, &[]).await;
+    is_there(&nodes).await;
+    holds(&nodes, 2).await;
+    nodes.etcd_mut().wipe(0);
+    nodes.etcd_mut().start_again(0).await;
+    is_there(&nodes).await;
+    holds(&nodes, 2).await;
+    nodes.etcd_mut().restore(&snapshot, &[]).await;
+    is_there(&nodes).await;
+    nodes.add(Vec::new()).await;
+    nodes.wait_linked().await;
+    nodes.wait_served(2, LATE).await;
+    holds(&nodes, 3).await;
+    assert_eq!(
+        balancer.dials().len(),
+        dials,
+        "the client has dialled again"
+    );
+    let log = client.program().text();
+    assert!(!log.contains("refused"), "{log}");
 }

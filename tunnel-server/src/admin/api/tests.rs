@@ -2,6 +2,7 @@
 
 use std::collections::BTreeSet;
 
+use serde::Serialize;
 use serde_json::{Map, Value, json};
 use tunnel_http::tail::ExchangeView;
 
@@ -11,10 +12,10 @@ const ID_BYTES: usize = CredentialId::ID_BYTES;
 use crate::{
     admin::usage::{ProcessView, UsedLimitView},
     admin::view::{
-        CertificateSource, CertificateView, ConfigView, LimitsView, ProblemView, RouteView,
-        ServerState, ServerView, SessionView, TokenView,
+        CertificateSource, CertificateView, ConfigView, LimitsView, ProblemView, RevocationScope,
+        RouteView, ServerState, ServerView, SessionView, TokenView,
     },
-    auth::CredentialView,
+    auth::{CredentialId, CredentialView},
     events::{EventKind, EventView},
     history::{EndedSession, RefusedDial},
     timestamp::Timestamp,
@@ -346,14 +347,18 @@ fn responses_are_as_described() {
         label: "acme-prod".into(),
         sessions: 2,
         issued_before: Some(Timestamp::now()),
+        durable: Some(false),
         unanswered: vec!["n2".into()],
     };
     let everywhere = OperationView {
         issued_before: None,
+        durable: None,
         unanswered: Vec::new(),
         ..operation.clone()
     };
     check_both("Operation", &operation, &everywhere);
+    let cleared = ClearedView { removed: 1 };
+    check_both("Cleared", &cleared, &cleared);
     let refused = RefusedDial {
         credential: None,
         instance: None,
