@@ -16,14 +16,17 @@ mod truth;
 use std::time::{Duration, Instant};
 
 use testkit::random::Random;
-use tunnel_directory::managed::{Pair, RevokedCredentials};
+use tunnel_directory::{
+    managed::{Pair, RevokedCredentials},
+    shared::{Call, EtcdAnswer},
+};
 use tunnel_etcd::{RequestOp, TxnRequest};
 
 use self::{
     node::{Node, RANGE},
     truth::Truth,
 };
-use crate::etcd::{Call, Etcd, Outcome, Reply, Snapshot};
+use crate::etcd::{Etcd, Outcome, Snapshot};
 
 /// Labels of runtimes: few, so that nodes change one at once.
 const LABELS: [&str; 3] = ["acme-dev", "acme-prod", "globex-prod"];
@@ -166,7 +169,7 @@ impl World {
     /// The revision of a transaction; `None` if a condition did not hold.
     fn commit(&mut self, txn: TxnRequest) -> Result<Option<i64>, String> {
         match self.etcd.call(0, &Call::Txn(txn), self.now) {
-            Outcome::Answered(Ok(Reply::Txn(answer))) => {
+            Outcome::Answered(Ok(EtcdAnswer::Txn(answer))) => {
                 Ok(answer.succeeded.then(|| answer.revision()))
             }
             other => Err(format!("etcd does not write: {other:?}")),

@@ -85,7 +85,7 @@ mod tests {
 
     /// Calls that time out at these members, one after another. Returns the time after each, in milliseconds.
     fn timed_out(time: &mut CallTime, members: &[usize]) -> Vec<u128> {
-        let mut now = Instant::now();
+        let mut now = tokio::time::Instant::now().into_std();
         let mut times = Vec::new();
         for member in members {
             let began = now;
@@ -118,7 +118,7 @@ mod tests {
         let stuck = timed_out(&mut time, &[1; 20]);
         assert_eq!(stuck, [500; 20]);
         // The only member there is.
-        let (began, mut alone) = (Instant::now(), CallTime::new(USUAL));
+        let (began, mut alone) = (tokio::time::Instant::now().into_std(), CallTime::new(USUAL));
         alone.on_time_out(0, 1, began, began + ELECTION);
         assert_eq!(alone.get(), 2 * USUAL);
     }

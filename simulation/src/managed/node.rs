@@ -5,11 +5,14 @@ use std::{
     time::Instant,
 };
 
-use tunnel_directory::managed::{DocumentChange, Next, Replica};
+use tunnel_directory::{
+    managed::{DocumentChange, Next, Replica},
+    shared::{Call, EtcdAnswer},
+};
 use tunnel_etcd::{Event, RangeRequest, TxnRequest, WatchReport};
 
 use super::text::merge;
-use crate::etcd::{Call, Etcd, Outcome, PREFIX, Reply, WatchId};
+use crate::etcd::{Etcd, Outcome, PREFIX, WatchId};
 
 /// How the keys begin, without the first `/` behind the kind.
 pub(super) const RANGE: &str = "/tunnel/v1/runtime";
@@ -86,7 +89,7 @@ impl Node {
             range_end,
             ..RangeRequest::default()
         };
-        let Outcome::Answered(Ok(Reply::Range(page))) = etcd.call(0, &Call::Range(read), now)
+        let Outcome::Answered(Ok(EtcdAnswer::Range(page))) = etcd.call(0, &Call::Range(read), now)
         else {
             return Err("etcd does not list".to_owned());
         };

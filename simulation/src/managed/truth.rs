@@ -53,7 +53,7 @@ impl Truth {
         };
         match what {
             0 | 1 => {
-                let made = before.map_or(self.removals(label), made);
+                let made = before.map_or_else(|| self.removals(label), made);
                 let lines = before.into_iter().flat_map(str::lines);
                 let tokens = lines.filter(|line| line.starts_with("token "));
                 let tokens: String = tokens.map(|line| format!("{line}\n")).collect();

@@ -107,29 +107,48 @@ pub(super) async fn send(
         Err(error) => error,
     };
     let untouched = waiting.lock().take();
-    let is_link_lost = is_of_link(&error);
-    let failure = failure(error);
-    let is_not_held = failure.problem.reason() == Reason::NotHeld;
-    // Whatever a tunnel client has got of a request whose content was not sent, it is no complete request.
-    let is_incomplete = is_link_lost && untouched.is_some();
-    if is_incomplete || is_not_held && (untouched.is_some() || !is_received) {
-        metrics.on_forwarded(match is_not_held {
-            true => Forwarding::NotHeld,
-            false => Forwarding::Lost,
-        });
+    let (forwarding, error) = attempt_error(
+        error,
+        &node,
+        (untouched.is_some(), is_received),
+        is_passed_on,
+    );
+    metrics.on_forwarded(forwarding);
+    if matches!(error, AttemptError::NotSent(_)) {
         content.prepared = untouched.filter(|_| is_received).map(|body| Prepared {
             body,
             upload,
             informational,
         });
-        return Err(AttemptError::NotSent(failure.problem));
     }
-    metrics.on_forwarded(match is_link_lost {
+    Err(error)
+}
+
+/// What a failed exchange with another node means for its request, and how it is counted. A request of which the node has
+/// nothing but the head, or which it did not accept, was not sent: what a tunnel client may have got is no complete request.
+fn attempt_error(
+    error: ExchangeError<Problem>,
+    node: &NodeName,
+    (is_untouched, is_received): (bool, bool),
+    is_passed_on: bool,
+) -> (Forwarding, AttemptError) {
+    let is_link_lost = is_of_link(&error);
+    let failure = failure(error);
+    let is_not_held = failure.problem.reason() == Reason::NotHeld;
+    let is_incomplete = is_link_lost && is_untouched;
+    if is_incomplete || is_not_held && (is_untouched || !is_received) {
+        let forwarding = match is_not_held {
+            true => Forwarding::NotHeld,
+            false => Forwarding::Lost,
+        };
+        return (forwarding, AttemptError::NotSent(failure.problem));
+    }
+    let forwarding = match is_link_lost {
         true => Forwarding::Lost,
         false => Forwarding::Failed,
-    });
-    let failure = sent(failure, &node, is_link_lost, is_passed_on);
-    Err(AttemptError::Sent(failure))
+    };
+    let failure = sent(failure, node, is_link_lost, is_passed_on);
+    (forwarding, AttemptError::Sent(failure))
 }
 
 /// The failure of a request that was sent to another node. [`HELD`] does not count as a response: if only that came

@@ -41,7 +41,10 @@ mod tests {
 
     #[test]
     fn a_tunnel_that_comes_back_is_told_again_after_growing_pauses() {
-        let (mut pauses, start) = (MovePauses::default(), Instant::now());
+        let (mut pauses, start) = (
+            MovePauses::default(),
+            tokio::time::Instant::now().into_std(),
+        );
         let mut now = start;
         let mut waits = Vec::new();
         for _ in 0..7 {
