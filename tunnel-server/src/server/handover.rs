@@ -17,7 +17,7 @@
 //! ```
 //!
 //! Until the successor serves, the predecessor only pauses its listeners, and its sessions take exchanges although their clients
-//! have newer ones. If the successor ends or stands still, it is killed, and the predecessor accepts again ([`trial`]).
+//! have newer ones. If the successor ends or stands still, it is killed, and the predecessor accepts again (`trial`).
 //!
 //! The sockets are the same ones, inherited in the way of systemd (`tunnel_ops::inherited`), so that no connection is
 //! refused: what one process does not accept waits in the kernel for the other. The channel is a socket, which is the
