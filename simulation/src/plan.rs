@@ -62,6 +62,8 @@ pub enum Fault {
     StopClient(usize, Duration),
     /// A second instance runs with the credential of a client for some time.
     SecondInstance(usize, Duration),
+    /// A client of another account runs for some time, whose runtime has the same label.
+    Stranger(usize, Duration),
 }
 
 /// Time in which faults begin.
@@ -100,7 +102,7 @@ impl Plan {
         let other = (node + 1 + random.below(self.nodes - 1)) % self.nodes;
         let member = random.below(self.members);
         let client = random.below(self.clients);
-        match random.below(21) {
+        match random.below(22) {
             0 => Fault::CrashNode(node, lasts),
             1 => Fault::ReplaceNode(node, lasts),
             2 => Fault::PauseNode(node, lasts),
@@ -118,6 +120,7 @@ impl Plan {
             14 => Fault::Empty,
             15 | 16 => Fault::RestartClient(client),
             17 | 18 => Fault::StopClient(client, lasts),
+            20 => Fault::Stranger(client, lasts),
             19 => Fault::CutLinks(node, lasts * random.pick(&[1, 3])),
             _ => Fault::SecondInstance(client, lasts),
         }
@@ -142,7 +145,8 @@ impl Fault {
             | Self::FillEtcd(lasts)
             | Self::SlowEtcd(_, lasts)
             | Self::StopClient(_, lasts)
-            | Self::SecondInstance(_, lasts) => lasts,
+            | Self::SecondInstance(_, lasts)
+            | Self::Stranger(_, lasts) => lasts,
             Self::Compact
             | Self::Snapshot
             | Self::Restore

@@ -110,6 +110,30 @@ fn an_instance_that_a_snapshot_brings_back_takes_nothing_from_a_living_one() {
     }
 }
 
+#[test]
+fn what_a_node_releases_after_a_pause_without_etcd_is_free() {
+    let faults = [
+        (at(35_881), PauseNode(2, at(33_136))),
+        (at(49_287), FreezeEtcd(at(39_843))),
+        (at(56_811), ReplaceNode(2, at(34_883))),
+        (at(58_198), RestartClient(1)),
+    ];
+    for seed in 1..=5 {
+        hold(seed, 3, 1, &faults);
+    }
+}
+
+/// Nodes that start without etcd are not ready, and nobody has a session until it is back.
+#[test]
+fn clients_have_sessions_again_after_all_nodes_have_crashed_in_an_outage() {
+    let faults = [
+        (at(62_104), FreezeEtcd(at(30_865))),
+        (at(64_454), CrashNode(1, at(640))),
+        (at(64_514), CrashNode(0, at(3_360))),
+    ];
+    hold(1, 2, 3, &faults);
+}
+
 /// The runtimes have been stable for more than a minute when the links of one node after the other are cut for a moment.
 #[test]
 fn a_moment_without_links_fails_no_request() {

@@ -297,6 +297,7 @@ impl World {
                 self.check_requests();
                 self.check_spread();
                 self.check_links();
+                self.check_accounts();
                 self.after(CHECK_INTERVAL, Event::Check);
             }
         }

@@ -5,13 +5,14 @@ use std::{
     time::{Duration, Instant},
 };
 
-use tunnel_directory::{Claim, RuntimeLabel};
+use tunnel_directory::{AccountName, Claim, RuntimeLabel};
 use tunnel_proto::handshake::InstanceId;
 
 use super::{
     World,
-    client::{Client, LONGEST_WAIT, STANDBY},
+    client::{Client, LONGEST_WAIT, STANDBY, STRANGERS},
     names::Address,
+    node::Node,
 };
 use crate::etcd::PREFIX;
 
@@ -139,6 +140,10 @@ impl World {
     }
 
     pub(crate) fn check(&mut self) {
+        // A node that starts is not ready before it has read the directory.
+        if !self.nodes.iter().any(Node::is_ready) {
+            self.history.outage = self.history.outage.map(|_| self.now);
+        }
         if let Some(since) = self.history.outage
             && self.now > since + SERVED
         {
@@ -157,7 +162,14 @@ impl World {
     /// The newest client of each runtime has a session, if it runs long enough.
     fn check_served(&mut self, rule: &'static str, within: Duration) {
         let numbers: BTreeSet<usize> = self.clients.iter().map(|client| client.number).collect();
-        for number in numbers {
+        let has_stranger = |number| {
+            let mut clients = self.clients.iter();
+            clients.any(|client| client.number == number + STRANGERS)
+        };
+        // Of two runtimes with one label the first keeps it, as long as there is a record.
+        let own = numbers.into_iter().filter(|number| *number < STRANGERS);
+        let own: Vec<usize> = own.filter(|number| !has_stranger(*number)).collect();
+        for number in own {
             let of_runtime = self.clients.iter().filter(|client| client.number == number);
             let mut running = of_runtime.filter(|client| client.is_running).peekable();
             let is_old = |client: &Client| {
@@ -182,6 +194,25 @@ impl World {
                     .violate(rule, format!("{} has no session", labels.join(", ")));
                 return;
             }
+        }
+    }
+
+    /// A label leads to the sessions of one account.
+    pub(crate) fn check_accounts(&mut self) {
+        let mut accounts: HashMap<&RuntimeLabel, &AccountName> = HashMap::new();
+        let processes = self.nodes.iter().filter_map(|node| node.process.as_ref());
+        let sessions = processes.flat_map(|process| process.sessions.values());
+        let mut found = None;
+        for session in sessions.filter(|session| !session.is_draining) {
+            let account = accounts.entry(&session.label).or_insert(&session.account);
+            if **account != session.account {
+                let (label, other) = (&session.label, &session.account);
+                found = Some(format!("{label} leads to {account} and {other}"));
+            }
+        }
+        if let Some(detail) = found {
+            self.history
+                .violate("I3: a label leads to one account", detail);
         }
     }
 

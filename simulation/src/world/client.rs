@@ -42,6 +42,9 @@ const DIRECTORY_RETRY: Duration = Duration::from_secs(2);
 /// Time until a dial that is not answered has failed.
 const DIAL_TIMEOUT: Duration = Duration::from_secs(3);
 
+/// The number of the first runtime whose label is that of another one.
+pub(crate) const STRANGERS: usize = 100;
+
 /// The runtime of a client.
 #[derive(Clone, Debug)]
 pub(crate) struct Runtime {
@@ -102,7 +105,15 @@ struct Dial {
 
 impl Runtime {
     fn new(number: usize) -> Self {
-        let (account, name) = (format!("a{number}"), "prod");
+        Self::named(&format!("a{number}"), "x-prod")
+    }
+
+    /// The runtime of another account that has the same label.
+    pub(crate) fn stranger(number: usize) -> Self {
+        Self::named(&format!("a{number}-x"), "prod")
+    }
+
+    fn named(account: &str, name: &str) -> Self {
         let parsed = (account.parse(), name.parse());
         let (Ok(account), Ok(name)) = parsed else {
             panic!("{account} and {name} are names");
@@ -126,7 +137,7 @@ impl Runtime {
             label: &self.label,
             account: &self.account,
             name: &self.name,
-            is_listed: true,
+            is_listed: false,
             instance,
             on_conflict,
         }
@@ -158,6 +169,10 @@ impl Client {
 impl World {
     /// Starts a client of a runtime: another instance than any before. Returns its number.
     pub(crate) fn start_client(&mut self, number: usize) -> usize {
+        self.start_client_of(Runtime::new(number), number)
+    }
+
+    pub(crate) fn start_client_of(&mut self, runtime: Runtime, number: usize) -> usize {
         let random = self.random.next_number();
         let mut bytes = [0; 16];
         bytes[..8].copy_from_slice(&random.to_be_bytes());
@@ -174,7 +189,7 @@ impl World {
             false => self.nodes.len(),
         };
         self.clients.push(Client {
-            runtime: Runtime::new(number),
+            runtime,
             number,
             instance,
             is_running: true,

@@ -2,7 +2,11 @@
 
 use std::time::Duration;
 
-use super::{Event, World, names::Heal};
+use super::{
+    Event, World,
+    client::{Runtime, STRANGERS},
+    names::Heal,
+};
 use crate::{
     etcd::{MemberState, Writes},
     plan::Fault,
@@ -63,6 +67,10 @@ impl World {
             Fault::SecondInstance(number, _) => {
                 let second = self.start_client(number);
                 Some(Heal::StopSecond(second))
+            }
+            Fault::Stranger(number, _) => {
+                let stranger = self.start_client_of(Runtime::stranger(number), number + STRANGERS);
+                Some(Heal::StopSecond(stranger))
             }
             Fault::StopMember(..)
             | Fault::CutMember(..)

@@ -12,7 +12,7 @@ use std::{
 };
 
 use tunnel_directory::{
-    Epoch, NodeName, NodeRun, Rebalance, RuntimeLabel, Spread, WithoutDirectory,
+    AccountName, Epoch, NodeName, NodeRun, Rebalance, RuntimeLabel, Spread, WithoutDirectory,
     shared::{
         CallId, ClaimId, NodeSettings, Now, Output, ReportingLink, SentReports, SharedDirectory,
         WatchId,
@@ -72,6 +72,7 @@ pub(crate) struct Session {
     pub(crate) dial: DialId,
     pub(crate) instance: InstanceId,
     pub(crate) label: RuntimeLabel,
+    pub(crate) account: AccountName,
     pub(crate) epoch: Epoch,
     serial: u64,
     /// When it was welcomed.

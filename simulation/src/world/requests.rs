@@ -40,7 +40,9 @@ impl World {
         let runtimes = self.runtimes_held();
         let mut waiting = BTreeMap::new();
         for node in 0..self.nodes.len() {
-            if !self.nodes[node].is_ready() || self.nodes[node].held.is_some() {
+            // A node that etcd does not answer is not told of what others claim anew, until it is not ready.
+            let is_behind = self.cut_from_etcd.contains(&node);
+            if !self.nodes[node].is_ready() || self.nodes[node].held.is_some() || is_behind {
                 continue;
             }
             for (label, holders) in &runtimes {

@@ -74,15 +74,13 @@ impl World {
             }
         };
         self.history.on_granted(instance, self.now);
-        let client = self.client_of(dial).map(|client| client.runtime.clone());
+        let runtime = self.clients[dial.client].runtime.clone();
         let Some(process) = self.process(at) else {
             return;
         };
-        let newer = client.and_then(|runtime| {
-            process
-                .directory
-                .newer(&granted.label, &runtime.account, &granted.claim)
-        });
+        let newer = process
+            .directory
+            .newer(&granted.label, &runtime.account, &granted.claim);
         let here = process
             .sessions
             .values()
@@ -103,6 +101,7 @@ impl World {
             dial,
             instance: instance.clone(),
             label: granted.label.clone(),
+            account: runtime.account,
             epoch: granted.claim.epoch,
             serial: granted.serial,
             since: self.now,
