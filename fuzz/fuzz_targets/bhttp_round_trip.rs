@@ -16,10 +16,19 @@ fuzz_target!(|input: &[u8]| {
     }
 });
 
-/// The events up to an error or the end of the input.
+/// The events up to an error or the end of the input. Content that follows content is joined: where it is cut says nothing.
 fn read(mut decoder: Decoder, bytes: Bytes) -> Vec<Event> {
     decoder.push(bytes);
-    std::iter::from_fn(|| decoder.next().ok().flatten()).collect()
+    let mut events = Vec::new();
+    while let Ok(Some(event)) = decoder.next() {
+        match (events.last_mut(), event) {
+            (Some(Event::Content(before)), Event::Content(data)) => {
+                *before = [&before[..], &data[..]].concat().into();
+            }
+            (_, event) => events.push(event),
+        }
+    }
+    events
 }
 
 fn write(events: &[Event]) -> Bytes {
