@@ -38,10 +38,10 @@ const WAIT: Duration = Duration::from_secs(2);
 /// The operator's revocations, and where they are kept.
 pub(crate) struct KeptRevocations {
     authenticator: Arc<Authenticator>,
-    place: Place,
+    store: RevocationStore,
 }
 
-enum Place {
+enum RevocationStore {
     /// Until the server stops.
     Memory,
     File(Arc<RevocationsFile>),
@@ -81,17 +81,17 @@ impl KeptRevocations {
             _ => None,
         };
         let path = settings.admin_revocations.clone().or(path);
-        let place = match (replica, path) {
-            (Some(replica), _) => Place::Etcd(replica.clone()),
-            (None, Some(path)) => Place::File(Arc::new(RevocationsFile {
+        let store = match (replica, path) {
+            (Some(replica), _) => RevocationStore::Etcd(replica.clone()),
+            (None, Some(path)) => RevocationStore::File(Arc::new(RevocationsFile {
                 path,
                 writing: Mutex::new(()),
             })),
-            (None, None) => Place::Memory,
+            (None, None) => RevocationStore::Memory,
         };
         Arc::new(Self {
             authenticator: authenticator.clone(),
-            place,
+            store,
         })
     }
 
@@ -100,7 +100,7 @@ impl KeptRevocations {
     /// # Errors
     /// When the file cannot be read.
     pub(crate) fn load(&self) -> Result<(), RevocationsFileError> {
-        if let Place::File(file) = &self.place {
+        if let RevocationStore::File(file) = &self.store {
             let contents = file.read()?;
             let known = contents.revoked.iter();
             let known = known.filter_map(|(pair, them)| Some((pair.parse().ok()?, them)));
@@ -135,10 +135,10 @@ impl KeptRevocations {
         more: RevokedCredentials,
     ) -> Result<bool, RevocationsFull> {
         self.authenticator.revoke(&revocations(&pair, &more))?;
-        Ok(match &self.place {
-            Place::Memory => false,
-            Place::Etcd(replica) => replica.revoke(pair, more, WAIT).await,
-            Place::File(file) => {
+        Ok(match &self.store {
+            RevocationStore::Memory => false,
+            RevocationStore::Etcd(replica) => replica.revoke(pair, more, WAIT).await,
+            RevocationStore::File(file) => {
                 let file = file.clone();
                 // To the end, also if nobody waits for the answer any more.
                 let written = spawn_blocking(move || file.add(&pair, &more)).await;

@@ -40,7 +40,7 @@ pub(crate) use self::{
 };
 use crate::{
     config::{Config, ManagedPlace},
-    replica::{CHANGES, Change, EtcdReplica, NextDocument, Told, Written, wall_ms},
+    replica::{CHANGES, Change, DeliveredPosition, EtcdReplica, NextDocument, Written, wall_ms},
     runtimes::{Conflict, HostName, Runtimes},
     token::{Token, TokenId},
 };
@@ -426,7 +426,7 @@ impl Managed {
     /// were made, and the lock.
     async fn write(
         self: &Arc<Self>,
-        told: Told,
+        told: DeliveredPosition,
         changes: Vec<Change>,
         writing: OwnedMutexGuard<()>,
     ) -> Result<(bool, OwnedMutexGuard<()>), ManagedError> {
@@ -453,9 +453,9 @@ impl Managed {
         }
     }
 
-    fn told(&self) -> Told {
+    fn told(&self) -> DeliveredPosition {
         match &self.store {
-            Store::Folder(_) => Told::default(),
+            Store::Folder(_) => DeliveredPosition::default(),
             Store::Etcd(etcd) => etcd.told(),
         }
     }

@@ -41,7 +41,7 @@ pub(crate) struct EtcdReplica {
     /// The range of its keys.
     range: (Bytes, Bytes),
     state: Mutex<State>,
-    told: watch::Sender<Told>,
+    told: watch::Sender<DeliveredPosition>,
     /// Something is to be written.
     has_input: Notify,
 }
@@ -52,9 +52,9 @@ struct State {
     applied: u64,
 }
 
-/// What was delivered.
+/// Up to where the changes of etcd have been delivered.
 #[derive(Debug, Clone, Copy, Default)]
-pub(crate) struct Told {
+pub(crate) struct DeliveredPosition {
     /// Counts what etcd has told.
     pub(crate) applied: u64,
     position: i64,
@@ -177,7 +177,7 @@ impl EtcdReplica {
                 (replica.on_changed(events, *up_to, now_ms), false)
             }
         };
-        let told = Told {
+        let told = DeliveredPosition {
             applied: *applied,
             position: replica.position(),
             listings: replica.listings(),
@@ -235,8 +235,8 @@ impl EtcdReplica {
         }
     }
 
-    /// What was delivered.
-    pub(crate) fn told(&self) -> Told {
+    /// Up to where the changes of etcd have been delivered.
+    pub(crate) fn told(&self) -> DeliveredPosition {
         *self.told.borrow()
     }
 
@@ -248,7 +248,12 @@ impl EtcdReplica {
     }
 
     /// Whether what was written in this revision, after `known` was delivered, is delivered within this time.
-    pub(crate) async fn known_at(&self, revision: i64, known: Told, within: Duration) -> bool {
+    pub(crate) async fn known_at(
+        &self,
+        revision: i64,
+        known: DeliveredPosition,
+        within: Duration,
+    ) -> bool {
         let mut told = self.told.subscribe();
         let reached = told.wait_for(|told| {
             // A position of before etcd was emptied or restored says nothing.
@@ -259,7 +264,7 @@ impl EtcdReplica {
     }
 
     /// Whether something is delivered within this time after `known`.
-    pub(crate) async fn newer_than(&self, known: Told, within: Duration) -> bool {
+    pub(crate) async fn newer_than(&self, known: DeliveredPosition, within: Duration) -> bool {
         let mut told = self.told.subscribe();
         let newer = told.wait_for(|told| told.applied > known.applied);
         timeout(within, newer).await.is_ok()
@@ -309,7 +314,7 @@ impl EtcdReplica {
     /// When etcd does not answer; the change may have been made.
     pub(crate) async fn change(
         self: &Arc<Self>,
-        known: Told,
+        known: DeliveredPosition,
         changes: Vec<Change>,
     ) -> Result<Written, ReplicaError> {
         let nonce = getrandom::u64()?;
@@ -428,7 +433,11 @@ mod tests {
             assert!(is_listing);
             let expected = [("acme-prod".to_owned(), Some(text.to_owned()))];
             assert_eq!(changes.documents, expected);
-            assert!(replica.known_at(7, Told::default(), Duration::ZERO).await);
+            assert!(
+                replica
+                    .known_at(7, DeliveredPosition::default(), Duration::ZERO)
+                    .await
+            );
             assert!(!replica.known_at(7, replica.told(), Duration::ZERO).await);
         });
     }
